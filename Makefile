@@ -1,0 +1,46 @@
+# The commands a newcomer needs are `make demo` and `make test`; both install what they need first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINES := $(VENV)/share/tuner/engines
+ENGINE := $(ENGINES)/sglang-0.5.16
+# Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
+TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v))
+
+.PHONY: install demo test lint clean
+
+install: $(VENV)/.installed $(ENGINE)
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[compile]' 'triton==3.6.0'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[compile,postgres]' 'triton==3.6.0' 'torch==2.13.0'
+	touch $@
+
+# The wheel's files alone: its dependencies (torch, CUDA libraries: gigabytes) are not wanted here.
+$(ENGINES)/sglang-%: | $(VENV)/.installed
+	rm -rf $@.part
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $@.part --only-binary=:all: \
+	  --python-version 3.12 --implementation cp --platform manylinux_2_34_$(shell uname -m) --platform any 'sglang==$*'
+	mv $@.part $@
+
+demo: install
+	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --measure predict
+	$(BIN)/tuner export --device L40S --out configs_out --allow-predicted
+	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json --device L40S
+
+test: install $(VENV)/.installed-dev $(TEST_ENGINES)
+	$(BIN)/python -m pytest -m 'not gpu'
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

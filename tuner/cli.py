@@ -1,0 +1,5 @@
+"""The `tuner` command: wiring only."""
+
+
+def main() -> None:
+    raise SystemExit(2)

@@ -1,0 +1,119 @@
+"""Every error this package raises on purpose.
+
+TunerError                      the root: catch this to catch them all
+├── BadInput                    the caller can fix it; exit code 2
+│   ├── UnknownDevice
+│   ├── UnknownModel
+│   ├── UnknownEngine
+│   ├── BadProblem
+│   │   └── IndivisibleShape
+│   ├── MalformedCheckpoint
+│   ├── MalformedConfigFile
+│   ├── MalformedRecording
+│   ├── UnsupportedKernel
+│   ├── UnwritableOutput
+│   └── UnusableStore
+└── WorkFailed                  the input was good, the work was not done; exit code 1
+    ├── NothingFits
+    ├── MeasurerUnavailable
+    ├── MeasurerFailed
+    ├── NotEnoughMemory
+    └── ExportRefused
+
+An error's message defaults to the first line of its class's docstring.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TunerError(Exception):
+    """The tuner failed."""
+
+    exit_code = 1
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").partition("\n")[0])
+
+
+class BadInput(TunerError):
+    """The input is not valid."""
+
+    exit_code = 2
+
+
+class UnknownDevice(BadInput):
+    """The device table has no such GPU."""
+
+
+class UnknownModel(BadInput):
+    """No preset, folder, file or warning line describes such a model."""
+
+
+class UnknownEngine(BadInput):
+    """No such engine, or no such version of it, is on this machine."""
+
+
+class BadProblem(BadInput):
+    """The problem's values are not ones that an engine can run."""
+
+
+class IndivisibleShape(BadProblem):
+    """The tensor- or expert-parallel size does not divide the model."""
+
+
+class MalformedCheckpoint(BadInput):
+    """The model's config.json cannot be read as a mixture-of-experts model."""
+
+
+class MalformedConfigFile(BadInput):
+    """An engine config file does not hold batch sizes and launch configurations."""
+
+
+class MalformedRecording(BadInput):
+    """A recording of timings cannot be read."""
+
+
+class UnsupportedKernel(BadInput):
+    """The engine's kernel has a parameter that this version does not know how to bind."""
+
+
+class UnwritableOutput(BadInput):
+    """The output folder cannot be written."""
+
+
+class UnusableStore(BadInput):
+    """The store cannot be opened for writing by this version."""
+
+
+class WorkFailed(TunerError):
+    """The work could not be finished."""
+
+
+class NothingFits(WorkFailed):
+    """No configuration compiles within the device's limits."""
+
+
+class MeasurerUnavailable(WorkFailed):
+    """The chosen way of measuring cannot run on this machine."""
+
+
+class MeasurerFailed(WorkFailed):
+    """Measuring stopped and could not be resumed."""
+
+
+class NotEnoughMemory(WorkFailed):
+    """The GPU has too little free memory for the problem's tensors."""
+
+
+class ExportRefused(WorkFailed):
+    """The store's entries must not be written to that place."""
+
+
+def did_you_mean(value: str, choices: Iterable[str]) -> str:
+    """``"; did you mean 'X'?"`` for the choice nearest to `value`, or an empty string."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    near = difflib.get_close_matches(value.casefold(), by_folded, n=1, cutoff=0.4)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

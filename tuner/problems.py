@@ -1,0 +1,218 @@
+"""What is tuned: kernels' problems, the points of a problem, and launch configurations.
+
+Shapes follow the engines' own names. All sizes are counts of elements, not bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from tuner.errors import BadProblem, did_you_mean
+
+# The batch sizes that sglang's own tuning script writes, and so the keys of the files it ships.
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+
+
+class Dtype(str, Enum):
+    """Weight and activation types of a fused-MoE layer, named as the engines name them."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FP8_W8A8 = "fp8_w8a8"
+    INT8_W8A8 = "int8_w8a8"
+    INT8_W8A16 = "int8_w8a16"
+    INT4_W4A16 = "int4_w4a16"
+
+    @property
+    def weight_bits(self) -> int:
+        return {"bfloat16": 16, "float16": 16, "int4_w4a16": 4}.get(self.value, 8)
+
+    @property
+    def activation_bits(self) -> int:
+        return 8 if self.value.endswith("w8a8") else 16
+
+
+def parse_dtype(text: str) -> Dtype:
+    aliases = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto": "bfloat16"}
+    try:
+        return Dtype(aliases.get(text, text))
+    except ValueError:
+        near = did_you_mean(text, [d.value for d in Dtype])
+        raise BadProblem(f"unknown dtype {text!r}{near}") from None
+
+
+class Gemm(str, Enum):
+    """The two matrix products of a fused-MoE layer."""
+
+    UP = "up"  # A (M, K) x B (E, 2N, K)
+    DOWN = "down"  # A (M * top_k, N) x B (E, K, N), scaled by the router's weight
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """One thing to choose a configuration for: a gemm at a batch size."""
+
+    batch_size: int  # M, tokens in the batch
+    gemm: Gemm
+
+    def __str__(self) -> str:
+        return f"M={self.batch_size} {self.gemm.value}"
+
+
+@dataclass(frozen=True)
+class FusedMoe:
+    """A fused-MoE layer as one rank runs it.
+
+    Raises BadProblem for values that no engine kernel accepts.
+    """
+
+    E: int  # experts on this rank, fused shared experts included
+    N: int  # intermediate size on this rank: columns of gate (= of up)
+    K: int  # hidden size
+    top_k: int  # experts a token goes to, fused shared experts included
+    dtype: Dtype
+    block_shape: tuple[int, int] | None = None  # quantisation block (n, k); (0, g) = groups along k
+    per_channel_quant: bool = False  # one scale an output channel (and one a token)
+
+    family: ClassVar[str] = "fused_moe"
+    gemms: ClassVar[tuple[Gemm, ...]] = (Gemm.UP, Gemm.DOWN)
+
+    def __post_init__(self) -> None:
+        for name in ("E", "N", "K", "top_k"):
+            if getattr(self, name) < 1:
+                raise BadProblem(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.top_k > self.E:
+            raise BadProblem(f"top_k={self.top_k} is more than the E={self.E} experts")
+        if self.block_shape is not None:
+            _check_block_shape(self)
+        if self.per_channel_quant and not self.dtype.value.endswith("w8a8"):
+            raise BadProblem(f"per_channel_quant needs fp8_w8a8 or int8_w8a8, not {self.dtype.value}")
+        if self.dtype is Dtype.INT8_W8A8 and not (self.block_shape or self.per_channel_quant):
+            raise BadProblem("int8_w8a8 is quantised per channel or in blocks: add per_channel_quant")
+        if self.dtype is Dtype.INT4_W4A16 and self.block_shape is None:
+            raise BadProblem("int4_w4a16 has quantisation groups: add block_shape=0x128")
+
+    def gemm_shape(self, gemm: Gemm) -> tuple[int, int]:
+        """(output columns, reduced length) of one expert's weight."""
+        return (2 * self.N, self.K) if gemm is Gemm.UP else (self.K, self.N)
+
+    def spec(self) -> str:
+        """The canonical text of this problem; `parse_problem` reads it back."""
+        parts = [f"E={self.E}", f"N={self.N}", f"K={self.K}", f"top_k={self.top_k}"]
+        parts.append(f"dtype={self.dtype.value}")
+        if self.block_shape:
+            parts.append(f"block_shape={self.block_shape[0]}x{self.block_shape[1]}")
+        if self.per_channel_quant:
+            parts.append("per_channel_quant")
+        return f"{self.family}:{','.join(parts)}"
+
+
+def _check_block_shape(problem: FusedMoe) -> None:
+    assert problem.block_shape is not None
+    n, k = problem.block_shape
+    if n < 0 or k < 1:
+        raise BadProblem(f"block_shape {n}x{k} is not a block: use 128x128, or 0x128 for groups along k")
+    grouped = problem.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16)
+    if (n == 0) != grouped:
+        want = f"0x{k}" if grouped else f"{n or k}x{k}"
+        raise BadProblem(f"block_shape {n}x{k} does not go with {problem.dtype.value}: use {want}")
+    if problem.dtype in (Dtype.BFLOAT16, Dtype.FLOAT16):
+        raise BadProblem(f"{problem.dtype.value} weights have no quantisation block")
+    if problem.N % (n or k):
+        raise BadProblem(f"N={problem.N} is not a multiple of the quantisation block {n or k}")
+
+
+class Config(Mapping[str, int]):
+    """One launch configuration: an engine's own keys and whole numbers; immutable, hashable.
+
+    Equal configs are equal whatever their order of keys. USE_TMA is 0 or 1 here and a
+    boolean in engine files.
+    """
+
+    __slots__ = ("_values", "key")
+
+    key: str  # canonical text, e.g. "BLOCK_SIZE_M=16,...": the identity in stores and caches
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        # A false USE_TMA and an absent one launch the same kernel: one identity for both.
+        self._values = {k: int(v) for k, v in values.items() if not (k == "USE_TMA" and not v)}
+        self.key = ",".join(f"{k}={v}" for k, v in sorted(self._values.items()))
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self.key == other.key
+
+    def __lt__(self, other: Config) -> bool:
+        return self.key < other.key
+
+    def __repr__(self) -> str:
+        return f"Config({self.key})"
+
+    def replace(self, **changes: int) -> Config:
+        return Config({**self._values, **changes})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration proposed for a point."""
+
+    point: Point
+    config: Config
+
+
+def parse_problem(text: str) -> FusedMoe:
+    """Read `fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant`.
+
+    Raises BadProblem and names the nearest field for a name it does not know.
+    """
+    family, _, body = text.partition(":")
+    if family != FusedMoe.family:
+        raise BadProblem(f"unknown kind of problem {family!r}{did_you_mean(family, [FusedMoe.family])}")
+    known = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
+    fields: dict[str, str] = {}
+    for part in filter(None, body.split(",")):
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise BadProblem(f"unknown field {name!r} in {text!r}{did_you_mean(name, known)}")
+        fields[name] = value
+    missing = [name for name in known[:5] if name not in fields]
+    if missing:
+        raise BadProblem(f"{text!r} lacks {', '.join(missing)}")
+    return FusedMoe(
+        **{name: _whole(name, fields[name]) for name in ("E", "N", "K", "top_k")},
+        dtype=parse_dtype(fields["dtype"]),
+        block_shape=parse_block_shape(fields["block_shape"]) if "block_shape" in fields else None,
+        per_channel_quant=_flag("per_channel_quant", fields.get("per_channel_quant", "false")),
+    )
+
+
+def parse_block_shape(text: str) -> tuple[int, int]:
+    n, _, k = text.partition("x")
+    return _whole("block_shape", n), _whole("block_shape", k)
+
+
+def _whole(name: str, text: str) -> int:
+    # int() also reads "1_0" and non-ASCII digits, which the engine's file names never hold.
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise BadProblem(f"{name} must be a whole number, not {text!r}")
+    return int(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("", "true", "false"):
+        raise BadProblem(f"{name} must be true or false, not {text!r}")
+    return text.lower() != "false"

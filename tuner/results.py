@@ -1,0 +1,127 @@
+"""What came of a candidate: compiled figures, measurements, trials, and chosen entries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+
+from tuner.problems import Candidate, Config, Point
+
+
+class Status(str, Enum):
+    """How a candidate ended. Only OK has a time."""
+
+    OK = "ok"
+    PREDICTED = "predicted"  # a model's time, never measured
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
+    WRONG_RESULT = "wrong_result"
+    CRASHED = "crashed"  # a CUDA error; the measuring process was replaced
+    TIMED_OUT = "timed_out"
+    NOT_RECORDED = "not_recorded"  # absent from the recording that is replayed
+
+
+class MeasureKind(str, Enum):
+    """Where times come from."""
+
+    GPU = "gpu"
+    REPLAY = "replay"
+    PREDICT = "predict"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as compiled for one architecture."""
+
+    status: Status  # OK, COMPILE_ERROR, COMPILE_TIMEOUT, or OUT_OF_RESOURCES
+    shared_bytes: int | None = None  # a block's shared memory, exact
+    n_regs: int | None = None  # a thread's registers
+    n_spills: int | None = None  # bytes a thread spills to local memory
+    detail: str = ""  # the compiler's words when it failed
+    cached: bool = False  # taken from the cache; nothing was compiled
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The time of one candidate."""
+
+    status: Status
+    median_us: float | None = None  # microseconds a launch
+    min_us: float | None = None
+    samples: int = 0  # replays behind the median
+    detail: str = ""
+
+    @property
+    def timed(self) -> bool:
+        return self.median_us is not None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate with everything learnt of it."""
+
+    candidate: Candidate
+    compiled: Compiled
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """What the engine would run at a point without this tuner."""
+
+    config: Config
+    status: Status
+    median_us: float | None = None
+    shared_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The configuration chosen for a point, and why."""
+
+    point: Point
+    config: Config
+    status: Status  # OK (measured) or PREDICTED
+    median_us: float
+    compiled: Compiled
+    incumbents: Mapping[str, Incumbent]  # "default", and "shipped" where the engine ships a file
+    reason: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything a time depends on; a winner is stale when any of it has changed."""
+
+    device: str  # the device table's name, e.g. NVIDIA_L40S
+    engine: str  # e.g. sglang
+    engine_version: str
+    triton: str
+    kernel_hash: str  # sha256 of the kernels' source as lifted
+    torch: str = ""  # the rest is empty where no GPU was used
+    cuda: str = ""
+    driver: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass
+class Totals:
+    """What a run cost. Seconds are wall time."""
+
+    configs_compiled: int = 0
+    measurements: int = 0
+    wall_s: float = 0.0
+    compile_s: float = 0.0  # summed over the compile processes
+    measure_s: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)
