@@ -89,9 +89,13 @@ class FusedMoe:
         if self.block_shape is not None:
             _check_block_shape(self)
         if self.per_channel_quant and not self.dtype.value.endswith("w8a8"):
-            raise BadProblem(f"per_channel_quant needs fp8_w8a8 or int8_w8a8, not {self.dtype.value}")
+            raise BadProblem(
+                f"per_channel_quant needs fp8_w8a8 or int8_w8a8, not {self.dtype.value}"
+            )
         if self.dtype is Dtype.INT8_W8A8 and not (self.block_shape or self.per_channel_quant):
-            raise BadProblem("int8_w8a8 is quantised per channel or in blocks: add per_channel_quant")
+            raise BadProblem(
+                "int8_w8a8 is quantised per channel or in blocks: add per_channel_quant"
+            )
         if self.dtype is Dtype.INT4_W4A16 and self.block_shape is None:
             raise BadProblem("int4_w4a16 has quantisation groups: add block_shape=0x128")
 
@@ -114,7 +118,9 @@ def _check_block_shape(problem: FusedMoe) -> None:
     assert problem.block_shape is not None
     n, k = problem.block_shape
     if n < 0 or k < 1:
-        raise BadProblem(f"block_shape {n}x{k} is not a block: use 128x128, or 0x128 for groups along k")
+        raise BadProblem(
+            f"block_shape {n}x{k} is not a block: use 128x128, or 0x128 for groups along k"
+        )
     grouped = problem.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16)
     if (n == 0) != grouped:
         want = f"0x{k}" if grouped else f"{n or k}x{k}"
@@ -181,7 +187,9 @@ def parse_problem(text: str) -> FusedMoe:
     """
     family, _, body = text.partition(":")
     if family != FusedMoe.family:
-        raise BadProblem(f"unknown kind of problem {family!r}{did_you_mean(family, [FusedMoe.family])}")
+        raise BadProblem(
+            f"unknown kind of problem {family!r}{did_you_mean(family, [FusedMoe.family])}"
+        )
     known = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
     fields: dict[str, str] = {}
     for part in filter(None, body.split(",")):

@@ -16,6 +16,7 @@ class Status(str, Enum):
 
     OK = "ok"
     PREDICTED = "predicted"  # a model's time, never measured
+    INCUMBENT = "incumbent"  # the engine's own choice, compiled here, never timed
     COMPILE_ERROR = "compile_error"
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
@@ -89,8 +90,8 @@ class Entry:
 
     point: Point
     config: Config
-    status: Status  # OK (measured) or PREDICTED
-    median_us: float
+    status: Status  # OK (measured), PREDICTED, or INCUMBENT (a batch size nobody asked to tune)
+    median_us: float | None
     compiled: Compiled
     incumbents: Mapping[str, Incumbent]  # "default", and "shipped" where the engine ships a file
     reason: str

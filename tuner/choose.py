@@ -1,0 +1,171 @@
+"""Trials and incumbents -> the entry to write for every point.
+
+Up and down are tuned apart and chosen together: an engine sorts the tokens of a batch once,
+by BLOCK_SIZE_M, and runs both gemms on that sort, so a pair must share its BLOCK_SIZE_M.
+An incumbent (what the engine would run anyway) is replaced only by a pair that is faster by
+more than the noise; a batch size is never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import NothingFits
+from tuner.problems import Config, Gemm, Point
+from tuner.results import Entry, Incumbent, Status, Trial
+
+Choice = dict[Gemm, Config]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When a faster time counts."""
+
+    noise: float  # relative: a gain below this is no gain
+    one_config: bool = False  # the engine has one file for both gemms
+    trust_shipped: bool = False  # times are predictions: they do not overrule a tuned file
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One batch size: its gemms' timed configurations and its incumbents."""
+
+    batch_size: int
+    timed: Mapping[Gemm, Mapping[Config, Trial]]
+    incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
+
+    def total_us(self, choice: Choice) -> float | None:
+        """Microseconds of the gemms in turn, or None where one of them has no time."""
+        total = 0.0
+        for gemm, config in choice.items():
+            trial = self.timed[gemm].get(config)
+            if trial is None or trial.measurement.median_us is None:
+                return None
+            total += trial.measurement.median_us
+        return total
+
+
+def choose(
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    policy: Policy,
+) -> list[Entry]:
+    """One entry for each point that `incumbents` names, in order of batch size.
+
+    Raises NothingFits, naming the batch size, where no candidate of a point has a time.
+    """
+    entries: list[Entry] = []
+    neighbour: Choice | None = None
+    for field in _fields(trials, incumbents):
+        choice, reason = _choose_at(field, policy, neighbour)
+        entries += _entries(field, choice, reason)
+        neighbour = choice
+    return entries
+
+
+def _fields(
+    trials: Sequence[Trial], incumbents: Mapping[Point, Mapping[str, Config]]
+) -> Iterator[_Field]:
+    timed: dict[Point, dict[Config, Trial]] = {point: {} for point in incumbents}
+    for trial in trials:
+        if trial.candidate.point in timed:
+            timed[trial.candidate.point][trial.candidate.config] = trial
+    for batch_size in sorted({point.batch_size for point in incumbents}):
+        points = sorted(point for point in incumbents if point.batch_size == batch_size)
+        names = {name for point in points for name in incumbents[point]}
+        yield _Field(
+            batch_size,
+            {point.gemm: timed[point] for point in points},
+            {
+                name: {point.gemm: incumbents[point][name] for point in points}
+                for name in names
+                if all(name in incumbents[point] for point in points)
+            },
+        )
+
+
+def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
+    best = _fastest(field, policy.one_config)
+    name, incumbent = _incumbent(field)
+    incumbent_us = field.total_us(incumbent) if incumbent else None
+    if best is None:
+        raise NothingFits(f"no configuration compiles and fits at batch size {field.batch_size}")
+    best_us = field.total_us(best)
+    assert best_us is not None  # _fastest returns timed pairs only
+    if incumbent is not None and incumbent_us is not None:
+        if policy.trust_shipped and name == "shipped":
+            return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
+        if best_us >= incumbent_us * (1 - policy.noise):
+            return incumbent, f"the {name} configuration is as fast, within the noise"
+    # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
+    if neighbour is not None:
+        neighbour_us = field.total_us(neighbour)
+        if neighbour_us is not None and neighbour_us <= best_us * (1 + policy.noise):
+            best, best_us = neighbour, neighbour_us
+    if incumbent_us is None:
+        return best, f"the {name} configuration cannot run here" if incumbent else "fastest"
+    return best, f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
+
+
+def _incumbent(field: _Field) -> tuple[str, Choice | None]:
+    """What the engine would run: its file's entry where it finds one, else its heuristic."""
+    for name in ("shipped", "default"):
+        if name in field.incumbents:
+            return name, dict(field.incumbents[name])
+    return "default", None
+
+
+def _fastest(field: _Field, one_config: bool) -> Choice | None:
+    best: tuple[float, Choice] | None = None
+    for choice in _choices(field, one_config):
+        total = field.total_us(choice)
+        if total is not None and (best is None or total < best[0]):
+            best = total, choice
+    return best[1] if best else None
+
+
+def _choices(field: _Field, one_config: bool) -> Iterator[Choice]:
+    """The pairs worth comparing: the fastest of each gemm for every BLOCK_SIZE_M."""
+    gemms = sorted(field.timed)
+    if one_config:
+        for config in field.timed[gemms[0]]:
+            yield dict.fromkeys(gemms, config)
+        return
+    by_block: dict[int, Choice] = {}
+    for gemm in gemms:
+        for config, trial in sorted(field.timed[gemm].items(), key=_time_then_key):
+            if trial.measurement.timed:
+                by_block.setdefault(config["BLOCK_SIZE_M"], {}).setdefault(gemm, config)
+    yield from (choice for choice in by_block.values() if len(choice) == len(gemms))
+
+
+def _time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
+    median_us = item[1].measurement.median_us
+    return (float("inf") if median_us is None else median_us, item[0].key)
+
+
+def _entries(field: _Field, choice: Choice, reason: str) -> Iterator[Entry]:
+    for gemm, config in sorted(choice.items()):
+        trial = field.timed[gemm][config]
+        assert trial.measurement.median_us is not None  # chosen pairs are timed
+        yield Entry(
+            point=Point(field.batch_size, gemm),
+            config=config,
+            status=trial.measurement.status,
+            median_us=trial.measurement.median_us,
+            compiled=trial.compiled,
+            incumbents={
+                name: _as_incumbent(field.timed[gemm].get(pair[gemm]), pair[gemm])
+                for name, pair in sorted(field.incumbents.items())
+            },
+            reason=reason,
+        )
+
+
+def _as_incumbent(trial: Trial | None, config: Config) -> Incumbent:
+    if trial is None:
+        return Incumbent(config, Status.NOT_RECORDED)
+    failed = not trial.compiled.ok
+    status = trial.compiled.status if failed else trial.measurement.status
+    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)
