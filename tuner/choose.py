@@ -8,8 +8,8 @@ more than the noise; a batch size is never left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tuner.errors import NothingFits
 from tuner.problems import Config, Gemm, Point
@@ -29,17 +29,17 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Field:
-    """One batch size: its gemms' timed configurations and its incumbents."""
+    """One batch size: its gemms' trials by configuration, and its incumbents."""
 
     batch_size: int
-    timed: Mapping[Gemm, Mapping[Config, Trial]]
+    trials: Mapping[Gemm, Mapping[Config, Trial]]
     incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
 
     def total_us(self, choice: Choice) -> float | None:
         """Microseconds of the gemms in turn, or None where one of them has no time."""
         total = 0.0
         for gemm, config in choice.items():
-            trial = self.timed[gemm].get(config)
+            trial = self.trials[gemm].get(config)
             if trial is None or trial.measurement.median_us is None:
                 return None
             total += trial.measurement.median_us
@@ -50,18 +50,58 @@ def choose(
     trials: Sequence[Trial],
     incumbents: Mapping[Point, Mapping[str, Config]],
     policy: Policy,
+    requested: Collection[int],
 ) -> list[Entry]:
     """One entry for each point that `incumbents` names, in order of batch size.
 
-    Raises NothingFits, naming the batch size, where no candidate of a point has a time.
+    `requested` are the batch sizes that were tuned. The others get what the engine would
+    run there, or the nearest tuned pair where that does not fit: once a file exists the engine
+    no longer falls back to its heuristic, so a file must not leave a batch size out.
+
+    Raises NothingFits, naming the batch size, where no candidate of a requested point has a time.
     """
+    fields = list(_fields(trials, incumbents))
     entries: list[Entry] = []
+    choices: dict[int, Choice] = {}
     neighbour: Choice | None = None
-    for field in _fields(trials, incumbents):
-        choice, reason = _choose_at(field, policy, neighbour)
-        entries += _entries(field, choice, reason)
-        neighbour = choice
-    return entries
+    for field in fields:
+        if field.batch_size in requested:
+            neighbour, reason = _choose_at(field, policy, neighbour)
+            choices[field.batch_size] = neighbour
+            entries += _entries(field, neighbour, reason)
+    for field in fields:
+        if field.batch_size not in requested:
+            entries += _untuned(field, choices, entries)
+    return sorted(entries, key=lambda entry: entry.point)
+
+
+def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -> Iterator[Entry]:
+    name, incumbent = _incumbent(field)
+    trials = {gemm: field.trials[gemm].get(config) for gemm, config in (incumbent or {}).items()}
+    if incumbent and all(trial is not None and trial.compiled.ok for trial in trials.values()):
+        for gemm, trial in trials.items():
+            assert trial is not None  # checked above
+            yield Entry(
+                point=Point(field.batch_size, gemm),
+                config=incumbent[gemm],
+                status=Status.INCUMBENT,
+                median_us=None,
+                compiled=trial.compiled,
+                incumbents={},
+                reason=f"not tuned: the {name} configuration stands",
+            )
+        return
+    nearest = min(choices, key=lambda batch_size: abs(batch_size - field.batch_size))
+    for entry in tuned:
+        if entry.point.batch_size == nearest:
+            yield replace(
+                entry,
+                point=Point(field.batch_size, entry.point.gemm),
+                status=Status.INCUMBENT,
+                median_us=None,
+                incumbents={},
+                reason=f"not tuned: the {name} configuration cannot run here; as at M={nearest}",
+            )
 
 
 def _fields(
@@ -101,7 +141,8 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
     # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
     if neighbour is not None:
         neighbour_us = field.total_us(neighbour)
-        if neighbour_us is not None and neighbour_us <= best_us * (1 + policy.noise):
+        limit_us = min(best_us * (1 + policy.noise), incumbent_us or float("inf"))
+        if neighbour_us is not None and neighbour_us <= limit_us:
             best, best_us = neighbour, neighbour_us
     if incumbent_us is None:
         return best, f"the {name} configuration cannot run here" if incumbent else "fastest"
@@ -127,14 +168,14 @@ def _fastest(field: _Field, one_config: bool) -> Choice | None:
 
 def _choices(field: _Field, one_config: bool) -> Iterator[Choice]:
     """The pairs worth comparing: the fastest of each gemm for every BLOCK_SIZE_M."""
-    gemms = sorted(field.timed)
+    gemms = sorted(field.trials)
     if one_config:
-        for config in field.timed[gemms[0]]:
+        for config in field.trials[gemms[0]]:
             yield dict.fromkeys(gemms, config)
         return
     by_block: dict[int, Choice] = {}
     for gemm in gemms:
-        for config, trial in sorted(field.timed[gemm].items(), key=_time_then_key):
+        for config, trial in sorted(field.trials[gemm].items(), key=_time_then_key):
             if trial.measurement.timed:
                 by_block.setdefault(config["BLOCK_SIZE_M"], {}).setdefault(gemm, config)
     yield from (choice for choice in by_block.values() if len(choice) == len(gemms))
@@ -147,7 +188,7 @@ def _time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
 
 def _entries(field: _Field, choice: Choice, reason: str) -> Iterator[Entry]:
     for gemm, config in sorted(choice.items()):
-        trial = field.timed[gemm][config]
+        trial = field.trials[gemm][config]
         assert trial.measurement.median_us is not None  # chosen pairs are timed
         yield Entry(
             point=Point(field.batch_size, gemm),
@@ -156,7 +197,7 @@ def _entries(field: _Field, choice: Choice, reason: str) -> Iterator[Entry]:
             median_us=trial.measurement.median_us,
             compiled=trial.compiled,
             incumbents={
-                name: _as_incumbent(field.timed[gemm].get(pair[gemm]), pair[gemm])
+                name: _as_incumbent(field.trials[gemm].get(pair[gemm]), pair[gemm])
                 for name, pair in sorted(field.incumbents.items())
             },
             reason=reason,

@@ -1,0 +1,158 @@
+"""Choosing: pairs share BLOCK_SIZE_M, incumbents stand unless beaten, no batch size is left out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.choose import Policy, choose
+from tuner.errors import NothingFits
+from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.results import Compiled, Measurement, Status, Trial
+
+EXACT = Policy(noise=0.0)
+
+
+def config(block_m: int, warps: int = 4) -> Config:
+    return Config({"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": 64, "num_warps": warps})
+
+
+def trial(batch_size: int, gemm: Gemm, cfg: Config, us: float | None) -> Trial:
+    status = Status.OK if us is not None else Status.OUT_OF_RESOURCES
+    return Trial(
+        Candidate(Point(batch_size, gemm), cfg),
+        Compiled(status, shared_bytes=1024),
+        Measurement(status, us),
+    )
+
+
+def both(batch_size: int, default: Config, shipped: Config | None = None):
+    names = {"default": default} | ({"shipped": shipped} if shipped else {})
+    return {Point(batch_size, gemm): dict(names) for gemm in Gemm}
+
+
+def chosen(entries, batch_size: int) -> dict[Gemm, Config]:
+    return {e.point.gemm: e.config for e in entries if e.point.batch_size == batch_size}
+
+
+def test_pair_shares_block_size_m_even_where_each_gemm_prefers_another():
+    small, large = config(16), config(64)
+    trials = [
+        trial(8, Gemm.UP, small, 10.0),
+        trial(8, Gemm.UP, large, 12.0),
+        trial(8, Gemm.DOWN, small, 30.0),
+        trial(8, Gemm.DOWN, large, 20.0),
+    ]
+    entries = choose(trials, both(8, default=small), EXACT, {8})
+    assert chosen(entries, 8) == {Gemm.UP: large, Gemm.DOWN: large}
+
+
+def test_gain_within_the_noise_keeps_the_incumbent():
+    incumbent, winner = config(16, 4), config(16, 8)
+    trials = [trial(8, g, incumbent, 100.0) for g in Gemm]
+    trials += [trial(8, g, winner, 99.5) for g in Gemm]
+    kept = choose(trials, both(8, default=incumbent), Policy(noise=0.01), {8})
+    replaced = choose(trials, both(8, default=incumbent), Policy(noise=0.001), {8})
+    assert set(chosen(kept, 8).values()) == {incumbent}
+    assert set(chosen(replaced, 8).values()) == {winner}
+    assert "within the noise" in kept[0].reason
+    assert "1.005x" in replaced[0].reason
+
+
+def test_shipped_file_is_the_incumbent_before_the_heuristic():
+    default, shipped = config(16, 4), config(16, 8)
+    trials = [trial(8, g, default, 90.0) for g in Gemm] + [
+        trial(8, g, shipped, 100.0) for g in Gemm
+    ]
+    entries = choose(trials, both(8, default, shipped), Policy(noise=0.2), {8})
+    assert set(chosen(entries, 8).values()) == {shipped}
+    assert entries[0].incumbents["default"].median_us == 90.0
+
+
+def test_prediction_never_overrules_a_shipped_file_that_fits():
+    default, shipped = config(16, 4), config(16, 8)
+    trials = [trial(8, g, default, 50.0) for g in Gemm] + [
+        trial(8, g, shipped, 100.0) for g in Gemm
+    ]
+    policy = Policy(noise=0.0, trust_shipped=True)
+    assert set(chosen(choose(trials, both(8, default, shipped), policy, {8}), 8).values()) == {
+        shipped
+    }
+
+
+def test_incumbent_that_cannot_run_is_replaced():
+    crashing, fitting = config(128, 8), config(64, 4)
+    trials = [trial(8, g, crashing, None) for g in Gemm] + [
+        trial(8, g, fitting, 500.0) for g in Gemm
+    ]
+    entries = choose(trials, both(8, default=crashing), Policy(noise=0.05), {8})
+    assert set(chosen(entries, 8).values()) == {fitting}
+    assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
+    assert "cannot run" in entries[0].reason
+
+
+def test_no_runnable_pair_is_an_error_that_names_the_batch_size():
+    trials = [trial(48, g, config(16), None) for g in Gemm]
+    with pytest.raises(NothingFits, match="batch size 48"):
+        choose(trials, both(48, default=config(16)), EXACT, {48})
+
+
+def test_engine_with_one_file_gets_one_config_for_both_gemms():
+    a, b = config(16, 4), config(16, 8)
+    trials = [
+        trial(8, Gemm.UP, a, 10.0),
+        trial(8, Gemm.DOWN, a, 30.0),
+        trial(8, Gemm.UP, b, 15.0),
+        trial(8, Gemm.DOWN, b, 20.0),
+    ]
+    entries = choose(trials, both(8, default=a), Policy(noise=0.0, one_config=True), {8})
+    assert chosen(entries, 8) == {Gemm.UP: b, Gemm.DOWN: b}
+
+
+def test_ties_go_to_the_neighbouring_batch_size():
+    default, a, b = config(32), config(16, 4), config(16, 8)
+    trials = [trial(m, g, default, 200.0) for m in (8, 16) for g in Gemm]
+    trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
+    trials += [trial(16, g, a, 100.5) for g in Gemm] + [trial(16, g, b, 100.0) for g in Gemm]
+    incumbents = both(8, default) | both(16, default)
+    assert set(chosen(choose(trials, incumbents, Policy(noise=0.01), {8, 16}), 16).values()) == {a}
+    assert set(chosen(choose(trials, incumbents, EXACT, {8, 16}), 16).values()) == {b}
+
+
+def test_batch_sizes_nobody_asked_for_keep_the_incumbent_or_the_nearest_that_fits():
+    default, winner = config(128), config(16)
+    trials = [trial(m, g, winner, 10.0) for m in (8,) for g in Gemm]
+    trials += [trial(4, g, default, 50.0) for g in Gemm]
+    trials += [trial(16, g, default, None) for g in Gemm]
+    incumbents = both(4, default) | both(8, default) | both(16, default)
+    entries = choose(trials, incumbents, EXACT, {8})
+    assert set(chosen(entries, 4).values()) == {default}
+    assert set(chosen(entries, 16).values()) == {winner}
+    untuned = [e for e in entries if e.point.batch_size != 8]
+    assert all(e.status is Status.INCUMBENT and e.median_us is None for e in untuned)
+
+
+@given(st.data())
+def test_chosen_total_is_never_above_the_incumbents(data):
+    configs = [config(m, w) for m in (16, 32) for w in (4, 8)]
+    times = {
+        (g, c): data.draw(st.none() | st.floats(1, 1000, allow_nan=False))
+        for g in Gemm
+        for c in configs
+    }
+    incumbent = configs[0]
+    trials = [trial(8, g, c, us) for (g, c), us in times.items()]
+    policy = Policy(noise=data.draw(st.sampled_from([0.0, 0.01, 0.1])))
+    incumbent_us = [times[g, incumbent] for g in Gemm]
+    try:
+        entries = choose(trials, both(8, incumbent), policy, {8})
+    except NothingFits:
+        assert not any(
+            times[Gemm.UP, a] and times[Gemm.DOWN, b]
+            for a in configs
+            for b in configs
+            if a["BLOCK_SIZE_M"] == b["BLOCK_SIZE_M"]
+        )
+        return
+    assert len({e.config["BLOCK_SIZE_M"] for e in entries}) == 1
+    if all(us is not None for us in incumbent_us):
+        assert sum(e.median_us for e in entries) <= sum(incumbent_us)

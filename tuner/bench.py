@@ -1,0 +1,57 @@
+"""Candidates -> trials: compile, then measure what compiled and fits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from tuner.compile import Compiler
+from tuner.measure import Measurer
+from tuner.problems import Candidate
+from tuner.results import Compiled, Measurement, Totals, Trial
+
+
+class Bench(Protocol):
+    """Where candidates become trials. `totals` says what that has cost so far."""
+
+    totals: Totals
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        """Queue candidates; returns at once."""
+        ...
+
+    def poll(self, wait: bool) -> list[Trial]:
+        """Every trial finished since the last call, in the order of submission.
+
+        With `wait`, blocks until there is at least one; a caller that has nothing
+        submitted gets an empty list.
+        """
+        ...
+
+
+class SerialBench:
+    """Measures in the caller's process, between compiles that run beside it."""
+
+    def __init__(self, compiler: Compiler, measurer: Measurer) -> None:
+        self._compiler = compiler
+        self._measurer = measurer
+        self.totals = Totals()
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        self._compiler.submit(candidates)
+
+    def poll(self, wait: bool) -> list[Trial]:
+        trials = [self._trial(*ready) for ready in self._compiler.poll(wait)]
+        self.totals.configs_compiled = self._compiler.compiled_count
+        self.totals.compile_s = self._compiler.compile_s
+        return trials
+
+    def _trial(self, candidate: Candidate, compiled: Compiled) -> Trial:
+        if not compiled.ok:
+            return Trial(candidate, compiled, Measurement(compiled.status, detail=compiled.detail))
+        started = time.perf_counter()
+        measurement = self._measurer.measure(candidate, compiled)
+        self.totals.measure_s += time.perf_counter() - started
+        self.totals.measurements += measurement.timed
+        return Trial(candidate, compiled, measurement)
