@@ -10,6 +10,10 @@ TunerError                      the root: catch this to catch them all
 │   ├── MalformedCheckpoint
 │   ├── MalformedConfigFile
 │   ├── MalformedRecording
+│   ├── MalformedCluster
+│   ├── MalformedCapture
+│   ├── MalformedBenchmark
+│   ├── UnreadableLog
 │   ├── UnsupportedKernel
 │   ├── UnwritableOutput
 │   └── UnusableStore
@@ -74,6 +78,22 @@ class MalformedConfigFile(BadInput):
 
 class MalformedRecording(BadInput):
     """A recording of timings cannot be read."""
+
+
+class MalformedCluster(BadInput):
+    """A cluster.toml does not describe nodes that an engine can be started on."""
+
+
+class MalformedCapture(BadInput):
+    """A folder does not hold what was captured from a node."""
+
+
+class MalformedBenchmark(BadInput):
+    """A file does not hold benchmark results."""
+
+
+class UnreadableLog(BadInput):
+    """A server's log cannot be read."""
 
 
 class UnsupportedKernel(BadInput):
