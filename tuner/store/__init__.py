@@ -1,0 +1,12 @@
+"""The store: what was measured, and what was chosen, in SQLite or PostgreSQL.
+
+Rows never leave this package: callers hand in and get back the dataclasses of
+`tuner.results` and `tuner.store.records`.
+"""
+
+from tuner.store.connect import database_url
+from tuner.store.journal import RunJournal
+from tuner.store.records import Run, RunKey, RunState, Winner
+from tuner.store.store import Store
+
+__all__ = ["Run", "RunJournal", "RunKey", "RunState", "Store", "Winner", "database_url"]

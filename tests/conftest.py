@@ -1,0 +1,23 @@
+"""Fixtures that more than one room's tests use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from servers import postgres_database, postgres_server
+from sqlalchemy import URL
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[URL]:
+    """A PostgreSQL server that databases may be made on."""
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres: URL) -> Iterator[str]:
+    """An empty PostgreSQL database for one test."""
+    with postgres_database(postgres) as url:
+        yield url

@@ -1,0 +1,73 @@
+"""What the store keeps beyond `tuner.results`: runs, and entries as published."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tuner.problems import FusedMoe, Point
+from tuner.results import Entry, Environment, MeasureKind, Totals
+
+
+class RunState(str, Enum):
+    """Where a tuning run stands. A killed process leaves its run RUNNING."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """Everything that a run's outcome depends on: equal keys are one run, to be resumed."""
+
+    problem: FusedMoe
+    environment: Environment
+    measure: MeasureKind
+    effort: str
+    seed: int
+    points: tuple[Point, ...]  # their order is not part of the identity
+    space: str  # names the set of configurations searched
+    recording: str = ""  # sha256 of the recording that is replayed; empty otherwise
+
+    @property
+    def fingerprint(self) -> str:
+        identity = [
+            self.problem.spec(),
+            self.environment.fingerprint,
+            self.measure.value,
+            self.effort,
+            self.seed,
+            [[point.batch_size, point.gemm.value] for point in sorted(self.points)],
+            self.space,
+            self.recording,
+        ]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A tuning run as stored."""
+
+    id: int
+    key: RunKey
+    state: RunState
+    reason: str  # why it failed or was interrupted; empty otherwise
+    totals: Totals | None  # what it cost when it was last finished
+    created_at: datetime  # UTC
+    updated_at: datetime  # UTC
+
+
+@dataclass(frozen=True)
+class Winner:
+    """An entry as published, with what it holds for."""
+
+    problem: FusedMoe
+    environment: Environment
+    entry: Entry
+    run_id: int
+    published_at: datetime  # UTC

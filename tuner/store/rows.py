@@ -1,0 +1,175 @@
+"""Rows to dataclasses and back. Sizes are bytes, times microseconds, as in `tuner.results`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
+from tuner.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Measurement,
+    Status,
+    Totals,
+    Trial,
+)
+from tuner.store.records import Run, RunKey, RunState, Winner
+
+ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
+
+
+def environment_row(environment: Environment) -> dict[str, Any]:
+    return {"fingerprint": environment.fingerprint, **asdict(environment)}
+
+
+def read_environment(row: RowMapping) -> Environment:
+    return Environment(**{name: row[name] for name in ENVIRONMENT_FIELDS})
+
+
+def run_row(key: RunKey) -> dict[str, Any]:
+    return {
+        "fingerprint": key.fingerprint,
+        "measure": key.measure.value,
+        "effort": key.effort,
+        "seed": key.seed,
+        "points": [[point.batch_size, point.gemm.value] for point in key.points],
+        "space": key.space,
+        "recording": key.recording,
+    }
+
+
+def read_run(row: RowMapping) -> Run:
+    key = RunKey(
+        problem=parse_problem(row["spec"]),
+        environment=read_environment(row),
+        measure=MeasureKind(row["measure"]),
+        effort=row["effort"],
+        seed=row["seed"],
+        points=tuple(Point(batch_size, Gemm(gemm)) for batch_size, gemm in row["points"]),
+        space=row["space"],
+        recording=row["recording"],
+    )
+    return Run(
+        id=row["id"],
+        key=key,
+        state=RunState(row["state"]),
+        reason=row["reason"],
+        totals=None if row["totals"] is None else Totals(**row["totals"]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def trial_row(run_id: int, trial: Trial) -> dict[str, Any]:
+    point, config = trial.candidate.point, trial.candidate.config
+    return {
+        "run_id": run_id,
+        "gemm": point.gemm.value,
+        "batch_size": point.batch_size,
+        "config_key": config.key,
+        "config": dict(config),
+        **_compiled_row(trial.compiled),
+        "status": trial.measurement.status.value,
+        "median_us": trial.measurement.median_us,
+        "min_us": trial.measurement.min_us,
+        "samples": trial.measurement.samples,
+        "detail": storable(trial.measurement.detail),
+    }
+
+
+def read_trial(row: RowMapping) -> Trial:
+    return Trial(
+        candidate=Candidate(Point(row["batch_size"], Gemm(row["gemm"])), Config(row["config"])),
+        compiled=_read_compiled(row),
+        measurement=Measurement(
+            status=Status(row["status"]),
+            median_us=row["median_us"],
+            min_us=row["min_us"],
+            samples=row["samples"],
+            detail=row["detail"],
+        ),
+    )
+
+
+def entry_row(entry: Entry) -> dict[str, Any]:
+    return {
+        "status": entry.status.value,
+        "batch_size": entry.point.batch_size,
+        "gemm": entry.point.gemm.value,
+        "config": dict(entry.config),
+        "median_us": entry.median_us,
+        **_compiled_row(entry.compiled),
+        "incumbents": {name: _incumbent_row(one) for name, one in entry.incumbents.items()},
+        "reason": storable(entry.reason),
+    }
+
+
+def read_winner(row: RowMapping) -> Winner:
+    entry = Entry(
+        point=Point(row["batch_size"], Gemm(row["gemm"])),
+        config=Config(row["config"]),
+        status=Status(row["status"]),
+        median_us=row["median_us"],
+        compiled=_read_compiled(row),
+        incumbents={name: _read_incumbent(one) for name, one in row["incumbents"].items()},
+        reason=row["reason"],
+    )
+    return Winner(
+        problem=parse_problem(row["spec"]),
+        environment=read_environment(row),
+        entry=entry,
+        run_id=row["run_id"],
+        published_at=row["published_at"],
+    )
+
+
+def storable(text: str) -> str:
+    """`text` without what PostgreSQL or UTF-8 cannot hold, as a crash's output may have it."""
+    return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _compiled_row(compiled: Compiled) -> dict[str, Any]:
+    return {
+        "compile_status": compiled.status.value,
+        "shared_bytes": compiled.shared_bytes,
+        "n_regs": compiled.n_regs,
+        "n_spills": compiled.n_spills,
+        "compile_detail": storable(compiled.detail),
+        "cached": compiled.cached,
+    }
+
+
+def _read_compiled(row: RowMapping) -> Compiled:
+    return Compiled(
+        status=Status(row["compile_status"]),
+        shared_bytes=row["shared_bytes"],
+        n_regs=row["n_regs"],
+        n_spills=row["n_spills"],
+        detail=row["compile_detail"],
+        cached=row["cached"],
+    )
+
+
+def _incumbent_row(incumbent: Incumbent) -> dict[str, Any]:
+    return {
+        "config": dict(incumbent.config),
+        "status": incumbent.status.value,
+        "median_us": incumbent.median_us,
+        "shared_bytes": incumbent.shared_bytes,
+    }
+
+
+def _read_incumbent(row: Mapping[str, Any]) -> Incumbent:
+    return Incumbent(
+        config=Config(row["config"]),
+        status=Status(row["status"]),
+        median_us=row["median_us"],
+        shared_bytes=row["shared_bytes"],
+    )

@@ -1,0 +1,66 @@
+"""Brings a database's schema to the one that this version writes, or refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, column, func, select, table, update
+
+from tuner.errors import UnusableStore
+from tuner.store.tables import VERSION_TABLE
+
+HEAD = "0001"
+
+# Beside the package in a checkout and in site-packages alike; by path, because the name
+# `migrations` may mean another package where a program has its own folder on sys.path.
+_MIGRATIONS = Path(__file__).parents[2] / "migrations"
+_LOCK = 0x74756E6572  # "tuner": PostgreSQL's advisory locks are numbers
+
+
+def bring_to_head(engine: Engine) -> None:
+    """Migrate an empty or older database in one transaction, and prove that it can be written.
+
+    Raises UnusableStore for a schema of a newer version, which is left as it is.
+    """
+    with engine.begin() as connection:
+        if _heads(connection) == (HEAD,):
+            _prove_writable(connection)
+            return
+        # SQLite's transaction has the write lock already.
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        _upgrade(connection)
+
+
+def alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _heads(connection: Connection) -> tuple[str, ...]:
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return context.get_current_heads()
+
+
+def _upgrade(connection: Connection) -> None:
+    config = alembic_config()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    newer = sorted(set(_heads(connection)) - known)
+    if newer:
+        raise UnusableStore(
+            f"the store's schema {newer[0]} is newer than this version's {HEAD}: upgrade the tuner"
+        )
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _prove_writable(connection: Connection) -> None:
+    # SQLite opens a file that it may not write without a word, and BEGIN IMMEDIATE succeeds.
+    version = table(VERSION_TABLE, column("version_num"))
+    connection.execute(update(version).values(version_num=version.c.version_num))
+    connection.rollback()

@@ -1,0 +1,157 @@
+"""The store's tables. A change here needs a migration; the tests compare the two."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+
+VERSION_TABLE = "tuner_alembic_version"  # Optuna and others use Alembic's default name
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC time on both databases; SQLite itself keeps no zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        return aware.astimezone(timezone.utc)
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False)
+
+
+def _compiled() -> tuple[Column[Any], ...]:
+    """The columns of a `Compiled`, without its status."""
+    return (
+        Column("shared_bytes", Integer),
+        Column("n_regs", Integer),
+        Column("n_spills", Integer),
+        _text("compile_detail"),
+        Column("cached", Boolean, nullable=False),
+    )
+
+
+environments = Table(
+    "environments",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    _text("device"),
+    _text("engine"),
+    _text("engine_version"),
+    _text("triton"),
+    _text("kernel_hash"),
+    _text("torch"),
+    _text("cuda"),
+    _text("driver"),
+    UniqueConstraint("fingerprint"),
+    Index(None, "device", "engine"),
+)
+
+problems = Table(
+    "problems",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _text("spec"),  # canonical: parse_problem reads every field back
+    _text("family"),
+    UniqueConstraint("spec"),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("problem_id", ForeignKey(problems.c.id), nullable=False),
+    Column("environment_id", ForeignKey(environments.c.id), nullable=False),
+    _text("measure"),
+    _text("effort"),
+    Column("seed", BigInteger, nullable=False),
+    Column("points", JSON, nullable=False),
+    _text("space"),
+    _text("recording"),
+    _text("state"),
+    _text("reason"),
+    Column("totals", JSON(none_as_null=True)),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    UniqueConstraint("fingerprint"),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    # SQLite counts up by itself only in a column declared INTEGER.
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("run_id", ForeignKey(runs.c.id), nullable=False),
+    _text("gemm"),
+    Column("batch_size", Integer, nullable=False),
+    _text("config_key"),
+    Column("config", JSON, nullable=False),
+    _text("compile_status"),
+    *_compiled(),
+    _text("status"),
+    Column("median_us", Double),
+    Column("min_us", Double),
+    Column("samples", Integer, nullable=False),
+    _text("detail"),
+    UniqueConstraint("run_id", "gemm", "batch_size", "config_key"),
+)
+
+# Status is part of the identity, so that a predicted winner cannot replace a measured one.
+winners = Table(
+    "winners",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("problem_id", ForeignKey(problems.c.id), nullable=False),
+    Column("environment_id", ForeignKey(environments.c.id), nullable=False),
+    _text("status"),
+    Column("batch_size", Integer, nullable=False),
+    _text("gemm"),
+    Column("run_id", ForeignKey(runs.c.id), nullable=False),
+    Column("config", JSON, nullable=False),
+    Column("median_us", Double, nullable=False),
+    _text("compile_status"),
+    *_compiled(),
+    Column("incumbents", JSON, nullable=False),
+    _text("reason"),
+    Column("published_at", UtcDateTime, nullable=False),
+    UniqueConstraint("environment_id", "problem_id", "status", "batch_size", "gemm"),
+)
