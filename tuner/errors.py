@@ -19,6 +19,7 @@ TunerError                      the root: catch this to catch them all
 │   └── UnusableStore
 └── WorkFailed                  the input was good, the work was not done; exit code 1
     ├── NothingFits
+    ├── CompilerUnavailable
     ├── MeasurerUnavailable
     ├── MeasurerFailed
     ├── NotEnoughMemory
@@ -114,6 +115,10 @@ class WorkFailed(TunerError):
 
 class NothingFits(WorkFailed):
     """No configuration compiles within the device's limits."""
+
+
+class CompilerUnavailable(WorkFailed):
+    """Nothing can be compiled on this machine: triton is missing or does not start."""
 
 
 class MeasurerUnavailable(WorkFailed):

@@ -1,0 +1,1 @@
+"""Engines' jitted kernels: lifted out of their source, their arguments bound by name."""

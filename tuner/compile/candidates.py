@@ -1,0 +1,64 @@
+"""Candidates of one problem on one device, compiled on a farm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from tuner.compile.farm import Farm, Job
+from tuner.kernels.fused_moe import FusedMoeKernels
+from tuner.problems import Candidate, FusedMoe
+from tuner.results import Compiled, Status
+
+
+class Compiler(Protocol):
+    """Compiles candidates; the caller takes the results as they come."""
+
+    def submit(self, candidates: Iterable[Candidate]) -> None:
+        """Queue candidates; never waits for a compile."""
+
+    def completed(self) -> Iterator[tuple[Candidate, Compiled]]:
+        """Results as they finish, until none is pending."""
+
+
+class KernelCompiler:
+    """A `Compiler` for one problem. The farm is the caller's, to share and to close."""
+
+    def __init__(
+        self,
+        farm: Farm,
+        kernels: FusedMoeKernels,
+        problem: FusedMoe,
+        arch: int,
+        shared_limit_bytes: int,
+    ) -> None:
+        self._farm, self._kernels = farm, kernels
+        self._problem, self._arch, self._limit = problem, arch, shared_limit_bytes
+        self._pending: dict[Job, Candidate] = {}
+
+    def submit(self, candidates: Iterable[Candidate]) -> None:
+        """Raises UnsupportedKernel for a config that the engine's kernel does not take."""
+        jobs = {self._job(candidate): candidate for candidate in candidates}
+        self._pending |= jobs
+        self._farm.submit(jobs)
+
+    def completed(self) -> Iterator[tuple[Candidate, Compiled]]:
+        for job, compiled in self._farm.completed():
+            yield self._pending.pop(job), fit(compiled, self._limit)
+
+    def _job(self, candidate: Candidate) -> Job:
+        point = candidate.point
+        binding = self._kernels.bind(
+            self._problem, point.gemm, point.batch_size, candidate.config, self._arch
+        )
+        return Job(self._kernels.lifted, binding.variant(), self._arch)
+
+
+def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:
+    """The same result, out of resources where it passes a device's limit a block."""
+    needed = compiled.shared_bytes
+    if not compiled.ok or needed is None or needed <= shared_limit_bytes:
+        return compiled
+    detail = f"needs {needed:,} bytes of shared memory, limit {shared_limit_bytes:,}"
+    return replace(compiled, status=Status.OUT_OF_RESOURCES, detail=detail)

@@ -1,0 +1,50 @@
+"""What a kernel uses, read from its cubin: a thread's registers and local memory.
+
+A cubin is a 64-bit ELF file. Its `.nv.info*` sections list attributes: a format byte, an
+attribute byte and two bytes of value or size; format 4 is followed by `size` bytes. The
+attributes' numbers are those of EIATTR_REGCOUNT and EIATTR_FRAME_SIZE in `cuobjdump -elf`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+EIFMT_SVAL = 4
+EIATTR_FRAME_SIZE = 0x11
+EIATTR_REGCOUNT = 0x2F
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """(registers a thread, bytes of local memory a thread) of a cubin with one kernel.
+
+    Local memory is where spilled registers go. The driver reports the same number
+    (CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES), and Triton's own `n_spills` is a quarter of it.
+    """
+    found = {EIATTR_REGCOUNT: 0, EIATTR_FRAME_SIZE: 0}
+    for section in _sections(cubin, b".nv.info"):
+        for attribute, value in _attributes(section):
+            if attribute in found:  # value: the function's symbol, then the number
+                found[attribute] = max(found[attribute], struct.unpack_from("<4xI", value)[0])
+    return found[EIATTR_REGCOUNT], found[EIATTR_FRAME_SIZE]
+
+
+def _sections(elf: bytes, prefix: bytes) -> Iterator[bytes]:
+    """Contents of the sections whose names start with `prefix`."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, name_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
+    names = headers[name_index][4]
+    for name, _, _, _, offset, length in headers:
+        if elf.startswith(prefix, names + name):
+            yield elf[offset : offset + length]
+
+
+def _attributes(section: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(section):
+        kind, attribute, size = struct.unpack_from("<BBH", section, at)
+        at += 4
+        if kind == EIFMT_SVAL:
+            yield attribute, section[at : at + size]
+            at += size

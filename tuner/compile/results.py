@@ -1,0 +1,48 @@
+"""Compile results on disk, keyed by everything that decides them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import platformdirs
+
+from tuner.results import Compiled, Status
+
+
+def default_cache_dir() -> Path:
+    """TUNER_CACHE_DIR, or the user's cache folder."""
+    named = os.environ.get("TUNER_CACHE_DIR")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("tuner"))
+
+
+class ResultCache:
+    """One small JSON file a result; safe under concurrent processes.
+
+    Only what would come out the same again is kept: not time limits, not dead workers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, key: str) -> Compiled | None:
+        """The result, marked as cached; None when absent or unreadable."""
+        try:
+            fields = json.loads(self._path(key).read_text())
+            return replace(Compiled(**{**fields, "status": Status(fields["status"])}), cached=True)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def put(self, key: str, compiled: Compiled) -> None:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A reader must never see half a file, nor two writers mix theirs.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as part:
+            json.dump({**asdict(compiled), "status": compiled.status.value}, part)
+        Path(part.name).replace(path)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / f"{key}.json"

@@ -1,0 +1,96 @@
+"""A compile process: `python -m tuner.compile.worker`.
+
+Reads one JSON job a line on stdin and answers one JSON line each on stdout. It ends, with
+whatever it has started, when stdin does: a parent that was killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tuner.compile.cubin import resources
+from tuner.kernels.lift import load_lifted
+from tuner.results import Status
+
+TENSOR_MEMORY_COLUMNS = 512  # a block's tensor memory on sm_100; Triton refuses more at load
+
+
+def main() -> None:
+    # Compilers print to stdout; the parent's pipe must carry answers alone.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_jobs, args=(sys.stdin.buffer, jobs), daemon=True).start()
+    _answer(answers, {"triton": triton.__version__})
+    while True:
+        _answer(answers, _run(json.loads(jobs.get())))
+
+
+def _read_jobs(stdin: BinaryIO, jobs: queue.SimpleQueue[bytes]) -> None:
+    for line in stdin:
+        jobs.put(line)
+    os.killpg(0, signal.SIGKILL)  # the parent is gone: end ptxas too, even in mid-compile
+
+
+def _answer(answers: BinaryIO, values: dict[str, Any]) -> None:
+    answers.write(json.dumps(values).encode() + b"\n")
+    answers.flush()
+
+
+def _run(job: dict[str, Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    try:
+        found = _compile(Path(job["source"]), job["variant"], job["arch"])
+    except MemoryError:
+        raise  # circumstance, not the kernel: die and let the parent say so
+    except Exception as error:
+        found = {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
+    return {**found, "seconds": time.perf_counter() - start}
+
+
+def _compile(source: Path, variant: dict[str, Any], arch: int) -> dict[str, Any]:
+    function = getattr(load_lifted(source), variant["function"])
+    names = list(variant["signature"])
+    constants = {(names.index(k),): _constant(v) for k, v in variant["constants"].items()}
+    attributes = {(names.index(k),): [["tt.divisibility", 16]] for k in variant["divisible"]}
+    kernel = triton.compile(
+        ASTSource(function, variant["signature"], constants, attributes),
+        target=GPUTarget("cuda", arch, 32),
+        options=variant["options"],
+    )
+    n_regs, n_spills = resources(kernel.asm["cubin"])
+    found = {"shared_bytes": kernel.metadata.shared, "n_regs": n_regs, "n_spills": n_spills}
+    columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    if columns > TENSOR_MEMORY_COLUMNS:
+        detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"
+        return {**found, "status": Status.OUT_OF_RESOURCES.value, "detail": detail}
+    return {**found, "status": Status.OK.value}
+
+
+def _constant(value: object) -> object:
+    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
+
+
+def _detail(error: Exception) -> str:
+    """One line of the compiler's: the one that says "error", or the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"\b(error|fatal)\b.*:", line)]
+    return f"{type(error).__name__}: {(telling or lines or [''])[-1]}"[:500]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What each parameter of a kernel is bound to, and how Triton specialises on it.
+
+A binding serves twice: `variant()` is the compile-time view (types, specialisations,
+constants), and the arguments themselves are the launch-time view.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.lift import UNREADABLE_DEFAULT, Parameter
+
+Plain = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A tensor; `dtype` is Triton's short name (bf16, fp8e4nv, u8, i32 ...).
+
+    Tensors start on 16-byte boundaries, as every allocator of an engine's tensors makes them.
+    """
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A TMA descriptor over a tensor, loaded in tiles of `block`."""
+
+    dtype: str
+    block: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A whole number known at launch."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Float:
+    """A float32 known at launch; Triton never specialises on one."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value known at compile time: None (absent), a bool, a number or a string."""
+
+    value: Plain
+
+
+@dataclass(frozen=True)
+class TypeConstant:
+    """A Triton type as a compile-time value, by its short name."""
+
+    dtype: str
+
+
+Argument = Pointer | Descriptor | Integer | Float | Constant | TypeConstant
+ABSENT = Constant(None)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """All that decides a kernel's machine code besides its source and the architecture.
+
+    Two launches with equal variants run the same compiled kernel.
+    """
+
+    function: str
+    signature: Mapping[str, str]  # parameter -> Triton type, or "constexpr"
+    constants: Mapping[str, Plain | dict[str, str]]  # parameter -> value; a type is {"dtype": name}
+    divisible: tuple[str, ...]  # parameters known to be multiples of 16
+    options: Mapping[str, int | bool]  # num_warps, num_stages ...
+
+    @cached_property
+    def key(self) -> str:
+        return json.dumps(self.as_json(), sort_keys=True)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "function": self.function,
+            "signature": dict(self.signature),
+            "constants": dict(self.constants),
+            "divisible": list(self.divisible),
+            "options": dict(self.options),
+        }
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Every parameter of one kernel, in the kernel's order, with its launch options."""
+
+    function: str
+    parameters: tuple[Parameter, ...]
+    arguments: Mapping[str, Argument]
+    options: Mapping[str, int | bool]
+
+    def variant(self) -> Variant:
+        """Specialise as Triton's own JIT does.
+
+        A whole number that is 1 becomes a constant; one divisible by 16 and a pointer on a
+        16-byte boundary are marked so; `do_not_specialize` turns both off.
+        """
+        signature: dict[str, str] = {}
+        constants: dict[str, Plain | dict[str, str]] = {}
+        divisible: list[str] = []
+        for parameter in self.parameters:
+            name, argument = parameter.name, self.arguments[parameter.name]
+            one = isinstance(argument, Integer) and argument.value == 1 and parameter.specialize
+            if isinstance(argument, Constant | TypeConstant) or parameter.constexpr or one:
+                signature[name] = "constexpr"
+                constants[name] = _constant(argument)
+                continue
+            signature[name] = _runtime_type(argument)
+            aligned = isinstance(argument, Pointer) or (
+                isinstance(argument, Integer) and argument.value % 16 == 0
+            )
+            if aligned and parameter.specialize:
+                divisible.append(name)
+        return Variant(self.function, signature, constants, tuple(divisible), dict(self.options))
+
+
+def bind(
+    origin: str,
+    function: str,
+    parameters: tuple[Parameter, ...],
+    known: Mapping[str, Argument],
+    options: Mapping[str, int | bool],
+) -> Binding:
+    """Give every parameter its argument by name; an unknown one keeps its default.
+
+    Raises UnsupportedKernel for a parameter that has neither.
+    """
+    arguments: dict[str, Argument] = {}
+    for parameter in parameters:
+        if parameter.name in known:
+            arguments[parameter.name] = known[parameter.name]
+        elif parameter.required or parameter.default is UNREADABLE_DEFAULT:
+            raise UnsupportedKernel(
+                f"{origin}: {function} needs {parameter.name!r}, which this version cannot bind"
+            )
+        else:
+            arguments[parameter.name] = Constant(cast(Plain, parameter.default))
+    return Binding(function, parameters, arguments, options)
+
+
+def _constant(argument: Argument) -> Plain | dict[str, str]:
+    if isinstance(argument, TypeConstant):
+        return {"dtype": argument.dtype}
+    assert isinstance(argument, Constant | Integer | Float)
+    return argument.value
+
+
+def _runtime_type(argument: Argument) -> str:
+    if isinstance(argument, Pointer):
+        return f"*{argument.dtype}"
+    if isinstance(argument, Descriptor):
+        return f"tensordesc<{argument.dtype}[{', '.join(map(str, argument.block))}]>"
+    if isinstance(argument, Float):
+        return "fp32"
+    assert isinstance(argument, Integer)
+    return "i32" if -(2**31) <= argument.value < 2**31 else "i64"

@@ -1,0 +1,309 @@
+"""Binds sglang's fused-MoE kernels as its `invoke_fused_moe_kernel` launches them.
+
+Source of every value: `invoke_fused_moe_kernel` and `_fused_moe_kernel_sequence` of sglang
+0.4.4 to 0.5.23 on CUDA, one rank, no LoRA. SGLANG_MOE_PADDING (an AMD matter, off by
+default) is taken to be off, so K is the whole reduced length.
+
+One variant serves many batch sizes. Only EM (slots after padding) and num_valid_tokens
+(M * top_k) change with the batch size, and Triton looks at no more of them than "is 1" and
+"is a multiple of 16". EM is rounded up to a multiple of 16, at most one empty block more
+than the engine launches, so it never splits a variant; num_valid_tokens keeps its true
+value. So all M with M * top_k divisible by 16 share one variant, and the others a second.
+(From sglang 0.5.23 on sm_90 and later, GDC_EARLY splits batches at 512 rows once more.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.engines import Engine
+from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
+from tuner.kernels.binding import (
+    ABSENT,
+    Argument,
+    Binding,
+    Constant,
+    Descriptor,
+    Integer,
+    Pointer,
+    TypeConstant,
+    bind,
+)
+from tuner.kernels.lift import Lifted, lift
+from tuner.problems import Config, Dtype, FusedMoe, Gemm
+
+DENSE = "fused_moe_kernel"
+GROUPED = "fused_moe_kernel_gptq_awq"
+# Keys of a config that are Triton's, not the kernel's, with Triton's defaults.
+LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3}
+SWAP_AB_ARCH = 90  # the engine asks is_sm90_supported(): major version 9 exactly
+PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
+GDC_EARLY_ROWS = 512
+
+
+@dataclass(frozen=True)
+class FusedMoeKernels:
+    """The fused-MoE kernels of one engine version."""
+
+    lifted: Lifted
+
+    def bind(
+        self,
+        problem: FusedMoe,
+        gemm: Gemm,
+        batch_size: int,
+        config: Config,
+        arch: int,
+        *,
+        sorted_output: bool = False,
+        filter_expert: bool = False,
+        zero_points: bool = False,
+    ) -> Binding:
+        """Bind the kernel that the engine launches for `gemm` at `batch_size` tokens.
+
+        `arch` is the compute capability as one number (89, 90, 120). `sorted_output`: the up
+        gemm of a layer whose down gemm uses TMA. `filter_expert`: under expert parallelism.
+        `zero_points`: asymmetric (AWQ) weights. Raises UnsupportedKernel for a parameter, a
+        config key or a dtype that this engine's kernel and this adapter do not share.
+        """
+        launch = _Launch(problem, gemm, batch_size, config, arch, sorted_output)
+        function = kernel_name(problem)
+        parameters = self.lifted.parameters(function)
+        names = {parameter.name for parameter in parameters}
+        self._check(launch, function, names)
+        known = {
+            **_shared(launch, filter_expert),
+            **(_grouped(launch, zero_points) if function == GROUPED else _dense(launch)),
+            **{k: Constant(v) for k, v in config.items() if k not in LAUNCH_OPTIONS},
+        }
+        options: dict[str, int | bool] = {
+            name: config.get(name, default) for name, default in LAUNCH_OPTIONS.items()
+        }
+        if "USE_GDC" in names and arch >= PDL_ARCH:
+            known |= {
+                "USE_GDC": Constant(True),
+                "GDC_EARLY": Constant(launch.a_rows <= GDC_EARLY_ROWS),
+            }
+            options["launch_pdl"] = True
+        return bind(self.lifted.origin, function, parameters, known, options)
+
+    def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
+        origin = self.lifted.origin
+        tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}
+        choices = {*tiles, *LAUNCH_OPTIONS, *({"USE_TMA"} if "a_desc" in names else ())}
+        for key in launch.config:
+            if key not in choices:
+                near = did_you_mean(key, choices)
+                raise UnsupportedKernel(f"{origin}: {function} takes no config key {key!r}{near}")
+        missing = tiles - set(launch.config)
+        if missing:
+            raise UnsupportedKernel(f"{origin}: {function} needs {', '.join(sorted(missing))}")
+        problem = launch.problem
+        fp8_channel = problem.per_channel_quant and problem.dtype is Dtype.FP8_W8A8
+        if fp8_channel and "per_channel_quant" not in names:
+            raise UnsupportedKernel(f"{origin}: {function} has no per-channel fp8")
+
+
+def lift_fused_moe(engine: Engine) -> FusedMoeKernels:
+    """Lift them out of an engine on disk. Raises UnsupportedKernel; see `lift`."""
+    origin = f"{engine.name} {engine.version}"
+    source = engine.kernel_source(FusedMoe.family)
+    return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin))
+
+
+def kernel_name(problem: FusedMoe) -> str:
+    """Quantisation groups along k have a kernel of their own."""
+    grouped = problem.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16) and problem.block_shape
+    return GROUPED if grouped else DENSE
+
+
+def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
+    """EM: slots of `sorted_token_ids`, rounded up to 16; the engine's own sum is not rounded.
+
+    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions lack the
+    first case and allocate more slots, all of them empty.
+    """
+    if valid_slots < experts + 1:
+        slots = valid_slots * block_m
+    else:
+        slots = valid_slots + (experts + 1) * (block_m - 1)
+    return -(-slots // 16) * 16
+
+
+def swaps_ab(config: Config, dtype: Dtype, arch: int) -> bool:
+    """`should_enable_swap_ab`, which is asked for fp8 alone; the same since it appeared."""
+    sm90 = arch // 10 * 10 == SWAP_AB_ARCH
+    small = config["BLOCK_SIZE_M"] < 64 and config["BLOCK_SIZE_N"] >= 64
+    return dtype is Dtype.FP8_W8A8 and sm90 and small
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch, with the sizes that its arguments derive from."""
+
+    problem: FusedMoe
+    gemm: Gemm
+    batch_size: int
+    config: Config
+    arch: int
+    sorted_output: bool
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise BadProblem(f"the batch size must be at least 1, not {self.batch_size}")
+        if self.tma and self.gemm is Gemm.UP:
+            raise UnsupportedKernel("USE_TMA is for the down gemm; the engine ignores it for up")
+        if self.tma and not (self.problem.dtype is Dtype.FP8_W8A8 and self.problem.block_shape):
+            raise UnsupportedKernel("USE_TMA needs fp8_w8a8 with a block_shape")
+
+    @property
+    def tma(self) -> bool:
+        return bool(self.config.get("USE_TMA", 0))
+
+    @property
+    def valid_slots(self) -> int:
+        return self.batch_size * self.problem.top_k
+
+    @property
+    def a_rows(self) -> int:
+        """Rows of A; with TMA, down reads its slots in sorted order, padding included."""
+        if self.gemm is Gemm.UP:
+            return self.batch_size
+        padding = min(self.valid_slots, self.problem.E + 1) * (self.config["BLOCK_SIZE_M"] - 1)
+        return self.valid_slots + (padding if self.tma else 0)
+
+    @property
+    def compute(self) -> str:
+        return "fp16" if self.problem.dtype is Dtype.FLOAT16 else "bf16"
+
+
+def _shared(launch: _Launch, filter_expert: bool) -> dict[str, Argument]:
+    """Parameters of both kernels."""
+    problem, gemm, config = launch.problem, launch.gemm, launch.config
+    n, _ = problem.gemm_shape(gemm)
+    em = padded_slots(launch.valid_slots, problem.E, config["BLOCK_SIZE_M"])
+    return {
+        "c_ptr": Pointer(launch.compute),
+        "topk_weights_ptr": Pointer("fp32"),
+        "sorted_token_ids_ptr": Pointer("i32"),
+        "expert_ids_ptr": Pointer("i32"),
+        "num_tokens_post_padded_ptr": Pointer("i32"),
+        "EM": Integer(em),
+        "num_valid_tokens": Integer(launch.valid_slots),
+        "stride_cm": Integer(n),
+        "stride_cn": Integer(1),
+        "MUL_ROUTED_WEIGHT": Constant(gemm is Gemm.DOWN),
+        "top_k": Constant(problem.top_k if gemm is Gemm.UP else 1),
+        "compute_type": TypeConstant(launch.compute),
+        "use_int8_w8a16": Constant(problem.dtype is Dtype.INT8_W8A16),
+        "filter_expert": Constant(filter_expert),
+    }
+
+
+def _dense(launch: _Launch) -> dict[str, Argument]:
+    """Parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
+    problem, config = launch.problem, launch.config
+    n, k = problem.gemm_shape(launch.gemm)
+    operand = {
+        Dtype.FP8_W8A8: ("fp8e4nv", "fp8e4nv"),
+        Dtype.INT8_W8A8: ("i8", "i8"),
+        Dtype.INT8_W8A16: ("bf16", "i8"),
+    }
+    a, b = operand.get(problem.dtype, (launch.compute, launch.compute))
+    blocks = (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config["BLOCK_SIZE_K"])
+    group_n, group_k = problem.block_shape or (0, 0)
+    return {
+        "a_ptr": Pointer(a),
+        "b_ptr": Pointer(b),
+        "a_desc": Descriptor(a, (blocks[0], blocks[2])) if launch.tma else ABSENT,
+        "b_desc": Descriptor(b, (1, blocks[1], blocks[2])) if launch.tma else ABSENT,
+        "bias_ptr": ABSENT,
+        "add_mask_ptr": ABSENT,
+        "N": Integer(n),
+        "K": Integer(k),
+        "stride_am": Integer(k),
+        "stride_ak": Integer(1),
+        "stride_be": Integer(n * k),
+        "stride_bk": Integer(1),
+        "stride_bn": Integer(k),
+        "stride_bias_e": Integer(0),
+        "stride_bias_n": Integer(0),
+        **_scales(problem, n, k),
+        "group_n": Constant(group_n),
+        "group_k": Constant(group_k),
+        "use_fp8_w8a8": Constant(problem.dtype is Dtype.FP8_W8A8),
+        "use_int8_w8a8": Constant(problem.dtype is Dtype.INT8_W8A8),
+        "per_channel_quant": Constant(problem.per_channel_quant),
+        "even_Ks": Constant(k % config["BLOCK_SIZE_K"] == 0),
+        "c_sorted": Constant(launch.sorted_output),
+        "swap_ab": Constant(swaps_ab(config, problem.dtype, launch.arch)),
+        "FUSE_ADD_TO_OUTPUT": Constant(False),
+        "MASK_OUTPUT": Constant(False),
+        "FUSE_SUM_ALL_REDUCE": Constant(False),
+        "LORA_PRESERVE_BASE": Constant(False),
+        "ROUTER_TOPK": Constant(1 if launch.gemm is Gemm.UP else problem.top_k),
+    }
+
+
+def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:
+    """Scale tensors and their strides; a stride is 0 where the tensor lacks the dimension.
+
+    Blocks: A (rows, ceil(K / k)), B (E, ceil(n / n'), ceil(K / k)). Channels: A (rows, 1),
+    B (E, n, 1). Tensor-wise: A (1,), B (E,). Weight-only int8: B (E, n).
+    """
+    weight_only = problem.dtype is Dtype.INT8_W8A16
+    quantised = problem.dtype.weight_bits == 8
+    scale: Argument = Pointer("fp32")
+    strides = {"asm": 0, "ask": 0, "bse": 0, "bsk": 0, "bsn": 0}
+    if weight_only:
+        strides = {"asm": 0, "ask": 0, "bse": n, "bsk": 0, "bsn": 1}
+    elif problem.block_shape:
+        block_n, block_k = problem.block_shape
+        rows, columns = -(-n // block_n), -(-k // block_k)
+        strides = {"asm": columns, "ask": 1, "bse": rows * columns, "bsk": 1, "bsn": columns}
+    elif problem.per_channel_quant:
+        strides = {"asm": 1, "ask": 1, "bse": n, "bsk": 1, "bsn": 1}
+    return {
+        "a_scale_ptr": scale if quantised and not weight_only else ABSENT,
+        "b_scale_ptr": scale if quantised else ABSENT,
+        **{f"stride_{name}": Integer(value) for name, value in strides.items()},
+    }
+
+
+def _grouped(launch: _Launch, zero_points: bool) -> dict[str, Argument]:
+    """Parameters of `fused_moe_kernel_gptq_awq`.
+
+    A (rows, K); B (E, n, K or K / 2) in bytes; scales (E, n, K / g); zero points, in bytes,
+    (E, n, K / g), packed two to a byte along n for int4.
+    """
+    problem = launch.problem
+    assert problem.block_shape is not None
+    n, k = problem.gemm_shape(launch.gemm)
+    group = problem.block_shape[1]
+    groups = -(-k // group)
+    packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
+    zp_strides = (n // packed * groups, 1, groups) if zero_points else (0, 0, 0)
+    return {
+        "a_ptr": Pointer("bf16"),
+        "b_ptr": Pointer("u8"),
+        "b_scale_ptr": Pointer("bf16"),
+        "b_zp_ptr": Pointer("u8") if zero_points else ABSENT,
+        "N": Constant(n),
+        "K": Constant(k),
+        "stride_am": Integer(k),
+        "stride_ak": Integer(1),
+        "stride_be": Integer(n * k // packed),
+        "stride_bk": Integer(1),
+        "stride_bn": Integer(k // packed),
+        "stride_bse": Integer(n * groups),
+        "stride_bsk": Integer(1),
+        "stride_bsn": Integer(groups),
+        "stride_bze": Integer(zp_strides[0]),
+        "stride_bzk": Integer(zp_strides[1]),
+        "stride_bzn": Integer(zp_strides[2]),
+        "group_size": Constant(group),
+        "has_zp": Constant(zero_points),
+        "use_int4_w4a16": Constant(problem.dtype is Dtype.INT4_W4A16),
+        # The engine asks this of B's own last dimension, which is halved for int4.
+        "even_Ks": Constant(k // packed % launch.config["BLOCK_SIZE_K"] == 0),
+    }
