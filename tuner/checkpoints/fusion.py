@@ -1,0 +1,186 @@
+"""Whether an engine appends the shared experts to the routed ones.
+
+Where it does, the layer has more experts, and every token goes to them: a different problem, and a
+different file name. The rules are sglang's, read from the model classes of its releases 0.4.4 to
+0.5.23; a rule that changed between two releases that were looked at is taken to have changed in the
+newer one. Its own tuning script guesses otherwise for some models (it adds one expert for Llama 4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuner.errors import BadProblem
+from tuner.problems import Dtype
+
+if TYPE_CHECKING:
+    from tuner.checkpoints.model import Model
+
+Version = tuple[int, ...]
+NEWEST = "0.5.23"  # the newest release whose rules were read; assumed where no version is given
+OLDEST_ARCH = 80
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What fusing the shared experts adds to the layer, and the reason in a sentence."""
+
+    experts: int
+    top_k: int
+    why: str
+
+
+NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The facts that a rule looks at."""
+
+    model: Model
+    version: Version
+    arch: int
+    tp: int
+    ep: int
+    dtype: Dtype | None
+
+
+def shared_expert_fusion(
+    model: Model,
+    engine_version: str | None,
+    device_arch: int,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: Dtype | None = None,
+    force: bool | None = None,
+) -> Fusion:
+    """Decide as sglang of that version does by default on that GPU, unless `force` says otherwise.
+
+    Raises BadProblem where fusion is forced but the shared experts do not have the routed ones'
+    width, or there are none.
+    """
+    if not model.n_shared_experts:
+        if force:
+            raise BadProblem(f"{model.name} has no shared experts to fuse")
+        return Fusion(0, 0, f"{model.name} has no shared experts to fuse")
+    version = engine_version or NEWEST
+    case = _Case(model, parse_version(version), device_arch, tp, ep, dtype or model.dtype)
+    if force is False:
+        return Fusion(0, 0, f"E={model.E // ep} without the shared experts, as asked")
+    if force:
+        return _forced(case)
+    against = _why_not(case)
+    if against:
+        return Fusion(
+            0, 0, f"E={model.E // ep}: sglang {version} does not fuse shared experts {against}"
+        )
+    added = _added(case)
+    return Fusion(
+        added,
+        model.n_shared_experts,
+        f"E={model.E // ep}+{added}: sglang {version} fuses the shared experts of "
+        f"{model.architecture} on sm_{device_arch} (override with --no-fuse-shared)",
+    )
+
+
+def fuses_in_some_release(architecture: str) -> bool:
+    return architecture in _RULES
+
+
+def parse_version(text: str) -> Version:
+    """(0, 4, 6, 5) for 0.4.6.post5, (0, 5, 16, 0) for 0.5.16."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.post(\d+))?", text)
+    if not match:
+        raise BadProblem(f"{text!r} is not an engine version such as {NEWEST}")
+    return tuple(int(part or 0) for part in match.groups())
+
+
+def _forced(case: _Case) -> Fusion:
+    model = case.model
+    if model.shared_intermediate != model.n_shared_experts * model.intermediate:
+        raise BadProblem(
+            f"the shared experts of {model.name} are {model.shared_intermediate} wide, not "
+            f"{model.n_shared_experts} x {model.intermediate}: no engine can fuse them"
+        )
+    added = _added(case)
+    return Fusion(added, model.n_shared_experts, f"E={model.E // case.ep}+{added}, as asked")
+
+
+def _added(case: _Case) -> int:
+    # Until 0.4.7 each rank held a copy for every rank, and a token went to one of them.
+    return case.tp if case.version < (0, 4, 7) else case.model.n_shared_experts
+
+
+def _why_not(case: _Case) -> str | None:
+    """The clause that says why this model's shared experts stay apart; None: they are fused."""
+    rule = _RULES.get(case.model.architecture)
+    return rule(case) if rule else f"of {case.model.architecture}"
+
+
+def _deepseek_v3(case: _Case) -> str | None:
+    """DeepSeek V3 and R1; Kimi K2 names the same class but has other sizes."""
+    if case.version < (0, 4, 6):
+        return "by default before 0.4.6"
+    if case.model.E != 256 or case.model.n_shared_experts != 1:
+        return f"of a model with {case.model.E} routed experts, only of DeepSeek V3's 256"
+    if case.version < (0, 4, 7) and case.arch < 90:
+        return f"on sm_{case.arch}, before 0.4.7 only on sm_90 and later"
+    packed = case.model.quantization.startswith("compressed-tensors")
+    if case.version >= (0, 5, 16) and packed and case.dtype is Dtype.INT4_W4A16:
+        return "of compressed-tensors int4 checkpoints, which keep them unquantised"
+    return _common(case)
+
+
+def _deepseek_v32(case: _Case) -> str | None:
+    # Up to 0.5.11 the engine loaded it under DeepSeek V3's name, which the rule asks for.
+    if case.version < (0, 5, 12):
+        return _deepseek_v3(case)
+    return "of DeepseekV32ForCausalLM since 0.5.12"
+
+
+def _glm4_moe(case: _Case) -> str | None:
+    if case.version < (0, 5, 1) and case.model.E != 128:
+        return f"of a GLM with {case.model.E} routed experts before 0.5.1"
+    if (0, 5, 5) <= case.version < (0, 5, 6):
+        return "of GLM-4.5 in 0.5.5"
+    return _common(case)
+
+
+def _qwen3_next(case: _Case) -> str | None:
+    if case.version < (0, 5, 14):
+        return "of Qwen3-Next before 0.5.14"
+    if case.model.shared_intermediate != case.model.intermediate:
+        return "of another width than the routed ones"
+    return None
+
+
+def _since(version: Version, rule: Callable[[_Case], str | None]) -> Callable[[_Case], str | None]:
+    def since(case: _Case) -> str | None:
+        before = ".".join(map(str, version))
+        name = case.model.architecture
+        return f"of {name} before {before}" if case.version < version else rule(case)
+
+    return since
+
+
+def _common(case: _Case) -> str | None:
+    if case.ep > 1:
+        return "under expert parallelism"
+    return f"on sm_{case.arch}, before sm_{OLDEST_ARCH}" if case.arch < OLDEST_ARCH else None
+
+
+_RULES: dict[str, Callable[[_Case], str | None]] = {
+    "DeepseekV3ForCausalLM": _deepseek_v3,
+    "DeepseekV32ForCausalLM": _deepseek_v32,
+    "GlmMoeDsaForCausalLM": _since((0, 5, 9), _deepseek_v3),
+    "Glm4MoeForCausalLM": _glm4_moe,
+    "Glm4MoeLiteForCausalLM": _since((0, 5, 8), _common),
+    "Glm4vMoeForConditionalGeneration": _since((0, 5, 7), _common),
+    "MiniMaxM3SparseForConditionalGeneration": _since((0, 5, 16), _common),
+    "MiniMaxM3SparseForCausalLM": _since((0, 5, 16), _common),
+    "Qwen3NextForCausalLM": _qwen3_next,
+}

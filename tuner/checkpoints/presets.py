@@ -1,0 +1,51 @@
+"""The table of well-known models (models.toml)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from importlib import resources
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from tuner.checkpoints.model import Model
+from tuner.errors import UnknownModel, did_you_mean
+from tuner.problems import Dtype
+
+
+@cache
+def presets() -> tuple[Model, ...]:
+    """Every model of the table, in its order."""
+    text = resources.files("tuner.checkpoints").joinpath("models.toml").read_text(encoding="utf-8")
+    return tuple(_model(row) for row in tomllib.loads(text)["model"])
+
+
+def find_preset(text: str) -> Model:
+    """The preset of that name or alias; case, an organisation before a slash, spaces,
+    underscores and hyphens do not matter. Raises UnknownModel, which names the nearest.
+    """
+    by_key = {_key(name): m for m in presets() for name in (m.name, *m.aliases)}
+    if model := by_key.get(_key(text)):
+        return model
+    near = did_you_mean(text, [name for m in presets() for name in (m.name, *m.aliases)])
+    hint = near or "; `tuner models` lists the presets"
+    raise UnknownModel(f"no preset, folder or config.json is called {text[:200]!r}{hint}")
+
+
+def _key(text: str) -> str:
+    return re.sub(r"[\s_-]+", "", text.rpartition("/")[2]).casefold()
+
+
+def _model(row: dict[str, Any]) -> Model:
+    dtype, block = row.get("dtype"), row.get("block_shape")
+    converted: dict[str, Any] = {
+        "aliases": tuple(row.get("aliases", ())),
+        "dtype": Dtype(dtype) if dtype else None,
+        "block_shape": (block[0], block[1]) if block else None,
+    }
+    return Model(**{**row, **converted})
