@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from servers import postgres_database, postgres_server
@@ -21,3 +22,12 @@ def postgres_url(postgres: URL) -> Iterator[str]:
     """An empty PostgreSQL database for one test."""
     with postgres_database(postgres) as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for a store on each database, with nothing in it."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'made' / 'tuner.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url

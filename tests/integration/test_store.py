@@ -1,0 +1,309 @@
+"""What every store does, on each database."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
+
+from tuner.errors import UnusableStore
+from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
+from tuner.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Measurement,
+    Status,
+    Totals,
+    Trial,
+)
+from tuner.store import RunJournal, RunKey, RunState, Store
+from tuner.store.connect import connect
+
+UP, DOWN = POINTS
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+def entry(point: Point, median_us: float = 10.0, status: Status = Status.OK) -> Entry:
+    config = Config({"BLOCK_SIZE_M": 16, "num_stages": 3})
+    incumbents = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.5, 49_152)}
+    compiled = Compiled(Status.OK, shared_bytes=73_728, n_regs=128, n_spills=0)
+    return Entry(point, config, status, median_us, compiled, incumbents, "faster than default")
+
+
+def publish(store: Store, key: RunKey, *entries: Entry) -> None:
+    store.finish_run(store.begin_run(key), entries, Totals())
+
+
+class TestRuns:
+    def test_a_new_run_is_running_and_has_no_trials(self, store: Store) -> None:
+        before = datetime.now(timezone.utc)
+        run = store.begin_run(KEY)
+        assert (run.key, run.state, run.reason, run.totals) == (KEY, RunState.RUNNING, "", None)
+        assert before <= run.created_at <= run.updated_at <= datetime.now(timezone.utc)
+        assert run.created_at.tzinfo is timezone.utc
+        assert store.trials(run) == []
+
+    def test_an_equal_key_is_the_same_run_with_its_trials(self, store_url: str) -> None:
+        with Store.open(store_url) as first:
+            run = first.begin_run(KEY)
+            first.add_trials(run, [trial(0), trial(1)])
+        with Store.open(store_url) as second:
+            again = second.begin_run(replace(KEY, points=KEY.points[::-1]))
+            assert (again.id, again.created_at) == (run.id, run.created_at)
+            assert second.trials(again) == [trial(0), trial(1)]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"problem": replace(PROBLEM, N=128)},
+            {"environment": replace(ENVIRONMENT, driver="580.159.04")},
+            {"measure": MeasureKind.GPU},
+            {"effort": "standard"},
+            {"seed": 1},
+            {"points": POINTS[:1]},
+            {"space": "wide"},
+            {"recording": "ef" * 32},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_a_key_that_differs_anywhere_is_another_run(
+        self, store: Store, change: dict[str, object]
+    ) -> None:
+        run = store.begin_run(KEY)
+        store.add_trials(run, [trial(0)])
+        other = store.begin_run(replace(KEY, **change))
+        assert other.id != run.id
+        assert store.trials(other) == []
+
+    def test_a_stopped_run_keeps_its_trials_and_can_be_begun_again(self, store: Store) -> None:
+        run = store.begin_run(KEY)
+        store.add_trials(run, [trial(0)])
+        store.stop_run(run, RunState.FAILED, "NothingFits: no configuration fits M=1 up")
+        row = read(store, "SELECT state, reason FROM runs")
+        assert row == [("failed", "NothingFits: no configuration fits M=1 up")]
+        again = store.begin_run(KEY)
+        assert (again.id, again.state, again.reason) == (run.id, RunState.RUNNING, "")
+        assert store.trials(again) == [trial(0)]
+
+    def test_a_finished_run_tells_what_it_cost(self, store: Store) -> None:
+        totals = Totals(12, 34, wall_s=1.5, compile_s=2.5, measure_s=0.25, extra={"races": 2.0})
+        store.finish_run(store.begin_run(KEY), [], totals)
+        assert read(store, "SELECT state FROM runs") == [("done",)]
+        assert store.begin_run(KEY).totals == totals
+
+
+class TestTrials:
+    def test_a_candidate_is_stored_once(self, store: Store) -> None:
+        run = store.begin_run(KEY)
+        measured_again = replace(trial(1), measurement=Measurement(Status.CRASHED))
+        store.add_trials(run, [trial(0), trial(1)])
+        store.add_trials(run, [measured_again, trial(2), trial(2)])
+        assert store.trials(run) == [trial(0), trial(1), trial(2)]
+
+    def test_a_batch_that_fails_adds_nothing(self, store: Store) -> None:
+        run = store.begin_run(KEY)
+        too_large = replace(trial(1), measurement=Measurement(Status.OK, samples=2**70))
+        with pytest.raises((UnusableStore, OverflowError)):
+            store.add_trials(run, [trial(0), too_large])
+        assert store.trials(run) == []
+
+    def test_the_journal_of_a_run_keeps_its_trials(self, store: Store) -> None:
+        journal = RunJournal(store, store.begin_run(KEY))
+        journal.add([])
+        journal.add([trial(0)])
+        assert journal.trials() == [trial(0)]
+
+    def test_threads_share_a_store(self, store: Store) -> None:
+        run = store.begin_run(KEY)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(store.add_trials, run, batch(n)) for n in range(8)]:
+                done.result()
+        assert sorted(map(number_of, store.trials(run))) == list(range(8 * BATCH))
+
+    def test_a_crash_s_unprintable_output_is_kept_readable(self, store: Store) -> None:
+        run = store.begin_run(KEY)
+        crashed = Measurement(Status.CRASHED, detail="CUDA\0error\udcff")
+        store.add_trials(run, [replace(trial(0), measurement=crashed)])
+        assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
+
+
+class TestWinners:
+    def test_entries_come_back_with_what_they_hold_for(self, store: Store) -> None:
+        run = store.begin_run(KEY)
+        store.finish_run(run, [entry(DOWN), entry(UP)], Totals())
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [winner.entry for winner in found] == [entry(UP), entry(DOWN)]
+        assert {(w.problem, w.environment, w.run_id) for w in found} == {
+            (PROBLEM, ENVIRONMENT, run.id)
+        }
+        assert found[0].published_at.tzinfo is timezone.utc
+
+    def test_publishing_is_all_or_nothing(self, store: Store) -> None:
+        publish(store, KEY, entry(UP, 20.0), entry(DOWN, 20.0))
+
+        def failing() -> Iterator[Entry]:
+            yield entry(UP, 5.0)
+            raise KeyError
+
+        other = replace(KEY, seed=1)
+        run = store.begin_run(other)
+        with pytest.raises(KeyError):
+            store.finish_run(run, failing(), Totals())
+        assert medians(store) == [20.0, 20.0]
+        assert read(store, "SELECT state FROM runs ORDER BY id") == [("done",), ("running",)]
+
+    def test_a_later_entry_replaces_its_own_point_alone(self, store: Store) -> None:
+        publish(store, KEY, entry(UP, 20.0), entry(DOWN, 20.0))
+        publish(store, replace(KEY, seed=1), entry(DOWN, 30.0))
+        assert medians(store) == [20.0, 30.0]
+
+    @pytest.mark.parametrize("environment", [ENVIRONMENT, replace(ENVIRONMENT, torch="2.11.0")])
+    def test_a_predicted_entry_never_replaces_a_measured_one(
+        self, store: Store, environment: Environment
+    ) -> None:
+        predict = replace(KEY, measure=MeasureKind.PREDICT, environment=environment)
+        publish(store, predict, entry(UP, 1.0, Status.PREDICTED))
+        assert medians(store) == [1.0]
+        publish(store, KEY, entry(UP, 20.0))
+        predicted = [entry(point, 2.0, Status.PREDICTED) for point in POINTS]
+        publish(store, predict, *predicted)
+        assert medians(store) == [20.0]
+
+    def test_gemms_of_one_batch_size_come_from_one_environment(self, store: Store) -> None:
+        old, new = KEY, replace(KEY, environment=replace(ENVIRONMENT, triton="3.7.0"))
+        wide = Point(64, Gemm.UP)
+        publish(store, old, entry(UP, 1.0), entry(DOWN, 2.0), entry(wide, 3.0))
+        publish(store, new, entry(UP, 4.0))
+        assert medians(store) == [4.0, 3.0]  # a down of the old one may have another BLOCK_SIZE_M
+
+    def test_winners_are_those_of_the_asked_for(self, store: Store) -> None:
+        other_problem = replace(PROBLEM, N=128)
+        other_version = replace(ENVIRONMENT, engine_version="0.5.12", triton="3.5.1")
+        other_device = replace(ENVIRONMENT, device="NVIDIA_H200")
+        publish(store, KEY, entry(UP, 1.0))
+        publish(store, replace(KEY, problem=other_problem), entry(UP, 2.0))
+        publish(store, replace(KEY, environment=other_version), entry(UP, 3.0))
+        publish(store, replace(KEY, environment=other_device), entry(UP, 4.0))
+        assert medians(store) == [3.0, 2.0]
+        assert medians(store, triton="3.6.0") == [1.0, 2.0]
+        assert medians(store, engine_version="0.5.12") == [3.0]
+        assert medians(store, problem=other_problem) == [2.0]
+        assert medians(store, device="NVIDIA_H200") == [4.0]
+        assert medians(store, engine="vllm") == []
+
+
+def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
+    run = store.begin_run(KEY)
+    with store._read() as reader:
+        reader.execute(text("SELECT * FROM trials")).all()
+        store.add_trials(run, [trial(0)])  # SQLite without its write-ahead log: locked
+        assert reader.execute(text("SELECT count(*) FROM runs")).scalar() == 1
+    assert store.trials(run) == [trial(0)]
+
+
+def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
+    run = store.begin_run(KEY)
+    with store._writer.begin() as connection:
+        connection.execute(text("DROP TABLE trials"))
+    for use in (lambda: store.trials(run), lambda: store.add_trials(run, [trial(0)])):
+        with pytest.raises(UnusableStore, match="trials") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_run_is_refused(store: Store) -> None:
+    run = store.begin_run(KEY)
+    with pytest.raises(UnusableStore, match="(?i)foreign key"):
+        store.add_trials(replace(run, id=run.id + 1), [trial(0)])
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+counts = st.integers(0, 2**31 - 1)
+times = st.floats(0, allow_infinity=False)
+statuses = st.sampled_from(Status)
+points = st.builds(Point, counts, st.sampled_from(Gemm))
+names = st.sampled_from(["BLOCK_SIZE_M", "num_warps", "num_stages", "USE_TMA", "waves_per_eu"])
+configs = st.builds(Config, st.dictionaries(names, counts, min_size=1))
+compiled = st.builds(
+    Compiled, statuses, *[st.none() | counts] * 3, detail=texts, cached=st.booleans()
+)
+measurements = st.builds(
+    Measurement, statuses, st.none() | times, st.none() | times, counts, detail=texts
+)
+trials = st.builds(Trial, st.builds(Candidate, points, configs), compiled, measurements)
+incumbents = st.builds(Incumbent, configs, statuses, st.none() | times, st.none() | counts)
+entries = st.builds(
+    Entry,
+    points,
+    configs,
+    st.sampled_from([Status.OK, Status.PREDICTED]),
+    times,
+    compiled,
+    st.dictionaries(st.sampled_from(["default", "shipped"]), incumbents),
+    texts,
+)
+problems = st.builds(
+    FusedMoe, *[st.integers(8, 9999)] * 3, st.integers(1, 8), st.sampled_from(list(Dtype)[:3])
+)
+keys = st.builds(
+    RunKey,
+    problem=problems,
+    environment=st.builds(Environment, *[texts] * 8),
+    measure=st.sampled_from(MeasureKind),
+    effort=texts,
+    seed=st.integers(-(2**63), 2**63 - 1),
+    points=st.lists(points, max_size=5).map(tuple),
+    space=texts,
+    recording=texts,
+)
+
+
+def test_everything_comes_back_as_it_was_given(store: Store) -> None:
+    fresh = itertools.count()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(keys, trials, entries)
+    def check(key: RunKey, given_trial: Trial, given_entry: Entry) -> None:
+        environment = replace(key.environment, device=f"device {next(fresh)}")
+        key = replace(key, environment=environment)
+        run = store.begin_run(key)
+        assert run.key == key
+        store.add_trials(run, [given_trial])
+        (stored,) = store.trials(run)
+        assert stored == given_trial
+        assert list(stored.candidate.config) == list(given_trial.candidate.config)
+        store.finish_run(run, [given_entry], Totals())
+        (winner,) = store.winners(device=environment.device, engine=environment.engine)
+        assert winner.entry == given_entry
+        assert (winner.problem, winner.environment) == (key.problem, environment)
+
+    check()
+
+
+def medians(store: Store, **wanted: object) -> list[float]:
+    found = store.winners(**{"device": "NVIDIA_L40S", "engine": "sglang", **wanted})
+    return [winner.entry.median_us for winner in found]
+
+
+def read(store: Store, query: str) -> list[tuple[object, ...]]:
+    engine = connect(store._engine.url.render_as_string(hide_password=False))
+    with engine.connect() as connection:
+        rows = [tuple(row) for row in connection.execute(text(query))]
+    engine.dispose()
+    return rows

@@ -1,0 +1,160 @@
+"""Schemas: made from nothing, equal to the tables in code, refused when not ours to write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, make_url, text
+from store_writer import KEY
+
+from tuner.errors import UnusableStore
+from tuner.store import Store
+from tuner.store.connect import connect, writer
+from tuner.store.schema import HEAD, alembic_config
+from tuner.store.tables import VERSION_TABLE, metadata
+
+
+def execute(url: str, *statements: str) -> None:
+    engine = connect(url)
+    with writer(engine).begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+def snapshot(url: str) -> dict[str, list[tuple[object, ...]]]:
+    """Every table with its rows."""
+    engine = connect(url)
+    with engine.connect() as connection:
+        found = {
+            name: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {name}"))]  # noqa: S608
+            for name in inspect(connection).get_table_names()
+        }
+    engine.dispose()
+    return found
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(UnusableStore) as caught:
+        Store.open(url)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_migrations_make_what_the_code_uses(store_url: str) -> None:
+    Store.open(store_url).close()
+    engine = connect(store_url)
+    with engine.connect() as connection:
+        options = {"version_table": VERSION_TABLE}
+        context = MigrationContext.configure(connection, opts=options)
+        assert context.get_current_heads() == (HEAD,)
+        assert compare_metadata(context, metadata) == []
+        names = set(inspect(connection).get_table_names())
+    engine.dispose()
+    assert names == {*metadata.tables, VERSION_TABLE}
+
+
+def test_a_difference_between_migrations_and_code_is_seen(store_url: str) -> None:
+    Store.open(store_url).close()
+    execute(
+        store_url,
+        "ALTER TABLE trials ADD COLUMN notes TEXT",
+        "DROP INDEX ix_environments_device_engine",
+    )
+    engine = connect(store_url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        kinds = {difference[0] for difference in compare_metadata(context, metadata)}
+    engine.dispose()
+    assert kinds == {"remove_column", "add_index"}
+
+
+def test_the_code_knows_the_newest_migration() -> None:
+    assert ScriptDirectory.from_config(alembic_config()).get_current_head() == HEAD
+
+
+def test_opening_again_changes_nothing(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        store.begin_run(KEY)
+    before = snapshot(store_url)
+    Store.open(store_url).close()
+    assert snapshot(store_url) == before
+
+
+def test_a_newer_schema_is_refused_and_left_alone(store_url: str) -> None:
+    Store.open(store_url).close()
+    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
+    before = snapshot(store_url)
+    assert "schema 9999 is newer" in refusal(store_url)
+    assert snapshot(store_url) == before
+
+
+def test_a_migration_that_fails_leaves_nothing(store_url: str) -> None:
+    execute(store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
+    assert "trials" in refusal(store_url)
+    assert snapshot(store_url) == {"trials": []}
+
+
+def test_other_programs_migrations_are_left_alone(store_url: str) -> None:
+    execute(
+        store_url,
+        "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+        "INSERT INTO alembic_version VALUES ('theirs')",
+    )
+    Store.open(store_url).close()
+    assert snapshot(store_url)["alembic_version"] == [("theirs",)]
+
+
+def test_a_store_that_may_only_be_read_is_refused(store_url: str) -> None:
+    Store.open(store_url).close()
+    url = make_url(store_url)
+    if url.get_backend_name() == "sqlite":
+        url = url.set(database=f"file:{url.database}").update_query_dict({"mode": "ro", "uri": "1"})
+    else:
+        url = url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+    reason = refusal(url.render_as_string(hide_password=False))
+    assert "readonly database" in reason or "read-only transaction" in reason
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any account may enter; pytest's own is its user's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="tuner-store-"))
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def modes_hold() -> Iterator[None]:
+    """File modes stop this process, even when it is root."""
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    yield
+    os.seteuid(user)
+
+
+@pytest.fixture
+def read_only_file(open_folder: Path) -> Path:
+    file = open_folder / "tuner.db"
+    Store.open(f"sqlite:///{file}").close()
+    file.chmod(0o444)
+    return file
+
+
+@pytest.mark.usefixtures("modes_hold")
+def test_a_read_only_file_is_refused_and_left_alone(read_only_file: Path) -> None:
+    before = read_only_file.read_bytes()
+    assert str(read_only_file) in refusal(f"sqlite:///{read_only_file}")
+    assert read_only_file.read_bytes() == before
+    assert stat.S_IMODE(read_only_file.stat().st_mode) == 0o444
