@@ -1,0 +1,155 @@
+"""Read and write the JSON files in which engines keep launch configurations.
+
+A file maps batch sizes (whole numbers, as strings) to configurations. Engines read it with
+`json.load` and `int(key)` alone, so a bad file fails late, inside a kernel launch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import MalformedConfigFile, did_you_mean
+from tuner.problems import Config
+
+REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+# Without both, Triton's CUDA defaults apply: sglang's heuristic and some shipped entries do so.
+LAUNCH_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+FIELDS = (*REQUIRED_FIELDS, *LAUNCH_DEFAULTS, "num_ctas", "USE_TMA")  # in the order engines write
+
+_MAX_BYTES = 1 << 20  # the largest file shipped is under 20 kB
+_MAX_VALUE = 1 << 20  # no block, group or batch size comes near it
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """An engine's config file as read; `entries` keeps the file's order, which settles ties."""
+
+    path: Path
+    entries: Mapping[int, Config]
+    oddities: tuple[str, ...] = ()  # what a strict reading refuses; empty for a strict reading
+
+
+class _Object(list[tuple[str, object]]):
+    """A JSON object as its pairs, so that a repeated key is seen."""
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Read a user's file strictly.
+
+    Raises MalformedConfigFile for anything an engine would stumble over at launch.
+    """
+    file = read_lenient(path)
+    if file.oddities:
+        raise MalformedConfigFile(f"{path}: {file.oddities[0]}")
+    return file
+
+
+def read_lenient(path: Path) -> ConfigFile:
+    """Read a file as engines do, and list what is odd about it.
+
+    Raises MalformedConfigFile for what no kernel could be launched with.
+    """
+    entries: dict[int, Config] = {}
+    oddities: list[str] = []
+    for key, fields in _read_object(path):
+        batch_size = _batch_size(path, key)
+        if batch_size in entries:
+            raise MalformedConfigFile(f"{path}: key {key!r} is given twice")
+        values = _whole_values(path, key, fields)
+        oddities += _oddities(key, values)
+        entries[batch_size] = Config(values)
+    if not entries:
+        oddities.append("it holds no batch sizes")
+    return ConfigFile(path, entries, tuple(oddities))
+
+
+def config_file_text(entries: Mapping[int, Config]) -> str:
+    """The JSON that engines read: sizes ascending, fields in the engines' order, USE_TMA true."""
+    rows = {str(size): _json_fields(entries[size]) for size in sorted(entries)}
+    return json.dumps(rows, indent=4) + "\n"
+
+
+def launch_config(config: Config) -> Config:
+    """The configuration with what Triton fills in at launch made explicit (4 warps, 3 stages)."""
+    return Config({**LAUNCH_DEFAULTS, **config})
+
+
+def _json_fields(config: Config) -> dict[str, int | bool]:
+    names = sorted(config, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
+    return {name: bool(config[name]) if name == "USE_TMA" else config[name] for name in names}
+
+
+def _read_object(path: Path) -> _Object:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise MalformedConfigFile(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > _MAX_BYTES:
+        raise MalformedConfigFile(f"{path}: larger than {_MAX_BYTES} bytes, no engine config file")
+    if not data.strip():
+        raise MalformedConfigFile(f"{path}: the file is empty")
+    try:
+        tree = json.loads(data.decode(), object_pairs_hook=_Object, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise MalformedConfigFile(f"{path}: not JSON: {error}") from None
+    if not isinstance(tree, _Object):
+        raise MalformedConfigFile(f"{path}: must be an object of batch sizes, not {_kind(tree)}")
+    return tree
+
+
+def _refuse_constant(text: str) -> object:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def _batch_size(path: Path, key: str) -> int:
+    # int() also reads " 1_0", "-5" and "007"; two spellings of one size must not both be kept.
+    if not (key.isascii() and key.isdigit() and len(key) <= 7 and str(int(key)) == key):
+        raise MalformedConfigFile(f"{path}: key {key!r} is not a batch size (a whole number)")
+    if not 1 <= int(key) <= _MAX_VALUE:
+        raise MalformedConfigFile(f"{path}: key {key!r} is not from 1 to {_MAX_VALUE}")
+    return int(key)
+
+
+def _whole_values(path: Path, key: str, fields: object) -> dict[str, int]:
+    if not isinstance(fields, _Object):
+        raise MalformedConfigFile(
+            f"{path}: key {key!r} must hold a configuration, not {_kind(fields)}"
+        )
+    values: dict[str, int] = {}
+    for name, value in fields:
+        where = f"{path}: key {key!r}: field {name!r}"
+        if name in values:
+            raise MalformedConfigFile(f"{where} is given twice")
+        if isinstance(value, bool) != (name == "USE_TMA") or not isinstance(value, int):
+            want = "true or false" if name == "USE_TMA" else "a whole number"
+            raise MalformedConfigFile(f"{where} must be {want}, not {_kind(value)}")
+        values[name] = value
+    missing = [name for name in REQUIRED_FIELDS if name not in values]
+    if missing:
+        raise MalformedConfigFile(
+            f"{path}: key {key!r}: lacks field {', '.join(map(repr, missing))}"
+        )
+    return values
+
+
+def _oddities(key: str, values: Mapping[str, int]) -> Iterator[str]:
+    for name, value in values.items():
+        if name not in FIELDS:
+            yield f"key {key!r}: unknown field {name!r}{did_you_mean(name, FIELDS)}"
+        elif name != "USE_TMA" and not 1 <= value <= _MAX_VALUE:
+            yield f"key {key!r}: field {name!r} must be from 1 to {_MAX_VALUE}, not {value}"
+    # One of the two without the other is a slip; neither is how sglang asks for Triton's defaults.
+    missing = [name for name in LAUNCH_DEFAULTS if name not in values]
+    if len(missing) == 1:
+        yield f"key {key!r}: lacks field {missing[0]!r}"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, _Object):
+        return "an object"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,110 @@
+"""Run an engine's own default heuristic, lifted out of its source.
+
+Only `get_default_config` and what it uses are compiled; the engine is not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+from tuner.errors import UnsupportedKernel
+
+FUNCTION = "get_default_config"
+
+
+def default_heuristic(
+    tree: ast.Module, source: Path, engine: str, shared_optin_bytes: int
+) -> Callable[[Mapping[str, object]], dict[str, int]]:
+    """The engine's heuristic for NVIDIA GPUs with that much opt-in shared memory a block.
+
+    The callable takes every argument that this project knows, by name; the version's own
+    signature picks. Raises UnsupportedKernel for a name or parameter that is not known.
+    """
+    lifted = _Lifted(tree, source, engine, shared_optin_bytes)
+    function = lifted.function(FUNCTION)
+    parameters = inspect.signature(function).parameters
+
+    def run(arguments: Mapping[str, object]) -> dict[str, int]:
+        for name, parameter in parameters.items():
+            if name not in arguments and parameter.default is parameter.empty:
+                raise UnsupportedKernel(f"{engine}'s {FUNCTION} has an unknown parameter {name!r}")
+        try:
+            config: dict[str, int] = function(
+                **{name: arguments[name] for name in parameters if name in arguments}
+            )
+        except AttributeError as error:  # a flag that the stand-in below does not have
+            raise UnsupportedKernel(f"{engine}'s {FUNCTION} reads unknown state: {error}") from None
+        return config
+
+    return run
+
+
+class _Lifted:
+    """Module-level definitions of a source file, compiled one by one as they are needed."""
+
+    def __init__(self, tree: ast.Module, source: Path, engine: str, shared_bytes: int) -> None:
+        flags = SimpleNamespace(enable_deterministic_inference=False)
+        settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
+        # The few names that reach outside the file, answered for an NVIDIA GPU and default flags.
+        self._namespace: dict[str, object] = {
+            "_is_hip": False,
+            "_get_cuda_shared_memory_per_block_optin": lambda: shared_bytes,
+            "get_server_args": lambda: settings,
+            "get_global_server_args": lambda: settings,
+            "get_exec": lambda: settings,
+        }
+        self._source, self._engine = source, engine
+        self._definitions: dict[str, ast.FunctionDef | ast.Assign] = {}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                self._definitions[node.name] = node
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        self._definitions[target.id] = node
+
+    def function(self, name: str) -> Callable[..., dict[str, int]]:
+        self._define(name, asked_by="the tuner")
+        function: Callable[..., dict[str, int]] = self._namespace[name]  # type: ignore[assignment]
+        return function
+
+    def _define(self, name: str, asked_by: str) -> None:
+        if name in self._namespace or hasattr(builtins, name):
+            return
+        if name not in self._definitions:
+            raise UnsupportedKernel(
+                f"{self._engine}'s {self._source.name} has no {name!r}, which {asked_by} needs"
+            )
+        node = self._definitions[name]
+        if isinstance(node, ast.FunctionDef):
+            node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
+        self._namespace[name] = None  # ends a recursion
+        for used in _free_names(node):
+            self._define(used, asked_by=name)
+        # Annotations stay text: they name types that are not lifted. (`annotations` is the
+        # feature that this file's first import names.)
+        code = compile(
+            ast.Module(body=[node], type_ignores=[]),
+            str(self._source),
+            "exec",
+            flags=annotations.compiler_flag,
+            dont_inherit=True,
+        )
+        exec(code, self._namespace)  # noqa: S102 - the engine's own code is what must be run
+
+
+def _free_names(node: ast.FunctionDef | ast.Assign) -> list[str]:
+    roots: list[ast.AST] = [node.value] if isinstance(node, ast.Assign) else [*node.body]
+    bound: set[str] = set()
+    if isinstance(node, ast.FunctionDef):
+        arguments = node.args
+        roots += [d for d in (*arguments.defaults, *arguments.kw_defaults) if d is not None]
+        bound = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    names = [n for root in roots for n in ast.walk(root) if isinstance(n, ast.Name)]
+    bound |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return sorted({n.id for n in names if isinstance(n.ctx, ast.Load)} - bound)

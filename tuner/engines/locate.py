@@ -1,0 +1,106 @@
+"""Where engines' packages lie on disk. Nothing of an engine is imported or executed."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+# What an engine calls itself when nothing on disk says its version (a bare source checkout).
+UNVERSIONED = "0.0.0.dev0"
+
+
+class Place(IntEnum):
+    """How a package was found; the lower comes first."""
+
+    INSTALLED = 0  # this Python would import it
+    ENGINE_PATH = 1  # in a folder that TUNER_ENGINE_PATH names
+    UNPACKED = 2  # <sys.prefix>/share/tuner/engines, where `make install` unpacks wheels
+
+
+@dataclass(frozen=True)
+class Package:
+    """One copy of an engine's package: `root` holds its `__init__.py`."""
+
+    root: Path
+    version: str
+    place: Place
+
+
+def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Package]:
+    """Every copy of the package `name`: installed, then TUNER_ENGINE_PATH's, then unpacked ones."""
+    found = [
+        Package(root, _version(name, root), place)
+        for place, root in _roots(name, environ)
+        if (root / "__init__.py").is_file()
+    ]
+    return list({package.root: package for package in reversed(found)}.values())[::-1]
+
+
+def version_order(version: str) -> tuple[tuple[int, ...], bool, str]:
+    """A sorting key: release numbers, then final releases after their rc, dev and the like."""
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = tuple(int(n) for n in release.group().split(".")) if release else ()
+    rest = version[release.end() :] if release else version
+    return numbers, rest == "" or rest.startswith((".post", "+")), rest
+
+
+def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[Place, Path]]:
+    installed = _installed_root(name)
+    if installed:
+        yield Place.INSTALLED, installed
+    for folder in filter(None, environ.get("TUNER_ENGINE_PATH", "").split(os.pathsep)):
+        yield Place.ENGINE_PATH, Path(folder).absolute() / name
+        for unpacked in _unpacked(name, Path(folder).absolute()):
+            yield Place.ENGINE_PATH, unpacked
+    for unpacked in _unpacked(name, Path(sys.prefix, "share", "tuner", "engines")):
+        yield Place.UNPACKED, unpacked
+
+
+def _installed_root(name: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(name)  # of a top-level name: does not execute it
+    except ValueError:  # a module without a spec sits under that name in sys.modules
+        return None
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _unpacked(name: str, folder: Path) -> list[Path]:
+    # A folder that `make` has not finished ends in .part; a version starts with a digit.
+    folders = [p for p in folder.glob(f"{name}-[0-9]*") if not p.name.endswith(".part")]
+    return sorted(
+        (p / name for p in folders), key=lambda p: version_order(p.parent.name), reverse=True
+    )
+
+
+def _version(name: str, root: Path) -> str:
+    for distribution in importlib.metadata.distributions(name=name, path=[str(root.parent)]):
+        return distribution.version
+    for file in ("_version.py", "version.py"):
+        literal = _literal_version(root / file)
+        if literal:
+            return literal
+    folder = root.parent.name
+    return folder.removeprefix(f"{name}-") if folder.startswith(f"{name}-") else UNVERSIONED
+
+
+def _literal_version(path: Path) -> str | None:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == "__version__" for t in node.targets)
+            and isinstance(node.value, ast.Constant)
+        ):
+            return str(node.value.value)
+    return None
