@@ -1,0 +1,168 @@
+"""What is known of a node, and what was found wrong with it.
+
+Everything is plain data: the parsers make it, the checks read it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Severity(str, Enum):
+    """How much a finding matters. An error stops a launch or costs most of the speed."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know before a launch."""
+
+    severity: Severity
+    check: str  # the check's name, e.g. "ports-down"
+    nodes: tuple[str, ...]
+    message: str
+    fix: str
+    evidence: tuple[str, ...] = ()  # lines as they were captured
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port of an RDMA device and the network interface that stands on it."""
+
+    device: str  # mlx5_1
+    port: int
+    interface: str  # xgbe1
+    up: bool
+    line: str
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a port's GID table."""
+
+    device: str
+    port: int
+    index: int
+    gid: str  # eight groups of four hex digits
+    ipv4: str  # empty for an entry with no IPv4 address
+    version: str  # "v1" or "v2": the RoCE version
+    interface: str
+    line: str
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """A link as it runs and as both its ends could run it."""
+
+    generation: int
+    max_generation: int
+    width: int
+    max_width: int
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    """A port of an RDMA device as /sys/class/infiniband shows it."""
+
+    device: str
+    port: int
+    state: str  # ACTIVE, DOWN, INIT, ARMED
+    phys_state: str  # LinkUp, Disabled, Polling, ...
+    link_layer: str  # Ethernet or InfiniBand
+    rate: str  # "200 Gb/sec (4X HDR)"
+    interface: str = ""
+    numa_node: int | None = None
+    pcie: PcieLink | None = None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`nvidia-smi topo -m`: how each GPU reaches each GPU and each NIC."""
+
+    gpus: tuple[str, ...] = ()  # GPU0, GPU1, ...
+    nics: tuple[str, ...] = ()  # RDMA device names
+    relations: dict[tuple[str, str], str] = field(default_factory=dict)  # PIX, PXB, PHB, NODE, SYS
+    numa: dict[str, str] = field(default_factory=dict)  # GPU -> NUMA node
+    lines: dict[str, str] = field(default_factory=dict)  # GPU or NIC -> its row
+
+    def near(self, gpu: str, other: str, kinds: tuple[str, ...] = ("PIX", "PXB")) -> bool:
+        """Whether the two meet in one of these ways: by default, below one PCIe host bridge."""
+        return self.relations.get((gpu, other)) in kinds
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as `nvidia-smi -q` shows it. Values it did not give are None."""
+
+    bus_id: str
+    name: str = ""
+    memory_bytes: int | None = None
+    performance_state: str = ""  # P0 is busy, P8 is idle
+    pcie: PcieLink | None = None
+    device_max_generation: int | None = None  # what the card alone could do
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address of an interface."""
+
+    ip: str
+    prefix: int
+    scope: str  # global, link, host
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface as `ip -j addr` shows it."""
+
+    name: str
+    up: bool
+    addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A TCP port that some process listens on."""
+
+    ip: str
+    port: int
+
+
+@dataclass
+class Node:
+    """Everything captured from one node. Parts that were not captured are empty."""
+
+    name: str
+    ports: tuple[RdmaPort, ...] = ()
+    gids: tuple[Gid, ...] = ()
+    devices: tuple[RdmaDevice, ...] = ()
+    topology: Topology = field(default_factory=Topology)
+    gpus: tuple[Gpu, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    default_interface: str = ""  # of the default route
+    listeners: tuple[Listener, ...] = ()
+    hostname_addresses: tuple[str, ...] = ()  # what the node's own name resolves to
+    environment: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # image, engine, triton, config hashes
+    missing: tuple[str, ...] = ()  # sources that were not captured
+    unread: tuple[str, ...] = ()  # sources that were captured but not understood
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key under which mlx5_10 comes after mlx5_9."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    # The length of a run of digits stands in for its value: int() refuses very long ones.
+    return tuple(
+        (len(p.lstrip("0")) if p[0] in "0123456789" else 0, p.lstrip("0") or p) for p in parts
+    )
+
+
+def joined(names: tuple[str, ...] | list[str] | set[str]) -> str:
+    """`mlx5_1, mlx5_2 and mlx5_10`, in natural order."""
+    ordered = sorted(names, key=natural)
+    return " and ".join(filter(None, [", ".join(ordered[:-1]), *ordered[-1:]]))
