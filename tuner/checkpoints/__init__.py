@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.checkpoints.config_json import parse_checkpoint, read_checkpoint
 from tuner.checkpoints.fusion import Fusion, shared_expert_fusion
 from tuner.checkpoints.model import Model, moe_problem
-from tuner.checkpoints.presets import find_preset, presets
+from tuner.checkpoints.table import find_preset, presets
 from tuner.checkpoints.warning_line import MissingFile, choose, parse_config_name
 from tuner.devices import Device
 from tuner.errors import BadProblem, UnknownModel
@@ -104,7 +104,7 @@ def find_model(text: str) -> Model:
 
 def _exists(text: str) -> bool:
     try:
-        return Path(text).exists()
+        return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # too long a name, or a NUL in it
         return False
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tuner.checkpoints.fusion import NEWEST, Version, fuses_in_some_release, parse_version
 from tuner.checkpoints.model import Model
-from tuner.checkpoints.presets import presets
+from tuner.checkpoints.table import presets
 from tuner.errors import BadProblem
 from tuner.problems import Dtype, Gemm, parse_dtype
 
@@ -94,7 +94,7 @@ def matches(missing: MissingFile) -> tuple[Match, ...]:
 def _divisions(model: Model, missing: MissingFile) -> list[Match]:
     if missing.before and (not model.since or parse_version(model.since) >= missing.before):
         return []
-    if model.intermediate % missing.N:
+    if not missing.N or model.intermediate % missing.N:
         return []
     moe_tp = model.intermediate // missing.N
     fusions = {0}

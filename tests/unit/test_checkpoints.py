@@ -1,0 +1,440 @@
+"""Models from presets, config.json files and warning lines, and the problems they divide into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.checkpoints import (
+    find_model,
+    find_preset,
+    moe_problem,
+    parse_checkpoint,
+    parse_config_name,
+    presets,
+    read_checkpoint,
+    resolve,
+)
+from tuner.errors import (
+    BadProblem,
+    IndivisibleShape,
+    MalformedCheckpoint,
+    TunerError,
+    UnknownModel,
+)
+from tuner.problems import Dtype, FusedMoe, Gemm
+
+DATA = Path(__file__).parents[1] / "data"
+MODELS = sorted(path.parent for path in (DATA / "models").glob("*/config.json"))
+WARNING = (DATA / "l40s-missing-config.log").read_text()
+INT8, FP8, INT4 = Dtype.INT8_W8A8, Dtype.FP8_W8A8, Dtype.INT4_W4A16
+
+
+def config(quantization: object = None, **changes: object) -> bytes:
+    """A small config.json of the Qwen3 family."""
+    fields: dict[str, object] = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_experts": 128,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+    } | changes
+    if quantization is not None:
+        fields["quantization_config"] = quantization
+    return json.dumps({k: v for k, v in fields.items() if v is not None}).encode()
+
+
+class TestPresets:
+    def test_there_are_at_least_20_with_sources(self):
+        assert len(presets()) >= 20
+        for model in presets():
+            assert "config.json" in model.source
+            assert model.intermediate > 1 and model.hidden > 1 and 1 <= model.top_k <= model.E
+            assert bool(model.n_shared_experts) == bool(model.shared_intermediate)
+
+    def test_names_and_aliases_name_one_model_each(self):
+        names = [name for m in presets() for name in (m.name, *m.aliases)]
+        assert len(names) == len(set(names))
+        for model in presets():
+            assert all(find_preset(name) is model for name in (model.name, *model.aliases))
+
+    @pytest.mark.parametrize(
+        "text", ["deepseek-r1", "DeepSeek-R1", "deepseek_r1", "deepseek-ai/DeepSeek-R1"]
+    )
+    def test_spelling_is_lenient(self, text):
+        assert find_model(text).name == "deepseek-r1"
+
+    @pytest.mark.parametrize("text", ["deepsek-r1", "nowhere/deepseek-r9", "x\0y", "d" * 9999, ""])
+    def test_an_unknown_model_is_refused_in_one_line(self, text):
+        with pytest.raises(UnknownModel) as caught:
+            find_model(text)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    def test_the_nearest_preset_is_named(self):
+        with pytest.raises(UnknownModel, match="did you mean 'deepseek-r1'"):
+            find_model("deepsek-r1")
+
+    @pytest.mark.parametrize("model", [m for m in presets() if m.dtype], ids=lambda m: m.name)
+    def test_every_preset_is_a_problem(self, model):
+        problem = moe_problem(model)
+        assert problem.gemm_shape(Gemm.DOWN) == (model.hidden, model.intermediate)
+
+
+class TestConfigJson:
+    @pytest.mark.parametrize("folder", MODELS, ids=lambda p: p.name)
+    def test_every_family_reads_as_its_preset(self, folder):
+        read, preset = read_checkpoint(folder), find_preset(folder.name)
+        for field in (
+            "architecture",
+            "E",
+            "intermediate",
+            "hidden",
+            "top_k",
+            "n_shared_experts",
+            "shared_intermediate",
+            "dtype",
+            "block_shape",
+            "per_channel_quant",
+        ):
+            assert getattr(read, field) == getattr(preset, field), field
+
+    def test_folder_and_file_are_the_same(self, monkeypatch):
+        folder = DATA / "models" / "deepseek-r1"
+        assert read_checkpoint(folder) == read_checkpoint(folder / "config.json")
+        assert find_model(str(folder)).source == ""  # read, not the preset
+        monkeypatch.chdir(folder.parent)
+        assert find_model("./deepseek-r1").source == ""
+        assert find_model("deepseek-r1").source != ""
+
+    # Fields of families that no preset has.
+    @pytest.mark.parametrize(
+        "words",
+        [
+            {"num_shared_experts": 2},  # Bailing (Ling)
+            {
+                "moe_intermediate_size": None,
+                "expert_hidden_dim": 768,
+                "intermediate_size": 9,
+            },  # HYV3
+            {
+                "num_experts": None,
+                "n_routed_experts": 128,
+                "moe_latent_size": 2048,
+                "hidden_size": 9,
+            },
+            {"num_experts_per_tok": None, "top_k_experts": 8},  # Gemma 4
+            {"num_experts_per_tok": None, "num_experts_per_token": 8},  # Kimi K3
+            {
+                "num_experts_per_tok": None,
+                "moe_topk": [8] * 4,
+                "num_shared_expert": [2] * 4,
+            },  # Hunyuan
+            {
+                "num_experts": None,
+                "moe_num_experts": 128,
+                "num_experts_per_tok": None,
+                "moe_top_k": 8,
+            },
+        ],
+    )
+    def test_other_words_for_the_same_sizes(self, words):
+        model = parse_checkpoint(config(**words), "x")
+        assert (model.E, model.intermediate, model.hidden, model.top_k) == (128, 768, 2048, 8)
+        shared = 2 if any("shared" in word for word in words) else 0
+        assert (model.n_shared_experts, model.shared_intermediate) == (shared, shared * 768)
+
+    @pytest.mark.parametrize(
+        ("quantization", "expected"),
+        [
+            (None, (Dtype.BFLOAT16, None, False)),
+            ({"quant_method": "fp8", "weight_block_size": [128, 128]}, (FP8, (128, 128), False)),
+            ({"quant_method": "fp8"}, (FP8, None, False)),
+            ({"quant_method": "w8a8_int8"}, (INT8, None, True)),
+            ({"quant_method": "w8a8_fp8"}, (FP8, None, True)),
+            (
+                {"quant_method": "blockwise_int8", "weight_block_size": [128, 128]},
+                (INT8, (128, 128), False),
+            ),
+            ({"quant_method": "gptq", "bits": 4, "group_size": 128}, (INT4, (0, 128), False)),
+            ({"quant_method": "awq", "bits": 4, "group_size": 64}, (INT4, (0, 64), False)),
+            (
+                {"quant_method": "gptq", "bits": 8, "group_size": 128},
+                (Dtype.INT8_W8A16, (0, 128), False),
+            ),
+            ({"quant_method": "modelopt", "quant_algo": "FP8"}, (FP8, None, False)),
+        ],
+    )
+    def test_quantisation(self, quantization, expected):
+        model = parse_checkpoint(config(quantization), "x")
+        assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
+
+    @pytest.mark.parametrize(
+        ("weights", "activations", "expected"),
+        [
+            ({"num_bits": 8, "type": "int", "strategy": "channel"}, 8, (INT8, None, True)),
+            ({"num_bits": 8, "type": "float", "strategy": "channel"}, 8, (FP8, None, True)),
+            ({"num_bits": 8, "type": "float", "strategy": "tensor"}, 8, (FP8, None, False)),
+            (
+                {
+                    "num_bits": 8,
+                    "type": "float",
+                    "strategy": "block",
+                    "block_structure": [128, 128],
+                },
+                8,
+                (FP8, (128, 128), False),
+            ),
+            ({"num_bits": 4, "type": "int", "group_size": 32}, None, (INT4, (0, 32), False)),
+            ({"num_bits": 4, "type": "float", "group_size": 16}, 4, (None, None, False)),  # nvfp4
+            ({"num_bits": 4, "type": "int", "group_size": 128}, 8, (None, None, False)),  # w4a8
+            ({"num_bits": 8, "type": "int", "strategy": "tensor"}, 8, (None, None, False)),
+        ],
+    )
+    def test_compressed_tensors(self, weights, activations, expected):
+        inputs = {"num_bits": activations} if activations else None
+        group = {"weights": weights, "input_activations": inputs, "targets": ["Linear"]}
+        quant = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+        model = parse_checkpoint(config(quant), "x")
+        assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
+
+    def test_float16_weights(self):
+        assert parse_checkpoint(config(torch_dtype="float16"), "x").dtype is Dtype.FLOAT16
+
+    def test_fp4_experts_beside_fp8_layers(self):
+        quant = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        model = parse_checkpoint(config(quant, expert_dtype="fp4"), "x")
+        assert model.dtype is None and model.quantization == "mxfp4"
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            (b"", "not JSON"),
+            (b"\xff\xfe", "not JSON"),
+            (b"[1]", "not a JSON object"),
+            (b"{}", "architectures"),
+            (b"[" * 100_000, "nested too deeply"),
+            (b'{"a": NaN}', "NaN is not a number"),
+            (b'{"a": ' + b"9" * 10_000 + b"}", "not JSON"),
+            (config(num_experts=None), "not a mixture-of-experts model"),
+            (config(num_experts="128"), "num_experts should be a whole number"),
+            (config(num_experts=True), "num_experts should be a whole number"),
+            (config(num_experts=1e9), "num_experts should be a whole number"),
+            (config(num_experts=-1), "num_experts should be a whole number"),
+            (config(hidden_size=1 << 60), "hidden_size should be a whole number"),
+            (config({"quant_method": "fp8", "weight_block_size": [128]}), "block"),
+            (config({"quant_method": "x", "config_groups": {}}), "no weights"),
+            (config([1]), "quantization_config"),
+        ],
+    )
+    def test_what_cannot_be_read_is_malformed(self, data, words):
+        with pytest.raises(MalformedCheckpoint) as caught:
+            parse_checkpoint(data, "x")
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    def test_files_that_cannot_be_read(self, tmp_path):
+        with pytest.raises(MalformedCheckpoint, match="No such file"):
+            read_checkpoint(tmp_path)
+        (tmp_path / "config.json").write_bytes(b" " * ((16 << 20) + 1))
+        with pytest.raises(MalformedCheckpoint, match="larger than 16 MiB"):
+            read_checkpoint(tmp_path)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+WORDS = [
+    *("architectures", "num_experts", "hidden_size", "moe_intermediate_size", "text_config"),
+    *("num_experts_per_tok", "quantization_config", "n_shared_experts", "torch_dtype"),
+]
+QUANT_WORDS = [
+    *("quant_method", "weight_block_size", "config_groups", "bits", "group_size", "quant_algo"),
+    *("weights", "input_activations", "num_bits", "type", "strategy", "block_structure"),
+]
+METHODS = st.sampled_from(
+    ["fp8", "gptq", "awq", "blockwise_int8", "modelopt", "compressed-tensors"]
+)
+quantizations = st.dictionaries(
+    st.sampled_from(QUANT_WORDS),
+    json_values
+    | METHODS
+    | st.dictionaries(
+        st.text(max_size=3),
+        st.dictionaries(st.sampled_from(QUANT_WORDS), json_values, max_size=5),
+        max_size=2,
+    ),
+)
+
+
+class TestAnyInput:
+    @given(st.binary(max_size=200))
+    def test_bytes(self, data):
+        _only_tuner_errors(data)
+
+    @given(st.dictionaries(st.sampled_from(WORDS), json_values))
+    def test_objects(self, value):
+        _only_tuner_errors(json.dumps(value).encode())
+
+    @settings(max_examples=300)
+    @given(
+        quantizations,
+        st.fixed_dictionaries({}, optional=dict.fromkeys(WORDS[1:], json_values)),
+    )
+    def test_near_misses(self, quantization, changes):
+        changes.pop("quantization_config", None)
+        _only_tuner_errors(config(quantization, **changes))
+
+    @given(st.text(max_size=100))
+    def test_names(self, text):
+        with pytest.raises(TunerError):
+            resolve(f"?{text}")
+
+
+def _only_tuner_errors(data: bytes) -> None:
+    try:
+        moe_problem(parse_checkpoint(data, "x"))
+    except TunerError as error:
+        assert "\n" not in str(error)
+
+
+class TestDivision:
+    @pytest.mark.parametrize(
+        ("name", "tp", "ep", "dtype", "shape"),
+        [
+            ("deepseek-r1", 1, 1, None, (256, 2048)),
+            ("deepseek-r1", 8, 1, None, (256, 256)),
+            ("deepseek-r1", 16, 1, None, (256, 128)),
+            ("deepseek-r1", 16, 2, None, (128, 256)),
+            ("deepseek-r1", 8, 8, None, (32, 2048)),
+            ("deepseek-r1", 32, 1, INT8, (256, 64)),
+            ("qwen3-235b-a22b", 8, 2, None, (64, 384)),
+            ("mixtral-8x7b", 2, 1, None, (8, 7168)),
+            ("kimi-k2.5", 8, 1, None, (384, 256)),
+            ("gpt-oss-20b", 4, 1, Dtype.BFLOAT16, (32, 720)),
+        ],
+    )
+    def test_as_the_engine_divides(self, name, tp, ep, dtype, shape):
+        problem = moe_problem(find_preset(name), tp, ep, dtype=dtype)
+        assert shape == (problem.E, problem.N)
+
+    @pytest.mark.parametrize(
+        ("name", "tp", "ep", "nearest"),
+        [
+            ("deepseek-r1", 32, 1, "tp=16"),  # N=64 within 128 x 128 blocks
+            ("deepseek-r1", 64, 2, "tp=32"),
+            ("deepseek-r1", 3, 1, "tp=2"),
+            ("qwen3-30b-a3b-fp8", 4, 1, "tp=2"),
+            ("qwen3-30b-a3b", 1024, 1, "tp=256"),
+            ("deepseek-r1", 8, 3, "ep=2"),
+            ("qwen1.5-moe-a2.7b", 8, 8, "ep=4"),
+        ],
+    )
+    def test_a_remainder_is_refused_with_the_nearest_that_works(self, name, tp, ep, nearest):
+        model = find_preset(name)
+        with pytest.raises(IndivisibleShape, match=f"nearest .* is {nearest}$"):
+            moe_problem(model, tp, ep)
+        if nearest.startswith("tp"):
+            assert moe_problem(model, int(nearest[3:]), ep).N
+        else:
+            assert moe_problem(model, tp, int(nearest[3:])).N
+
+    @pytest.mark.parametrize(("tp", "ep"), [(0, 1), (8, 0), (-8, 1)])
+    def test_sizes_start_at_one(self, tp, ep):
+        with pytest.raises(BadProblem, match="start at 1"):
+            moe_problem(find_preset("deepseek-r1"), tp, ep)
+
+    def test_another_dtype_drops_the_checkpoint_s_blocks(self):
+        model = find_preset("deepseek-r1")
+        assert moe_problem(model, 8, dtype=FP8).block_shape == (128, 128)
+        channel = moe_problem(model, 8, dtype=INT8)
+        assert (channel.block_shape, channel.per_channel_quant) == (None, True)
+        blocks = moe_problem(model, 8, dtype=INT8, block_shape=(128, 128))
+        assert (blocks.block_shape, blocks.per_channel_quant) == ((128, 128), False)
+        assert moe_problem(model, 8, dtype=INT4, block_shape=(0, 128)).block_shape == (0, 128)
+
+    def test_a_format_without_a_kernel_names_what_could_run(self):
+        with pytest.raises(BadProblem, match="mxfp4.*--dtype bfloat16"):
+            resolve("gpt-oss-20b")
+
+
+class TestWarningLine:
+    def test_the_user_s_line(self):
+        found = resolve(WARNING)
+        assert found.problem == FusedMoe(256, 64, 7168, 8, INT8, per_channel_quant=True)
+        assert found.device_name == "NVIDIA_L40S"
+        assert "deepseek-r1 at tp=32" in found.notes[0]
+        assert found.notes[1] == "int8_w8a8 without blocks is quantised per channel"
+
+    def test_every_part_of_a_name(self):
+        text = (
+            "Config file not found at /x/sglang/srt/layers/moe/moe_runner/triton_utils/configs/"
+            "triton_3_6_0/E=257,N=256,device_name=NVIDIA_H20-3e,dtype=fp8_w8a8,"
+            "block_shape=[128, 128],per_channel_quant=True_down.json. Fallback"
+        )
+        missing = parse_config_name(text)
+        assert (missing.E, missing.N, missing.device_name) == (257, 256, "NVIDIA_H20-3e")
+        assert (missing.dtype, missing.block_shape) == (FP8, (128, 128))
+        assert missing.per_channel_quant and missing.gemm is Gemm.DOWN and missing.before is None
+        assert missing.file_name.startswith("E=257") and missing.file_name.endswith("_down.json")
+
+    @pytest.mark.parametrize(
+        ("folder", "before"),
+        [
+            ("moe/fused_moe_triton/configs/", (0, 4, 7)),
+            ("moe/fused_moe_triton/configs/triton_3_4_0/", (0, 5, 11)),
+            ("moe/moe_runner/triton_utils/configs/triton_3_6_0/", None),
+            ("", None),
+        ],
+    )
+    def test_the_folder_tells_the_engine_s_age(self, folder, before):
+        missing = parse_config_name(f"{folder}E=256,N=64,device_name=NVIDIA_L40S.json")
+        assert missing.before == before
+
+    def test_fused_experts_are_matched_too(self):
+        found = resolve(
+            "fused_moe_triton/configs/triton_3_4_0/E=161,N=192,device_name=NVIDIA_H200.json"
+        )
+        assert (found.problem.K, found.problem.top_k) == (5120, 9)  # GLM-4.5 at tp=8
+
+    def test_an_ambiguous_line_names_the_models_and_the_options(self):
+        line = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
+        with pytest.raises(
+            BadProblem, match=r"--hidden-size and --top-k .*deepseek-r1 \(7168, 8\)"
+        ):
+            resolve(line)
+        assert resolve(line, hidden_size=6144).problem.top_k == 8
+        given_both = resolve(line, hidden_size=1234, top_k=3).problem
+        assert (given_both.K, given_both.top_k) == (1234, 3)
+
+    def test_no_match_asks_for_both(self):
+        with pytest.raises(BadProblem, match="--hidden-size and --top-k"):
+            resolve("E=7,N=11,device_name=NVIDIA_L40S.json")
+
+    @pytest.mark.parametrize(
+        ("line", "dtype", "words"),
+        [
+            ("E=8,N=7168,device_name=NVIDIA_L40S,dtype=fp9.json", None, "unknown dtype 'fp9'"),
+            ("E=8,N=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", INT8, "not int8_w8a8"),
+            ("E=0,N=64,device_name=NVIDIA_L40S.json", None, "--hidden-size"),
+            ("E=8,N=0,device_name=NVIDIA_L40S.json", None, "--hidden-size"),
+        ],
+    )
+    def test_bad_lines(self, line, dtype, words):
+        with pytest.raises(BadProblem, match=words):
+            resolve(line, dtype=dtype)
+
+    def test_a_line_without_a_file_name_is_no_warning(self):
+        assert parse_config_name("Using default MoE config.") is None
+
+
+def test_a_problem_is_taken_as_it_is():
+    spec = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant"
+    assert resolve(spec).problem.spec() == spec
