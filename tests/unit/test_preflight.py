@@ -1,0 +1,633 @@
+"""Preflight: real captures, a miswired box, and every parser on noise."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import BadInput, MalformedCapture, MalformedCluster
+from tuner.preflight import build_single_file, capture, parse_nodes, render, run_preflight
+from tuner.preflight.capture import hash_folder, read_capture
+from tuner.preflight.expected import Expected, ExpectedNode, read_expected
+from tuner.preflight.facts import (
+    Address,
+    Gpu,
+    Interface,
+    Listener,
+    Node,
+    PcieLink,
+    RdmaPort,
+    Severity,
+    Topology,
+    joined,
+    natural,
+)
+from tuner.preflight.gpus import parse_nvidia_smi, parse_topology
+from tuner.preflight.network import (
+    parse_ahosts,
+    parse_environment,
+    parse_ip_addr,
+    parse_ip_route,
+    parse_listeners,
+)
+from tuner.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
+from tuner.preflight.report import Report, check_nodes
+from tuner.preflight.single_file import MODULES
+
+DATA = Path(__file__).parents[1] / "data" / "cluster"
+H20 = {"h20-node01": DATA / "h20-node01", "h20-node02": DATA / "h20-node02"}
+RAILS = tuple(f"mlx5_{i}" for i in range(1, 9))
+L40S = DATA / "l40s-miswired"
+
+
+def errors(report: Report) -> list[str]:
+    return [f.check for f in report.findings if f.severity is Severity.ERROR]
+
+
+def checks(report: Report) -> set[str]:
+    return {f.check for f in report.findings}
+
+
+# ---- the two real nodes ----
+
+
+def test_h20_pair_gives_rails_gid_index_and_management() -> None:
+    report = run_preflight(H20)
+    assert report.ok
+    for node, address in zip(report.nodes, ("10.63.65.207", "10.63.65.208"), strict=True):
+        assert node.links.device == "mlx5_0"
+        assert node.links.interface == "xgbe0"
+        assert node.links.usable == RAILS
+        assert node.environment == {
+            "NCCL_IB_HCA": ",".join(RAILS),
+            "NCCL_IB_GID_INDEX": "3",
+            "NCCL_SOCKET_IFNAME": "xgbe0",
+            "GLOO_SOCKET_IFNAME": "xgbe0",
+            "SGLANG_HOST_IP": address,
+            "HOST_IP": address,
+        }
+
+
+def test_files_saved_by_hand_are_found_by_tool_and_node(tmp_path: Path) -> None:
+    for name, folder in H20.items():
+        for file in folder.iterdir():
+            shutil.copy(file, tmp_path / f"{name}-{file.name}")
+    report = run_preflight(dict.fromkeys(H20, tmp_path))
+    assert [n.environment for n in report.nodes] == [
+        n.environment for n in run_preflight(H20).nodes
+    ]
+
+
+def test_evenly_numbered_links_have_no_odd_one_out() -> None:
+    text = (DATA / "h20-node01" / "show_gids.txt").read_text()
+    node = Node("a", gids=parse_show_gids(text.replace("10.63.65.207", "33.2.159.143")))
+    report = check_nodes([node])
+    assert report.nodes[0].links.interface == ""
+    assert "management-unknown" in checks(report)
+    assert len(report.nodes[0].links.usable) == 9
+
+
+def test_default_route_tells_the_management_link_too() -> None:
+    node = replace(read_capture("a", H20["h20-node01"]), default_interface="xgbe3")
+    assert check_nodes([node]).nodes[0].links.device == "mlx5_3"
+
+
+def test_the_cluster_file_s_interface_goes_first() -> None:
+    expected = one_node("a", interface="xgbe8")
+    report = check_nodes([read_capture("a", H20["h20-node01"])], expected)
+    assert report.nodes[0].links.device == "mlx5_8"
+    assert report.nodes[0].links.compute == tuple(f"mlx5_{i}" for i in range(8))
+
+
+def test_a_name_that_is_a_prefix_is_asked_for_exactly() -> None:
+    ports = tuple(RdmaPort(f"mlx5_{i}", 1, f"e{i}", True, "") for i in range(12))
+    expected = one_node("a", rdma=("mlx5_1", "mlx5_2"))
+    report = check_nodes([Node("a", ports=ports)], expected)
+    assert report.nodes[0].environment["NCCL_IB_HCA"] == "=mlx5_1,mlx5_2"
+
+
+# ---- the miswired box ----
+
+
+def test_miswired_box_has_exactly_two_errors_with_their_fix() -> None:
+    report = run_preflight({"l40s-01": L40S})
+    assert not report.ok
+    assert errors(report) == ["ports-down", "nic-wrong-switch"]
+    assert len(report.findings) == 2
+    down, wrong = report.findings
+    assert down.message.startswith("5 of 6 RDMA ports are down")
+    assert len(down.evidence) == 5
+    assert "ip link set ens11f0np0 up" in down.fix
+    assert "mlx5_5 is under the switch of GPU0, GPU1, GPU2 and GPU3" in wrong.message
+    assert "to a slot below the switch of GPU4, GPU5, GPU6 and GPU7" in wrong.fix
+    assert wrong.evidence[0].startswith("NIC5")
+    assert report.nodes[0].links.interface == "eno1"
+
+
+def test_the_sysfs_tree_alone_tells_the_ports() -> None:
+    node = replace(read_capture("a", L40S), ports=(), gids=())
+    node = replace(node, gids=read_sysfs(L40S / "sys/class/infiniband")[1])
+    report = check_nodes([node])
+    assert errors(report) == ["ports-down", "nic-wrong-switch"]
+    assert report.nodes[0].environment["NCCL_IB_GID_INDEX"] == "3"
+
+
+def test_sysfs_and_tools_agree() -> None:
+    devices, gids = read_sysfs(L40S / "sys/class/infiniband")
+    told = read_capture("a", L40S)
+    assert {(g.device, g.index, g.gid, g.ipv4, g.version) for g in gids} == {
+        (g.device, g.index, g.gid, g.ipv4, g.version) for g in told.gids
+    }
+    assert {d.device: d.interface for d in devices} == {p.device: p.interface for p in told.ports}
+    assert devices[5].numa_node == 0
+    assert devices[0].pcie == PcieLink(4, 4, 16, 16)
+
+
+def test_right_wiring_gives_no_error() -> None:
+    node = read_capture("a", L40S)
+    assert errors(check_nodes([wired(node, 5, "4567")])) == ["ports-down"]
+
+
+def wired(node: Node, nic: int, gpus: str) -> Node:
+    """The node with a NIC moved below these GPUs."""
+    topology = node.topology
+    relations = dict(topology.relations)
+    for gpu in topology.gpus:
+        relations[(gpu, f"mlx5_{nic}")] = "PXB" if gpu[3:] in gpus else "SYS"
+    return replace(node, topology=replace(topology, relations=relations))
+
+
+def test_a_nic_under_no_gpu_s_switch_is_out_of_place_where_one_lacks_it() -> None:
+    node = wired(read_capture("a", L40S), 5, "")
+    wrong = [f for f in check_nodes([node]).findings if f.check == "nic-wrong-switch"]
+    assert len(wrong) == 1
+    assert wrong[0].message.startswith("mlx5_5 is under no GPU's switch")
+
+
+def test_an_extra_nic_is_left_out_without_an_error() -> None:
+    node = read_capture("a", L40S)
+    ports = tuple(replace(p, up=True) for p in node.ports)
+    node = replace(wired(wired(node, 5, ""), 2, ""), ports=ports)
+    report = check_nodes([node])
+    assert "hca-far" in checks(report)
+    assert "nic-wrong-switch" not in checks(report)
+    assert report.nodes[0].environment["NCCL_IB_HCA"] == "mlx5_0,mlx5_1,mlx5_3,mlx5_4"
+
+
+def test_other_nodes_show_which_nic_is_out_of_place() -> None:
+    good = wired(read_capture("a", L40S), 5, "4567")
+    others = [replace(good, name=n) for n in "abc"]
+    report = check_nodes([*others, replace(wired(good, 3, "0123"), name="d")])
+    wrong = [f for f in report.findings if f.check == "nic-wrong-switch"]
+    assert {f.nodes for f in wrong} == {("d",)}
+    assert any(f.message.startswith("mlx5_3 is under") for f in wrong)
+
+
+def test_a_switch_without_any_nic_is_a_warning() -> None:
+    relations = {("GPU0", "m0"): "PIX", ("GPU1", "m0"): "SYS"}
+    node = Node(
+        "a",
+        ports=(RdmaPort("m0", 1, "e0", True, ""),),
+        topology=Topology(("GPU0", "GPU1"), ("m0",), relations),
+    )
+    report = check_nodes([node])
+    assert "too-few-hcas" in checks(report)
+    assert "too-few-hcas" not in errors(report)
+
+
+# ---- single checks ----
+
+
+def one_node(name: str = "a", **fields: object) -> Expected:
+    values: dict[str, object] = {
+        "host": name,
+        "interface": "",
+        "rdma": None,
+        "gpus": 1,
+        "environment": {},
+    }
+    node = ExpectedNode(name=name, **{**values, **fields})  # type: ignore[arg-type]
+    ports = {"serve": 30000, "rendezvous": 5000}
+    return Expected("sglang", "image", "/model", (node,), 1, ports)
+
+
+def gpu(**changes: object) -> Gpu:
+    usual = Gpu("00000000:0F:00.0", "NVIDIA L40S", 46068 * 2**20, "P0", PcieLink(4, 4, 16, 16), 4)
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({}, None),
+        ({"pcie": PcieLink(4, 4, 8, 16)}, Severity.ERROR),
+        ({"pcie": PcieLink(1, 4, 16, 16)}, Severity.ERROR),
+        ({"pcie": PcieLink(1, 4, 16, 16), "performance_state": "P8"}, Severity.INFO),
+        ({"pcie": PcieLink(4, 4, 16, 16), "device_max_generation": 5}, Severity.WARNING),
+    ],
+)
+def test_degraded_pcie_links(changes: dict[str, object], severity: Severity | None) -> None:
+    report = check_nodes([Node("a", gpus=(gpu(**changes),))])
+    found = [f.severity for f in report.findings if f.check == "pcie-degraded"]
+    assert found == ([severity] if severity else [])
+
+
+def test_a_shard_that_does_not_fit() -> None:
+    expected = replace(one_node(), weight_bytes=640 * 2**30, ranks=8)
+    report = check_nodes([Node("a", gpus=(gpu(),))], expected)
+    assert errors(report) == ["memory-too-small"]
+    assert "at least 16 GPUs" in report.findings[0].fix
+    assert check_nodes([Node("a", gpus=(gpu(),))], replace(expected, ranks=32)).ok
+
+
+def test_missing_gpus() -> None:
+    assert errors(check_nodes([Node("a", gpus=(gpu(),))], one_node(gpus=8))) == ["gpus-missing"]
+
+
+def test_gid_table_without_ipv4() -> None:
+    node = read_capture("a", H20["h20-node01"])
+    gids = tuple(g for g in node.gids if g.device != "mlx5_4" or not g.ipv4)
+    report = check_nodes([replace(node, gids=gids)])
+    assert errors(report) == ["gid-empty"]
+    assert report.findings[0].fix == "give an IPv4 address to xgbe4"
+    assert "NCCL_IB_GID_INDEX" not in report.nodes[0].environment
+
+
+def test_gid_index_that_differs_between_nodes() -> None:
+    nodes = [read_capture(name, folder) for name, folder in H20.items()]
+    moved = tuple(replace(g, index=g.index + 2) if g.ipv4 else g for g in nodes[1].gids)
+    report = check_nodes([nodes[0], replace(nodes[1], gids=moved)])
+    assert errors(report) == ["gid-differs"]
+    assert "NCCL_IB_GID_INDEX" not in report.nodes[0].environment
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check"),
+    [
+        ("NCCL_IB_GID_INDEX", "0", "gid-index"),
+        ("NCCL_IB_HCA", "mlx5_9", "rdma-absent"),
+        ("NCCL_IB_HCA", "=mlx5", "rdma-absent"),
+        ("NCCL_SOCKET_IFNAME", "bond0", "interface-missing"),
+        ("GLOO_SOCKET_IFNAME", "eno", "interface-missing"),
+        ("SGLANG_HOST_IP", "10.9.9.9", "address-unreachable"),
+        ("SGLANG_HOST_IP", "127.0.0.1", "address-unreachable"),
+        ("HOST_IP", "head.example", "address-unreachable"),
+    ],
+)
+def test_variables_that_cannot_work(name: str, value: str, check: str) -> None:
+    node = replace(read_capture("a", L40S), environment={name: value})
+    assert check in errors(check_nodes([node]))
+    expected = one_node(environment={name: value})
+    assert check in errors(check_nodes([read_capture("a", L40S)], expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_IB_GID_INDEX", "3"),
+        ("NCCL_IB_HCA", "mlx5"),
+        ("NCCL_IB_HCA", "^mlx5_9"),
+        ("NCCL_IB_HCA", "=mlx5_0:1"),
+        ("NCCL_SOCKET_IFNAME", "eno"),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo"),
+        ("GLOO_SOCKET_IFNAME", "eno1"),
+        ("SGLANG_HOST_IP", "192.168.20.11"),
+    ],
+)
+def test_variables_that_work(name: str, value: str) -> None:
+    node = replace(read_capture("a", L40S), environment={name: value})
+    assert errors(check_nodes([node])) == ["ports-down", "nic-wrong-switch"]
+
+
+def test_dual_stack_host_must_say_which_address_it_announces() -> None:
+    both = (Address("10.0.0.1", 24, "global"), Address("2001:db8::1", 64, "global"))
+    node = Node("a", interfaces=(Interface("eth0", True, both),), default_interface="eth0")
+    found = [f for f in check_nodes([node]).findings if f.check == "dual-stack"]
+    assert found[0].fix.startswith("set SGLANG_HOST_IP and HOST_IP")
+    assert "10.0.0.1" in found[0].fix
+    named = replace(node, environment={"SGLANG_HOST_IP": "10.0.0.1"})
+    assert "dual-stack" not in checks(check_nodes([named]))
+
+
+def test_a_name_that_resolves_to_loopback() -> None:
+    node = replace(read_capture("a", L40S), hostname_addresses=("127.0.1.1",))
+    assert "address-unreachable" in checks(check_nodes([node]))
+
+
+def test_a_port_in_use() -> None:
+    node = Node("a", listeners=(Listener("0.0.0.0", 30000), Listener("0.0.0.0", 22)))  # noqa: S104
+    assert errors(check_nodes([node], one_node())) == ["port-in-use"]
+
+
+def test_versions_that_differ_name_the_odd_node() -> None:
+    nodes = [Node(n, versions={"image": "sha256:1", "triton": "3.6.0"}) for n in "abc"]
+    nodes[2].versions["triton"] = "3.5.1"
+    report = check_nodes(nodes)
+    assert [(f.check, f.nodes) for f in report.findings if f.severity is Severity.ERROR] == [
+        ("versions-differ", ("c",))
+    ]
+
+
+def test_a_node_that_was_not_captured() -> None:
+    expected = one_node("b")
+    assert "node-not-captured" in checks(run_preflight({"a": L40S}, expected))
+
+
+def test_output_that_is_not_understood_is_said(tmp_path: Path) -> None:
+    shutil.copytree(L40S, tmp_path / "a")
+    (tmp_path / "a" / "nvidia-smi-topo.txt").write_text("Failed to initialize NVML\n")
+    report = run_preflight({"a": tmp_path / "a"})
+    assert any(f.check == "not-understood" and "topo" in f.message for f in report.findings)
+
+
+# ---- parsers ----
+
+
+def test_verbose_ibdev2netdev() -> None:
+    line = (
+        "0000:19:00.0 mlx5_0 (MT4129 - MCX75310AAS-NEAT) ConnectX-7 HHHL Adapter card, 400GbE "
+        "fw 28.39.1002 port 1 (ACTIVE) ==> ens1np0 (Up)"
+    )
+    (port,) = parse_ibdev2netdev(line)
+    assert (port.device, port.port, port.interface, port.up) == ("mlx5_0", 1, "ens1np0", True)
+
+
+def test_topology_reads_numa_names_and_relations() -> None:
+    topology = read_capture("a", L40S).topology
+    assert topology.gpus == tuple(f"GPU{i}" for i in range(8))
+    assert topology.nics == tuple(f"mlx5_{i}" for i in range(6))
+    assert topology.numa["GPU3"] == "0"
+    assert topology.numa["GPU4"] == "1"
+    assert topology.relations[("GPU0", "mlx5_0")] == "PIX"
+    assert topology.relations[("mlx5_3", "GPU0")] == "SYS"
+
+
+def test_topology_of_nvlink_gpus_groups_by_their_nics() -> None:
+    text = (
+        "        GPU0    GPU1    mlx5_0  mlx5_1  CPU Affinity    NUMA Affinity\n"
+        "GPU0     X      NV8     PXB     SYS     0-23    0\n"
+        "GPU1    NV8      X      SYS     PXB     24-47   1\n"
+    )
+    topology = parse_topology(text)
+    assert topology.nics == ("mlx5_0", "mlx5_1")
+    assert topology.near("GPU1", "mlx5_1")
+    assert not topology.near("GPU0", "GPU1")
+
+
+def test_nvidia_smi_reads_links_and_memory() -> None:
+    gpus = read_capture("a", L40S).gpus
+    assert len(gpus) == 8
+    assert gpus[0] == gpu()
+
+
+def test_listeners_read_both_families() -> None:
+    node = read_capture("a", L40S)
+    assert [(x.ip, x.port) for x in node.listeners] == [("0.0.0.0", 22), ("::", 22)]  # noqa: S104
+
+
+def test_natural_order() -> None:
+    assert sorted(["mlx5_10", "mlx5_9", "mlx5_00"], key=natural) == ["mlx5_00", "mlx5_9", "mlx5_10"]
+    assert joined({"b", "a", "c"}) == "a, b and c"
+    assert joined([]) == ""
+
+
+PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "ibdev2netdev": (parse_ibdev2netdev, "ibdev2netdev.txt"),
+    "show_gids": (parse_show_gids, "show_gids.txt"),
+    "topology": (parse_topology, "nvidia-smi-topo.txt"),
+    "nvidia_smi": (parse_nvidia_smi, "nvidia-smi-q.txt"),
+    "ip_addr": (parse_ip_addr, "ip-addr.json"),
+    "ip_route": (parse_ip_route, "ip-route.json"),
+    "listeners": (parse_listeners, "tcp6.txt"),
+    "ahosts": (parse_ahosts, "hostname-addresses.txt"),
+    "environment": (parse_environment, "versions.json"),
+}
+
+
+@st.composite
+def damaged(draw: st.DrawFn, text: str) -> str:
+    """A real output with pieces cut, doubled, swapped for noise; or noise alone."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.text(max_size=200))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(text)))
+        end = draw(st.integers(start, min(len(text), start + 200)))
+        middle = draw(
+            st.one_of(
+                st.just(""),
+                st.just(text[start:end] * 2),
+                st.text(max_size=8),
+                st.sampled_from(["9" * 5000, "-1", "null", "[]", "{}", "NaN", "\x00", "GPU0"]),
+            )
+        )
+        text = text[:start] + middle + text[end:]
+    return text
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_parser_never_fails(name: str) -> None:
+    parse, file = PARSERS[name]
+    original = (L40S / file).read_text()
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(damaged(original))
+    def run(text: str) -> None:
+        parse(text)
+
+    run()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_captures_give_findings_or_bad_input(data: st.DataObject) -> None:
+    """Every check on what damaged outputs parse to."""
+    texts = {}
+    for name, (_, file) in PARSERS.items():
+        original = (L40S / file).read_text()
+        texts[name] = data.draw(damaged(original)) if data.draw(st.booleans()) else original
+    node = Node(
+        "a",
+        ports=parse_ibdev2netdev(texts["ibdev2netdev"]),
+        gids=parse_show_gids(texts["show_gids"]),
+        topology=parse_topology(texts["topology"]),
+        gpus=parse_nvidia_smi(texts["nvidia_smi"]),
+        interfaces=parse_ip_addr(texts["ip_addr"]),
+        default_interface=parse_ip_route(texts["ip_route"]),
+        listeners=parse_listeners(texts["listeners"]),
+        hostname_addresses=parse_ahosts(texts["ahosts"]),
+    )
+    good = read_capture("b", L40S)
+    report = check_nodes([node, good], replace(one_node(), weight_bytes=2**40))
+    assert render(report).endswith("info\n")
+    json.dumps(report.as_dict())
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.dictionaries(st.sampled_from(range(8)), st.binary(max_size=40), max_size=8))
+def test_a_damaged_sysfs_tree_never_fails(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[int, bytes]
+) -> None:
+    root = tmp_path_factory.mktemp("sysfs")
+    names = ("state", "phys_state", "link_layer", "rate", "gids/0", "gids/x", "gid_attrs/types/0")
+    for index, value in content.items():
+        relative = f"mlx5_0/ports/1/{names[index]}" if index < 7 else "mlx5_0/device/numa_node"
+        path = root / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)
+    devices, gids = read_sysfs(root)
+    assert len(devices) <= 1
+    assert len(gids) <= 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"nodes": 3}', '{"nodes": [{}]}', "\x00"])
+def test_a_damaged_expectation_is_bad_input(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(MalformedCluster, match="cluster.json"):
+        read_expected(tmp_path / "cluster.json")
+
+
+# ---- capturing ----
+
+
+def test_capture_notes_missing_tools_and_keeps_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    source = (H20["h20-node01"] / "ibdev2netdev.txt").resolve()
+    (tools / "ibdev2netdev").write_text(f"#!/bin/sh\nexec /bin/cat {source}\n")
+    (tools / "show_gids").write_text("#!/bin/sh\nexit 3\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "a.json").write_text("{}")
+    out = tmp_path / "out"
+    capture(out, image="an-image", config_dir=str(configs), root=L40S)
+    notes = json.loads((out / "capture.json").read_text())["notes"]
+    assert notes["ibdev2netdev.txt"] == "ok"
+    assert notes["show_gids.txt"] == "exit status 3"
+    assert notes["nvidia-smi-q.txt"] == "not installed"
+    assert "HF_TOKEN" not in (out / "environment.txt").read_text()
+    node = read_capture("a", out)
+    assert len(node.ports) == 9
+    assert node.environment["NCCL_IB_HCA"] == "mlx5_1"
+    assert node.versions["configs"] == hash_folder(configs)
+    # The copied tree holds what the original one holds.
+    assert node.devices == read_sysfs(L40S / "sys/class/infiniband")[0]
+
+
+def test_hashes_follow_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    first = hash_folder(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    second = hash_folder(tmp_path)
+    (tmp_path / "b").write_text("2")
+    assert len({first, second, hash_folder(tmp_path)}) == 3
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(MalformedCapture, match="is not a folder"):
+        run_preflight({"a": tmp_path / "absent"})
+    with pytest.raises(MalformedCapture, match="holds no captured output"):
+        run_preflight({"a": tmp_path})
+    with pytest.raises(BadInput, match="no node"):
+        run_preflight({})
+    with pytest.raises(BadInput, match="NAME=DIR"):
+        parse_nodes(["node01"])
+    with pytest.raises(BadInput, match="given twice"):
+        parse_nodes(["a=x", "a=y"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MalformedCapture, match="cannot capture"):
+        capture(tmp_path / "file")
+
+
+def test_captured_control_characters_do_not_reach_the_terminal() -> None:
+    node = Node("a", ports=(RdmaPort("mlx5_0", 1, "e0", False, "\x1b[31mred"),))
+    assert "\x1b" not in render(check_nodes([node]))
+
+
+# ---- the single file ----
+
+
+@pytest.fixture(scope="module")
+def single_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("single") / "preflight.py"
+    build_single_file(path)
+    return path
+
+
+def run_single(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-S", str(path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent)
+
+
+def test_single_file_is_the_same_every_time(single_file: Path, tmp_path: Path) -> None:
+    build_single_file(tmp_path / "again.py")
+    assert (tmp_path / "again.py").read_bytes() == single_file.read_bytes()
+
+
+def test_single_file_is_python_3_8_and_standard_library_alone(single_file: Path) -> None:
+    tree = ast.parse(single_file.read_text(), feature_version=(3, 8))
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+def test_single_file_holds_every_module_in_order_of_import() -> None:
+    package = Path(__file__).parents[2] / "tuner"
+    parts = {f"preflight.{p.stem}" for p in (package / "preflight").glob("*.py")}
+    assert parts - set(MODULES) == {"preflight.__init__", "preflight.single_file"}
+    seen: set[str] = set()
+    for module in MODULES:
+        tree = ast.parse((package / f"{module.replace('.', '/')}.py").read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tuner."):
+                assert (node.module or "").partition(".")[2] in seen, module
+                assert not any(alias.asname for alias in node.names), module
+        seen.add(module)
+
+
+def test_single_file_says_what_the_package_says(single_file: Path) -> None:
+    done = run_single(single_file, "--node", f"l40s-01={L40S.resolve()}")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == render(run_preflight({"l40s-01": L40S}))
+    pair = [f"--node={name}={folder.resolve()}" for name, folder in H20.items()]
+    done = run_single(single_file, *pair, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["nodes"][1]["environment"]["NCCL_IB_GID_INDEX"] == "3"
+
+
+def test_single_file_checks_the_machine_it_is_on(single_file: Path) -> None:
+    done = run_single(single_file, "--json")
+    assert done.returncode in (0, 1)
+    assert len(json.loads(done.stdout)["nodes"]) == 1
+
+
+def test_single_file_refuses_bad_input_in_one_line(single_file: Path) -> None:
+    done = run_single(single_file, "--node", "node01")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "NAME=DIR" in done.stderr
