@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, case, select, update
+from sqlalchemy import Connection, Engine, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tuner.problems import FusedMoe
@@ -134,7 +134,7 @@ class Store:
         triton: str | None = None,
         problem: FusedMoe | None = None,
     ) -> list[Winner]:
-        """The winners in force, by problem, batch size and gemm.
+        """The winners in force, in order of problem, batch size and gemm (up first).
 
         At each batch size of a problem all gemms come from one environment: a measured one
         before a predicted one, then the one published last.
@@ -151,14 +151,7 @@ class Store:
             .join(problems, winners.c.problem_id == problems.c.id)
             .join(environments, winners.c.environment_id == environments.c.id)
             .where(*(field == value for field, value in wanted.items() if value is not None))
-            .order_by(
-                problems.c.id,
-                winners.c.batch_size,
-                case((winners.c.status == Status.OK.value, 0), else_=1),
-                winners.c.published_at.desc(),
-                winners.c.environment_id.desc(),
-                winners.c.gemm.desc(),  # up before down
-            )
+            .order_by(problems.c.id, winners.c.batch_size, winners.c.gemm.desc())
         )
         with self._read() as connection:
             found = [read_winner(row) for row in connection.execute(query).mappings()]
@@ -175,15 +168,18 @@ class Store:
             yield connection
 
 
-def _in_force(ranked: Iterable[Winner]) -> list[Winner]:
-    chosen: dict[tuple[FusedMoe, int], tuple[Environment, Status]] = {}
-    kept = []
-    for winner in ranked:
-        place = (winner.problem, winner.entry.point.batch_size)
-        source = (winner.environment, winner.entry.status)
-        if chosen.setdefault(place, source) == source:
-            kept.append(winner)
-    return kept
+def _in_force(found: list[Winner]) -> list[Winner]:
+    def place(winner: Winner) -> tuple[FusedMoe, int]:
+        return winner.problem, winner.entry.point.batch_size
+
+    def source(winner: Winner) -> tuple[Environment, Status]:
+        return winner.environment, winner.entry.status
+
+    def rank(winner: Winner) -> tuple[bool, datetime, int]:
+        return winner.entry.status is Status.OK, winner.published_at, winner.run_id
+
+    best = {place(winner): source(winner) for winner in sorted(found, key=rank)}  # the last stays
+    return [winner for winner in found if source(winner) == best[place(winner)]]
 
 
 def _now() -> datetime:
