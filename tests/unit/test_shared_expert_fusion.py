@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,7 @@ def engine_fuses(version: str, model: str, arch: int, ep: int) -> int:
     return 0 if against else preset.n_shared_experts
 
 
+@cache
 def _method(file: Path, class_name: str) -> ast.FunctionDef:
     names = ("determine_num_fused_shared_experts", "shared_experts_fusion_disable_reason")
     tree = ast.parse(file.read_text())
