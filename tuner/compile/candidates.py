@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tuner.compile.farm import Farm, Job
+from tuner.devices import Device
 from tuner.kernels.fused_moe import FusedMoeKernels
 from tuner.problems import Candidate, FusedMoe
 from tuner.results import Compiled, Status
@@ -30,11 +31,10 @@ class KernelCompiler:
         farm: Farm,
         kernels: FusedMoeKernels,
         problem: FusedMoe,
-        arch: int,
-        shared_limit_bytes: int,
+        device: Device,
     ) -> None:
         self._farm, self._kernels = farm, kernels
-        self._problem, self._arch, self._limit = problem, arch, shared_limit_bytes
+        self._problem, self._device = problem, device
         self._pending: dict[Job, Candidate] = {}
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
@@ -45,14 +45,14 @@ class KernelCompiler:
 
     def completed(self) -> Iterator[tuple[Candidate, Compiled]]:
         for job, compiled in self._farm.completed():
-            yield self._pending.pop(job), fit(compiled, self._limit)
+            yield self._pending.pop(job), fit(compiled, self._device.shared_optin_bytes)
 
     def _job(self, candidate: Candidate) -> Job:
         point = candidate.point
         binding = self._kernels.bind(
-            self._problem, point.gemm, point.batch_size, candidate.config, self._arch
+            self._problem, point.gemm, point.batch_size, candidate.config, self._device.arch
         )
-        return Job(self._kernels.lifted, binding.variant(), self._arch)
+        return Job(self._kernels.lifted, binding.variant(), self._device.arch)
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

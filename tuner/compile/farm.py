@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import queue
-import re
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
+from tuner.compile.process import (
+    KEPT_SETTINGS,
+    WorkerDied,
+    WorkerProcess,
+    installed_triton,
+    worker_env,
+)
 from tuner.compile.results import ResultCache, default_cache_dir
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
 from tuner.results import Compiled, Status
-
-START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with other workers
-# Of Triton's own settings only those that say where ptxas lies reach a worker: the others
-# would change what is compiled (TRITON_INTERPRET, TRITON_DEBUG ...) behind the cache's back.
-KEPT_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +59,14 @@ class Farm:
         self._timeout_s = timeout_s
         self._lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
-        self._env = _worker_env(folder)
+        self._env = worker_env(folder)
         self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, Compiled, float] | CompilerUnavailable]
         self._done = queue.SimpleQueue()
-        self._ready: list[tuple[Job, Compiled]] = []
+        self._ready: deque[tuple[Job, Compiled]] = deque()
         self._waiting: dict[str, list[Job]] = {}
         self._threads: list[threading.Thread] = []
-        self._workers: set[_Worker] = set()
+        self._workers: set[WorkerProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -95,7 +90,7 @@ class Farm:
         """Results as they come, until no job is pending."""
         while self._ready or self._waiting:
             while self._ready:
-                yield self._ready.pop()
+                yield self._ready.popleft()
             if self._waiting:
                 self._collect()
 
@@ -105,7 +100,7 @@ class Farm:
             self._closed = True
             workers = list(self._workers)
         for worker in workers:
-            worker.kill()
+            worker.end()
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -140,7 +135,7 @@ class Farm:
         first, *same = self._waiting.pop(key)
         self.cached += len(same)
         self._ready.append((first, compiled))
-        self._ready += [(job, replace(compiled, cached=True)) for job in same]
+        self._ready.extend((job, replace(compiled, cached=True)) for job in same)
 
     def _start_threads(self) -> None:
         wanted = min(self._processes, len(self._waiting))
@@ -153,13 +148,13 @@ class Farm:
 
     def _serve(self) -> None:
         """One thread a process: hand over a job, wait for its answer, replace the dead."""
-        worker: _Worker | None = None
+        worker: WorkerProcess | None = None
         try:
             while (item := self._jobs.get()) is not None and not self._closed:
                 key, job = item
                 worker = worker or self._hire()
                 compiled, seconds = self._compile(worker, job)
-                if not worker.alive:
+                if worker.ended:
                     self._dismiss(worker)
                     worker = None
                 elif compiled.status in (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES):
@@ -171,136 +166,31 @@ class Farm:
             if worker is not None:
                 self._dismiss(worker)
 
-    def _hire(self) -> _Worker:
-        worker = _Worker(self._env)
+    def _hire(self) -> WorkerProcess:
+        worker = WorkerProcess(self._env)
         with self._lock:
             self._workers.add(worker)
             if self._closed:  # close() did not see this one
-                worker.kill()
+                worker.end()
         worker.wait_until_ready()
         return worker
 
-    def _dismiss(self, worker: _Worker) -> None:
-        worker.kill()
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        worker.reap()
         with self._lock:
             self._workers.discard(worker)
 
-    def _compile(self, worker: _Worker, job: Job) -> tuple[Compiled, float]:
+    def _compile(self, worker: WorkerProcess, job: Job) -> tuple[Compiled, float]:
         source = job.lifted.write(self._lifted_dir)
         request = {"source": str(source), "variant": job.variant.as_json(), "arch": job.arch}
         start = time.monotonic()
         try:
             answer = worker.ask(request, self._timeout_s)
         except TimeoutError:
-            worker.kill()
+            worker.end()
             detail = f"more than {self._timeout_s:g} s"
             return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start
-        except _Died as death:
-            worker.kill()
+        except WorkerDied as death:
             return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start
         seconds = answer.pop("seconds")
         return Compiled(**{**answer, "status": Status(answer["status"])}), seconds
-
-
-class _Died(Exception):
-    """The worker ended without an answer; says how."""
-
-
-class _Worker:
-    """One compile process in a group of its own, and its pipes."""
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
-        self._buffer = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tuner.compile.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=env,
-            bufsize=0,
-            start_new_session=True,  # a group to kill with its ptxas, out of Ctrl-C's reach
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
-
-    def wait_until_ready(self) -> None:
-        try:
-            self._read(START_LIMIT_S)
-        except (_Died, TimeoutError) as error:
-            self.kill()
-            raise CompilerUnavailable(f"a compile process did not start: {error}") from None
-
-    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Raises TimeoutError or _Died; the worker is of no use after either."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        except OSError:
-            raise _Died(self._last_words()) from None
-        return self._read(timeout_s)
-
-    def kill(self) -> None:
-        """End the process and its group, and reap it."""
-        if self.alive:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            if pipe is not None:
-                pipe.close()
-
-    def _read(self, timeout_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        pipe = self._process.stdout
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError(f"no answer in {timeout_s:g} s")
-            data = os.read(pipe.fileno(), 1 << 16)
-            if not data:
-                raise _Died(self._last_words())
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return f"the compile process ended ({end})" + (f": {said[-1][:300]}" if said else "")
-
-
-def installed_triton() -> str:
-    """The version of the triton that a worker would import; imports nothing.
-
-    Raises CompilerUnavailable without one.
-    """
-    spec = importlib.util.find_spec("triton")
-    if spec is None or spec.origin is None:
-        raise CompilerUnavailable("triton is not installed: pip install 'engine-tuner[compile]'")
-    found = re.search(r"__version__ = ['\"]([^'\"]+)", Path(spec.origin).read_text())
-    if found is None:
-        raise CompilerUnavailable(f"{spec.origin} does not say which triton it is")
-    return found[1]
-
-
-def _worker_env(folder: Path) -> dict[str, str]:
-    dropped = ("TRITON_", "MLIR_", "LLVM_")
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name in KEPT_SETTINGS or not name.startswith(dropped)
-    }
-    # The user's own Triton cache is neither read nor filled. Of each kernel only the machine
-    # code is kept, so that a launch from the same folder need not compile again.
-    return env | {
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TRITON_STORE_BINARY_ONLY": "1",
-        "PYTHONSAFEPATH": "1",  # a folder named triton where the user stands is not triton
-    }

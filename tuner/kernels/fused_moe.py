@@ -36,7 +36,6 @@ DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
 # Keys of a config that are Triton's, not the kernel's, with Triton's defaults.
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3}
-SWAP_AB_ARCH = 90  # the engine asks is_sm90_supported(): major version 9 exactly
 PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
 GDC_EARLY_ROWS = 512
 
@@ -58,15 +57,21 @@ class FusedMoeKernels:
         sorted_output: bool = False,
         filter_expert: bool = False,
         zero_points: bool = False,
+        compute: str | None = None,
     ) -> Binding:
         """Bind the kernel that the engine launches for `gemm` at `batch_size` tokens.
 
         `arch` is the compute capability as one number (89, 90, 120). `sorted_output`: the up
         gemm of a layer whose down gemm uses TMA. `filter_expert`: under expert parallelism.
-        `zero_points`: asymmetric (AWQ) weights. Raises UnsupportedKernel for a parameter, a
-        config key or a dtype that this engine's kernel and this adapter do not share.
+        `zero_points`: asymmetric (AWQ) weights. `compute`: the model's 16-bit type, "bf16"
+        (the default) or "fp16", which quantised weights leave open.
+
+        Raises UnsupportedKernel for a parameter, a config key or a dtype that the engine's
+        kernel and this adapter do not share.
         """
-        launch = _Launch(problem, gemm, batch_size, config, arch, sorted_output)
+        launch = _Launch(
+            problem, gemm, batch_size, config, arch, sorted_output, compute or _compute(problem)
+        )
         function = kernel_name(problem)
         parameters = self.lifted.parameters(function)
         names = {parameter.name for parameter in parameters}
@@ -98,6 +103,8 @@ class FusedMoeKernels:
         missing = tiles - set(launch.config)
         if missing:
             raise UnsupportedKernel(f"{origin}: {function} needs {', '.join(sorted(missing))}")
+        if launch.sorted_output and "c_sorted" not in names:
+            raise UnsupportedKernel(f"{origin}: {function} cannot write its output in slot order")
         problem = launch.problem
         fp8_channel = problem.per_channel_quant and problem.dtype is Dtype.FP8_W8A8
         if fp8_channel and "per_channel_quant" not in names:
@@ -131,8 +138,8 @@ def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
 
 
 def swaps_ab(config: Config, dtype: Dtype, arch: int) -> bool:
-    """`should_enable_swap_ab`, which is asked for fp8 alone; the same since it appeared."""
-    sm90 = arch // 10 * 10 == SWAP_AB_ARCH
+    """`should_enable_swap_ab`: fp8 on compute capability 9.x alone; unchanged since it came."""
+    sm90 = arch // 10 == 9
     small = config["BLOCK_SIZE_M"] < 64 and config["BLOCK_SIZE_N"] >= 64
     return dtype is Dtype.FP8_W8A8 and sm90 and small
 
@@ -147,6 +154,7 @@ class _Launch:
     config: Config
     arch: int
     sorted_output: bool
+    compute: str
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -172,9 +180,9 @@ class _Launch:
         padding = min(self.valid_slots, self.problem.E + 1) * (self.config["BLOCK_SIZE_M"] - 1)
         return self.valid_slots + (padding if self.tma else 0)
 
-    @property
-    def compute(self) -> str:
-        return "fp16" if self.problem.dtype is Dtype.FLOAT16 else "bf16"
+
+def _compute(problem: FusedMoe) -> str:
+    return "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
 
 
 def _shared(launch: _Launch, filter_expert: bool) -> dict[str, Argument]:
@@ -207,7 +215,7 @@ def _dense(launch: _Launch) -> dict[str, Argument]:
     operand = {
         Dtype.FP8_W8A8: ("fp8e4nv", "fp8e4nv"),
         Dtype.INT8_W8A8: ("i8", "i8"),
-        Dtype.INT8_W8A16: ("bf16", "i8"),
+        Dtype.INT8_W8A16: (launch.compute, "i8"),
     }
     a, b = operand.get(problem.dtype, (launch.compute, launch.compute))
     blocks = (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config["BLOCK_SIZE_K"])
@@ -284,9 +292,9 @@ def _grouped(launch: _Launch, zero_points: bool) -> dict[str, Argument]:
     packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
     zp_strides = (n // packed * groups, 1, groups) if zero_points else (0, 0, 0)
     return {
-        "a_ptr": Pointer("bf16"),
+        "a_ptr": Pointer(launch.compute),
         "b_ptr": Pointer("u8"),
-        "b_scale_ptr": Pointer("bf16"),
+        "b_scale_ptr": Pointer(launch.compute),
         "b_zp_ptr": Pointer("u8") if zero_points else ABSENT,
         "N": Constant(n),
         "K": Constant(k),

@@ -1,0 +1,129 @@
+"""Runs one engine's fused-MoE kernels on the CPU and writes each case's error as JSON.
+
+A program of its own, for Triton decides when it is imported whether to interpret:
+TRITON_INTERPRET=1 python interpret_fused_moe.py 0.5.16 CACHE_FOLDER
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tuner.engines import find_engine
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.binding import Constant
+from tuner.kernels.fused_moe import lift_fused_moe
+from tuner.kernels.fused_moe_inputs import (
+    align,
+    launch,
+    make_activations,
+    make_weights,
+    operands,
+    random_routing,
+    reference,
+    sort_activations,
+    worst_error,
+)
+from tuner.kernels.lift import load_lifted
+from tuner.problems import Config, Gemm, parse_problem
+
+SHAPE = "fused_moe:E=5,N=64,K=96,top_k=3,dtype="
+BLOCKS = "fused_moe:E=5,N=64,K=128,top_k=3,dtype="
+TILE = Config(
+    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 2, "num_warps": 4}
+)
+# name -> (problem, config, compute type, zero points, architecture)
+CASES = {
+    "fp16": (f"{SHAPE}float16", TILE, "fp16", False, 89),
+    "fp16 uneven k": (f"{SHAPE}float16", TILE.replace(BLOCK_SIZE_K=128), "fp16", False, 89),
+    "fp8 tensor": (f"{SHAPE}fp8_w8a8", TILE, "bf16", False, 89),
+    "fp8 channel": (f"{SHAPE}fp8_w8a8,per_channel_quant", TILE, "bf16", False, 89),
+    "fp8 block": (f"{BLOCKS}fp8_w8a8,block_shape=32x32", TILE, "bf16", False, 89),
+    "fp8 block wide": (
+        f"{BLOCKS}fp8_w8a8,block_shape=32x32",
+        TILE.replace(BLOCK_SIZE_N=64),
+        "bf16",
+        False,
+        89,
+    ),
+    "fp8 block swapped": (
+        f"{BLOCKS}fp8_w8a8,block_shape=64x32",
+        TILE.replace(BLOCK_SIZE_N=64),
+        "bf16",
+        False,
+        90,
+    ),
+    "int8 channel": (f"{SHAPE}int8_w8a8,per_channel_quant", TILE, "bf16", False, 89),
+    "int8 block": (f"{BLOCKS}int8_w8a8,block_shape=32x32", TILE, "bf16", False, 89),
+    "int8 weights": (f"{SHAPE}int8_w8a16", TILE, "fp16", False, 89),
+    "int8 groups": (f"{BLOCKS}int8_w8a16,block_shape=0x32", TILE, "fp16", False, 89),
+    "int8 groups zero": (f"{BLOCKS}int8_w8a16,block_shape=0x32", TILE, "fp16", True, 89),
+    "int4": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", False, 89),
+    "int4 zero": (f"{BLOCKS}int4_w4a16,block_shape=0x32", TILE, "fp16", True, 89),
+    "fp8 block tma": (
+        f"{BLOCKS}fp8_w8a8,block_shape=32x32",
+        TILE.replace(USE_TMA=1),
+        "bf16",
+        False,
+        90,
+    ),
+}
+BATCH_SIZE = 7
+
+
+def run(kernels, module, case, gemm):
+    text, config, compute, zero_points, arch = case
+    problem = parse_problem(text)
+    tma = bool(config.get("USE_TMA"))
+    if gemm is Gemm.UP and tma:  # what the down gemm's TMA asks of the up gemm
+        config = config.replace(USE_TMA=0)
+    binding = kernels.bind(
+        problem,
+        gemm,
+        BATCH_SIZE,
+        config,
+        arch,
+        sorted_output=tma and gemm is Gemm.UP,
+        zero_points=zero_points,
+        compute=compute,
+    )
+    if "USE_GDC" in binding.arguments:  # PTX, which only a GPU runs; it orders launches, no more
+        binding = replace(binding, arguments={**binding.arguments, "USE_GDC": Constant(False)})
+    like = {"device": "cpu", "seed": 1}
+    weights = make_weights(problem, gemm, compute=compute, zero_points=zero_points, **like)
+    activations = make_activations(problem, gemm, BATCH_SIZE, compute=compute, **like)
+    routing = random_routing(problem, BATCH_SIZE, skew=1.0, **like)
+    slots = align(routing, problem.E, config["BLOCK_SIZE_M"], binding.arguments["EM"].value)
+    count = BATCH_SIZE * problem.top_k
+    n = problem.gemm_shape(gemm)[0]
+    rows = slots.sorted_ids.numel() if tma else count
+    dtype = torch.float16 if compute == "fp16" else torch.bfloat16
+    output = torch.full((rows, n), float("nan"), dtype=dtype)
+    a = sort_activations(activations, slots, rows) if tma and gemm is Gemm.DOWN else activations
+    launch(module, binding, operands(weights, a, routing, slots, output))
+    if tma and gemm is Gemm.UP:  # C came in slot order
+        valid = (slots.sorted_ids < count).nonzero().view(-1)
+        unsorted = torch.full((count, n), float("nan"), dtype=dtype)
+        unsorted[slots.sorted_ids[valid].long()] = output[valid]
+        output = unsorted
+    return worst_error(output[:count], reference(weights, activations, routing))
+
+
+def main():
+    version, folder = sys.argv[1:]
+    kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
+    module = load_lifted(kernels.lifted.write(Path(folder)))
+    found = {}
+    for name, case in CASES.items():
+        for gemm in Gemm:
+            try:
+                found[f"{name} {gemm.value}"] = run(kernels, module, case, gemm)
+            except UnsupportedKernel as error:
+                found[f"{name} {gemm.value}"] = str(error)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
