@@ -103,7 +103,7 @@ class Load:
     used: str  # path read, or empty
     triton: str  # version whose file was read, where the path or the message tells
     ranks: tuple[str, ...]  # as the log names them; empty where it names none
-    lines: tuple[int, ...]  # line numbers, from 1
+    lines: tuple[str, ...]  # where it is said: FILE:LINE, or the line's number
 
 
 @dataclass(frozen=True)
@@ -158,22 +158,31 @@ class LoadProof:
 
 def prove_loads(paths: Iterable[Path]) -> LoadProof:
     """Read servers' logs, one or several of the same launch. Raises UnreadableLog."""
-    lines: list[str] = []
-    for path in paths:
-        try:
-            lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError as error:
-            raise UnreadableLog(f"{path} cannot be read: {error.strerror}") from None
-    return parse_log(lines)
+    return _proof(_read(paths))
 
 
 def parse_log(lines: Iterable[str]) -> LoadProof:
     """Take the loader's messages out of a log; other lines are passed over."""
+    return _proof((str(number), line) for number, line in enumerate(lines, 1))
+
+
+def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """(place, line), one by one: a server's log can be larger than the memory."""
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for number, line in enumerate(file, 1):
+                    yield f"{path.name}:{number}", line.rstrip("\n")
+        except OSError as error:
+            raise UnreadableLog(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _proof(lines: Iterable[tuple[str, str]]) -> LoadProof:
     loads: dict[tuple[str, str, Outcome, str], Load] = {}
     overrides: dict[Override, None] = {}
     hooks: dict[Hook, None] = {}
-    for number, line in enumerate(lines, 1):
-        load = _load(line, number)
+    for where, line in lines:
+        load = _load(line, where)
         if load:
             identity = (load.family, load.key, load.outcome, load.used)
             loads[identity] = _merged(loads.get(identity), load)
@@ -185,7 +194,7 @@ def parse_log(lines: Iterable[str]) -> LoadProof:
     return LoadProof(tuple(loads.values()), tuple(overrides), tuple(hooks))
 
 
-def _load(line: str, number: int) -> Load | None:
+def _load(line: str, where: str) -> Load | None:
     for message in _MESSAGES:
         match = message.pattern.search(line)
         if match:
@@ -198,7 +207,7 @@ def _load(line: str, number: int) -> Load | None:
             key = name.removesuffix(".json") or "every key"
             ranks = tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)
             return Load(
-                message.family, key, message.outcome, wanted, used, triton, ranks[:1], (number,)
+                message.family, key, message.outcome, wanted, used, triton, ranks[:1], (where,)
             )
     return None
 
