@@ -1,0 +1,91 @@
+"""What a benchmark says: metrics with a direction, the load they were measured at, and values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Load(str, Enum):
+    """What was run."""
+
+    SERVING = "serving"  # a client sent requests; one value a run
+    DECODE = "decode"  # the server's own log lines; many values a run
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """The load that a value belongs to. Only values of equal keys are compared."""
+
+    load: Load
+    concurrency: int  # requests in flight at most; for decode: running requests
+    input_len: int = 0  # mean tokens a request; 0 where not given
+    output_len: int = 0
+    request_rate: str = ""  # requests a second as given, "inf" or empty
+
+    def __str__(self) -> str:
+        if self.load is Load.DECODE:
+            return f"{self.concurrency} running request{'s' * (self.concurrency != 1)}"
+        lengths = f", {self.input_len}+{self.output_len} tokens" if self.output_len else ""
+        rate = f", {self.request_rate} req/s" if self.request_rate not in ("", "inf") else ""
+        return f"concurrency {self.concurrency or 'any'}{lengths}{rate}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of one run."""
+
+    key: Key
+    metric: str
+    value: float
+    source: str  # FILE:LINE
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity, its unit, and which way is better."""
+
+    name: str
+    title: str
+    unit: str
+    higher_is_better: bool
+
+
+_THROUGHPUTS = {
+    "decode_throughput": ("Decode throughput", "tok/s"),
+    "output_throughput": ("Output throughput", "tok/s"),
+    "total_throughput": ("Total throughput", "tok/s"),
+    "input_throughput": ("Input throughput", "tok/s"),
+    "request_throughput": ("Request throughput", "req/s"),
+}
+_LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2e": "end-to-end latency",
+}
+LATENCY_NAME = re.compile(r"(mean|median|max|p[0-9]{1,2})_(ttft|tpot|itl|e2e)_ms")
+
+
+def metric(name: str) -> Metric | None:
+    """The metric of that name; None for one that says nothing about speed."""
+    if name in _THROUGHPUTS:
+        title, unit = _THROUGHPUTS[name]
+        return Metric(name, title, unit, True)
+    match = LATENCY_NAME.fullmatch(name)
+    if not match:
+        return None
+    statistic, quantity = match.groups()
+    shown = statistic.upper() if statistic.startswith("p") else statistic.capitalize()
+    return Metric(name, f"{shown} {_LATENCIES[quantity]}", "ms", False)
+
+
+def metric_order(name: str) -> tuple[int, str, str]:
+    """Throughputs first, in the order above, then latencies by quantity."""
+    if name in _THROUGHPUTS:
+        return (list(_THROUGHPUTS).index(name), "", "")
+    match = LATENCY_NAME.fullmatch(name)
+    quantity, statistic = (match.group(2), match.group(1)) if match else ("", name)
+    place = list(_LATENCIES).index(quantity) if quantity else len(_LATENCIES)
+    return (len(_THROUGHPUTS) + place, quantity, statistic)
