@@ -211,7 +211,7 @@ def test_the_variable_replaces_the_packaged_tree(real, engine, tmp_path):
     environ = {"SGLANG_MOE_CONFIG_DIR": str(tmp_path)}
     (tmp_path / "configs").mkdir()
     honoured = real.version not in ("0.4.4", "0.5.2")
-    assert engine.supports_config_dir_env is honoured
+    assert (engine.config_dir_variable is not None) is honoured
     assert engine.config_root(environ) == (tmp_path if honoured else engine.package_root)
     assert engine.config_root({}) == engine.package_root
     assert real.configs(wanted, L40S.name, Gemm.UP, "3.1.0") is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,8 +19,16 @@ class Compiler(Protocol):
     def submit(self, candidates: Iterable[Candidate]) -> None:
         """Queue candidates; never waits for a compile."""
 
-    def completed(self) -> Iterator[tuple[Candidate, Compiled]]:
-        """Results as they finish, until none is pending."""
+    def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
+        """What is finished and not yet taken; with `wait`, at least one where any is pending."""
+
+    @property
+    def compiled_count(self) -> int:
+        """Kernels compiled so far, good or bad; what a cache answered is not counted."""
+
+    @property
+    def compile_s(self) -> float:
+        """What that took, summed over the processes."""
 
 
 class KernelCompiler:
@@ -43,9 +51,17 @@ class KernelCompiler:
         self._pending |= jobs
         self._farm.submit(jobs)
 
-    def completed(self) -> Iterator[tuple[Candidate, Compiled]]:
-        for job, compiled in self._farm.completed():
-            yield self._pending.pop(job), fit(compiled, self._device.shared_optin_bytes)
+    def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
+        limit = self._device.shared_optin_bytes
+        return [(self._pending.pop(job), fit(c, limit)) for job, c in self._farm.poll(wait)]
+
+    @property
+    def compiled_count(self) -> int:
+        return self._farm.compiled
+
+    @property
+    def compile_s(self) -> float:
+        return self._farm.compile_s
 
     def _job(self, candidate: Candidate) -> Job:
         point = candidate.point

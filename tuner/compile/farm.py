@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,7 +63,7 @@ class Farm:
         self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, Compiled, float] | CompilerUnavailable]
         self._done = queue.SimpleQueue()
-        self._ready: deque[tuple[Job, Compiled]] = deque()
+        self._ready: list[tuple[Job, Compiled]] = []
         self._waiting: dict[str, list[Job]] = {}
         self._threads: list[threading.Thread] = []
         self._workers: set[WorkerProcess] = set()
@@ -86,13 +86,20 @@ class Farm:
                 self._jobs.put((key, job))
         self._start_threads()
 
+    def poll(self, wait: bool) -> list[tuple[Job, Compiled]]:
+        """What is finished and not yet taken; with `wait`, at least one where any is pending."""
+        if wait and not self._ready and self._waiting:
+            self._collect(self._done.get())
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._collect(self._done.get_nowait())
+        ready, self._ready = self._ready, []
+        return ready
+
     def completed(self) -> Iterator[tuple[Job, Compiled]]:
         """Results as they come, until no job is pending."""
-        while self._ready or self._waiting:
-            while self._ready:
-                yield self._ready.popleft()
-            if self._waiting:
-                self._collect()
+        while batch := self.poll(wait=True):
+            yield from batch
 
     def close(self) -> None:
         """Kill the processes and drop what is pending. May be called twice."""
@@ -125,8 +132,7 @@ class Farm:
         parts = [job.lifted.hash, job.variant.as_json(), job.arch, self.triton, settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def _collect(self) -> None:
-        answer = self._done.get()
+    def _collect(self, answer: tuple[str, Compiled, float] | CompilerUnavailable) -> None:
         if isinstance(answer, CompilerUnavailable):
             raise answer
         key, compiled, seconds = answer

@@ -55,8 +55,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def supports_config_dir_env(self) -> bool:
-        """Whether a variable can point the engine at another root (instead of its own)."""
+    def config_dir_variable(self) -> str | None:
+        """The variable that points the engine at another root; None where it has none."""
         ...
 
     def config_root(self, environ: Mapping[str, str] = ...) -> Path:

@@ -86,8 +86,8 @@ class SGLang:
         return self.rules.source.parent
 
     @property
-    def supports_config_dir_env(self) -> bool:
-        return self.rules.config_dir_env
+    def config_dir_variable(self) -> str | None:
+        return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
 
     def config_root(self, environ: Mapping[str, str] = os.environ) -> Path:
         """The folder that holds configs/: SGLANG_MOE_CONFIG_DIR where the version honours it."""

@@ -1,0 +1,103 @@
+"""What a tuning run found, as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tuner.devices import Device
+from tuner.problems import Config, FusedMoe, Gemm
+from tuner.render import table
+from tuner.results import Entry, Environment, Incumbent, Totals
+
+
+@dataclass(frozen=True)
+class Report:
+    """The entries of one run, with all that they hold for."""
+
+    problem: FusedMoe
+    device: Device
+    environment: Environment
+    file_names: Mapping[Gemm, str]
+    entries: Sequence[Entry]
+    totals: Totals
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `tuner tune --json` prints."""
+        return {
+            "problem": self.problem.spec(),
+            "device": self.device.name,
+            "engine": f"{self.environment.engine}=={self.environment.engine_version}",
+            "environment": {
+                **asdict(self.environment),
+                "fingerprint": self.environment.fingerprint,
+            },
+            "file_names": {gemm.value: name for gemm, name in self.file_names.items()},
+            "entries": [entry_json(entry) for entry in self.entries],
+            "totals": asdict(self.totals),
+        }
+
+    def as_text(self) -> str:
+        """A table of the entries, and the totals on a line of their own."""
+        limit = self.device.shared_optin_bytes
+        headers = ("gemm", "M", "M N K blocks", "group", "warps", "stages", "us", "shared", "limit")
+        rows = [
+            (
+                entry.point.gemm.value,
+                entry.point.batch_size,
+                *config_cells(entry.config),
+                None if entry.median_us is None else round(entry.median_us, 1),
+                entry.compiled.shared_bytes,
+                limit,
+                entry.status.value,
+                entry.reason,
+            )
+            for entry in sorted(self.entries, key=_by_gemm)
+        ]
+        t = self.totals
+        cost = (
+            f"{t.configs_compiled} kernels compiled in {t.compile_s:.1f} s of processes, "
+            f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
+        )
+        return "\n".join([table((*headers, "status", "why"), rows), "", cost])
+
+
+def config_cells(config: Config) -> tuple[str, int, int, int]:
+    """Blocks, group size, warps and stages, as tables show them."""
+    blocks = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
+    tma = " tma" if config.get("USE_TMA") else ""
+    return f"{blocks}{tma}", config["GROUP_SIZE_M"], config["num_warps"], config["num_stages"]
+
+
+def config_json(config: Config) -> dict[str, int | bool]:
+    """The engine's own keys; USE_TMA as the boolean that it is in files."""
+    return {key: bool(value) if key == "USE_TMA" else value for key, value in config.items()}
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "gemm": entry.point.gemm.value,
+        "batch_size": entry.point.batch_size,
+        "config": config_json(entry.config),
+        "status": entry.status.value,
+        "median_us": entry.median_us,
+        "shared_bytes": entry.compiled.shared_bytes,
+        "n_regs": entry.compiled.n_regs,
+        "n_spills": entry.compiled.n_spills,
+        "incumbents": {name: _incumbent_json(i) for name, i in entry.incumbents.items()},
+        "reason": entry.reason,
+    }
+
+
+def _incumbent_json(incumbent: Incumbent) -> dict[str, Any]:
+    return {
+        "config": config_json(incumbent.config),
+        "status": incumbent.status.value,
+        "median_us": incumbent.median_us,
+        "shared_bytes": incumbent.shared_bytes,
+    }
+
+
+def _by_gemm(entry: Entry) -> tuple[bool, int]:
+    return entry.point.gemm is Gemm.DOWN, entry.point.batch_size

@@ -1,0 +1,300 @@
+"""From a request to a report: puts the rooms' parts together for one tuning run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+
+from tuner.bench import Bench, SerialBench
+from tuner.choose import Policy
+from tuner.compile import Farm, KernelCompiler
+from tuner.devices import Device
+from tuner.engines import Engine, ShippedFile, launch_config
+from tuner.engines.config_files import read_lenient
+from tuner.errors import BadInput, did_you_mean
+from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
+from tuner.measure.predict import Predictor
+from tuner.measure.recording import Recording, read_recording
+from tuner.measure.replay import Replay
+from tuner.problems import BATCH_SIZES, Config, FusedMoe, Gemm, Point
+from tuner.report import Report
+from tuner.results import Entry, Environment, MeasureKind, Totals
+from tuner.search import Search, budget_for
+from tuner.seeds import seeds_for
+from tuner.shortlist import Shortlist
+from tuner.space import Effort, Space, space_for
+from tuner.store import RunJournal, RunKey, RunState, Store
+from tuner.tune import Plan, Progress, Strategy, tune
+
+# A gain below the noise of its source is no gain. Recorded and predicted times repeat exactly.
+NOISE = {MeasureKind.GPU: 0.005, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where times come from: a kind, and for a replay its recording."""
+
+    kind: MeasureKind
+    recording: Path | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to tune, for which card and engine, and how."""
+
+    problem: FusedMoe
+    device: Device
+    engine: Engine
+    source: Source
+    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
+    gemms: tuple[Gemm, ...] = FusedMoe.gemms
+    effort: Effort = Effort.STANDARD
+    seed: int = 0
+
+
+class Session:
+    """One request, ready to run. Use it in a `with`: it may own processes.
+
+    Raises BadInput, before any work, for what cannot be tuned as asked.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._resources = contextlib.ExitStack()
+        self._check_gemms()
+        self.points  # a batch size that the recording lacks is refused here  # noqa: B018
+        self.file_names = self._file_names()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resources.close()
+
+    def run(self, store: Store, progress: Progress) -> Report:
+        """Tune, store the winners, and report. A run that was stopped is gone on with."""
+        bench, strategy = self._bench_and_strategy()
+        run = store.begin_run(self._run_key())
+        try:
+            entries = tune(self._plan(), strategy, bench, RunJournal(store, run), progress)
+            store.finish_run(run, entries, bench.totals)
+        except KeyboardInterrupt:
+            store.stop_run(run, RunState.INTERRUPTED, "interrupted")
+            raise
+        except Exception as error:
+            store.stop_run(run, RunState.FAILED, str(error))
+            raise
+        return self._report(entries, bench.totals)
+
+    @cached_property
+    def environment(self) -> Environment:
+        request = self.request
+        return Environment(
+            device=request.device.name,
+            engine=request.engine.name,
+            engine_version=request.engine.version,
+            triton=self._triton,
+            kernel_hash=self._kernels.lifted.hash,
+            driver=f"recording {self._recording.sha256}" if self._recording else "",
+        )
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """The points to tune."""
+        request = self.request
+        recorded = self._recording.points if self._recording else None
+        known = sorted({p.batch_size for p in recorded}) if recorded else list(BATCH_SIZES)
+        sizes = request.batch_sizes or known
+        points = tuple(Point(size, gemm) for size in sorted(set(sizes)) for gemm in request.gemms)
+        if self._recording:
+            self._recording.check(request.problem, points, request.device)
+        return points
+
+    # Parts
+
+    @cached_property
+    def _recording(self) -> Recording | None:
+        path = self.request.source.recording
+        return read_recording(path) if path else None
+
+    @cached_property
+    def _kernels(self) -> FusedMoeKernels:
+        return lift_fused_moe(self.request.engine)
+
+    @cached_property
+    def _triton(self) -> str:
+        try:
+            return version("triton")
+        except PackageNotFoundError:
+            return "none"  # a replay needs none; compiling refuses to start without one
+
+    @cached_property
+    def _spaces(self) -> dict[Gemm, Space]:
+        request = self.request
+        return {
+            gemm: space_for(request.problem, request.device, gemm, request.effort)
+            for gemm in request.gemms
+        }
+
+    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
+        request = self.request
+        if self._recording:
+            replay = Replay(self._recording)
+            return SerialBench(replay, replay), self._search()
+        farm = self._resources.enter_context(Farm())
+        compiler = KernelCompiler(farm, self._kernels, request.problem, request.device)
+        if request.source.kind is MeasureKind.PREDICT:
+            predictor = Predictor(request.device, request.problem, self._corpus)
+            shortlist = Shortlist(predictor, self.points, self._spaces)
+            return SerialBench(compiler, predictor), shortlist
+        raise BadInput("--measure gpu is not there yet")
+
+    def _search(self) -> Search:
+        request = self.request
+        seeds = seeds_for(
+            self.points,
+            request.problem,
+            request.device,
+            self._spaces,
+            request.engine.shipped(),
+            known=self._known(),
+        )
+        size = max(len(space) for space in self._spaces.values())
+        budget = budget_for(request.effort, len(self.points), size)
+        return Search(self._spaces, self.points, seeds, budget, request.seed)
+
+    def _plan(self) -> Plan:
+        return Plan(
+            requested=self.points,
+            incumbents=self._incumbents,
+            policy=Policy(
+                noise=NOISE[self.request.source.kind],
+                one_config=not self.request.engine.has_down_files() and len(self.request.gemms) > 1,
+                trust_shipped=self.request.source.kind is MeasureKind.PREDICT,
+            ),
+        )
+
+    @cached_property
+    def _incumbents(self) -> Mapping[Point, Mapping[str, Config]]:
+        """For every point that a file must hold: the engine's sizes, the requested, the shipped."""
+        request = self.request
+        sizes = {*BATCH_SIZES, *(p.batch_size for p in self.points), *self._shipped_sizes()}
+        found: dict[Point, dict[str, Config]] = {}
+        for size in sorted(sizes):
+            by_name = request.engine.incumbents(request.problem, request.device, size, self._triton)
+            for gemm in request.gemms:
+                configs = {name: launch_config(pair[gemm]) for name, pair in by_name.items()}
+                found[Point(size, gemm)] = configs
+        return found
+
+    def _known(self) -> dict[Point, Sequence[Config]]:
+        return {point: list(self._incumbents[point].values()) for point in self.points}
+
+    def _shipped_sizes(self) -> set[int]:
+        request = self.request
+        engine = request.engine
+        sizes: set[int] = set()
+        for gemm in self.file_names:
+            path = engine.find_file(
+                engine.package_root, request.problem, request.device, gemm, self._triton
+            )
+            if path:
+                sizes.update(read_lenient(path).entries)
+        return sizes
+
+    @cached_property
+    def _corpus(self) -> list[ShippedFile]:
+        return list(self.request.engine.shipped())
+
+    def _file_names(self) -> dict[Gemm, str]:
+        request = self.request
+        gemms = [g for g in request.gemms if g is Gemm.UP or request.engine.has_down_files()]
+        return {
+            gemm: request.engine.file_name(request.problem, request.device, gemm) for gemm in gemms
+        }
+
+    def _check_gemms(self) -> None:
+        request = self.request
+        if request.gemms == (Gemm.DOWN,) and not request.engine.has_down_files():
+            engine = f"{request.engine.name} {request.engine.version}"
+            raise BadInput(f"{engine} reads no _down files: tune up, or both")
+
+    def _run_key(self) -> RunKey:
+        request = self.request
+        return RunKey(
+            problem=request.problem,
+            environment=self.environment,
+            measure=request.source.kind,
+            effort=request.effort.value,
+            seed=request.seed,
+            points=self.points,
+            space=space_identity(self._spaces),
+            recording=self._recording.sha256 if self._recording else "",
+        )
+
+    def _report(self, entries: Sequence[Entry], totals: Totals) -> Report:
+        return Report(
+            problem=self.request.problem,
+            device=self.request.device,
+            environment=self.environment,
+            file_names=self.file_names,
+            entries=[e for e in entries if e.point in self.points],
+            totals=totals,
+        )
+
+
+def space_identity(spaces: Mapping[Gemm, Space]) -> str:
+    """sha256 of the configurations that may be tried: another grid is another run."""
+    digest = hashlib.sha256()
+    for gemm in sorted(spaces):
+        digest.update(f"{gemm.value}\n".encode())
+        digest.update("\n".join(config.key for config in spaces[gemm].configs()).encode())
+    return digest.hexdigest()
+
+
+def parse_source(text: str) -> Source:
+    """Read `gpu`, `predict` or `replay:FILE`."""
+    kind, colon, path = text.partition(":")
+    if kind == MeasureKind.REPLAY.value and path:
+        return Source(MeasureKind.REPLAY, Path(path))
+    if not colon and kind in (MeasureKind.GPU.value, MeasureKind.PREDICT.value):
+        return Source(MeasureKind(kind))
+    near = did_you_mean(kind, ["gpu", "predict", "replay:FILE"])
+    raise BadInput(f"unknown way of measuring {text!r}{near}")
+
+
+def parse_batch_sizes(text: str) -> tuple[int, ...]:
+    """Read `1,2,4`: whole numbers from 1 on."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
+        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def parse_gemms(text: str) -> tuple[Gemm, ...]:
+    """Read `up`, `down` or `up,down`."""
+    names = [gemm.value for gemm in Gemm]
+    for part in text.split(","):
+        if part not in names:
+            raise BadInput(f"unknown gemm {part!r}{did_you_mean(part, names)}")
+    return tuple(gemm for gemm in Gemm if gemm.value in text.split(","))
+
+
+def parse_effort(text: str) -> Effort:
+    """Read `quick`, `standard` or `exhaustive`."""
+    try:
+        return Effort(text)
+    except ValueError:
+        near = did_you_mean(text, [effort.value for effort in Effort])
+        raise BadInput(f"unknown effort {text!r}{near}") from None
