@@ -136,7 +136,9 @@ def export(
     """
     if not allow_predicted:
         _refuse_predicted(winners)
-    by_file = groupby(sorted(winners, key=_file_key), key=_file_key)
+    both = engine.has_down_files()  # without, one file and one configuration serve both gemms
+    wanted = [w for w in winners if both or w.entry.point.gemm is Gemm.UP]
+    by_file = groupby(sorted(wanted, key=_file_key), key=_file_key)
     files = [_plan(list(group), engine, device, root) for _, group in by_file]
     _prove_writable(root)
     for file in files:

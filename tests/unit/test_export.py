@@ -1,0 +1,168 @@
+"""Export: what is written is what a real engine's loader then picks, and nothing better is lost."""
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from real_sglang import RealSGLang
+
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export import carry_packaged, export
+from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
+from tuner.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.store import Winner
+
+PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
+L40S = find_device("L40S")
+TRITON = "3.6.0"
+UP_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return find_engine("sglang==0.5.16")
+
+
+def config(batch_size: int, warps: int = 4) -> Config:
+    return Config(
+        {
+            "BLOCK_SIZE_M": 16,
+            "BLOCK_SIZE_N": 64,
+            "BLOCK_SIZE_K": 128,
+            "GROUP_SIZE_M": 1 + batch_size,
+            "num_warps": warps,
+            "num_stages": 3,
+        }
+    )
+
+
+def winner(batch_size: int, gemm: Gemm, status: Status = Status.OK, warps: int = 4) -> Winner:
+    chosen = config(batch_size, warps)
+    entry = Entry(
+        Point(batch_size, gemm),
+        chosen,
+        status,
+        12.5,
+        Compiled(Status.OK, shared_bytes=20480, n_regs=80, n_spills=0),
+        {"default": Incumbent(chosen, Status.OK, 15.0)},
+        "1.200x as fast as the default configuration",
+    )
+    environment = Environment("NVIDIA_L40S", "sglang", "0.5.16", TRITON, "abc")
+    return Winner(PROBLEM, environment, entry, 1, datetime(2026, 11, 1, tzinfo=timezone.utc))
+
+
+def winners(status: Status = Status.OK, warps: int = 4, sizes=BATCH_SIZES) -> list[Winner]:
+    return [winner(size, gemm, status, warps) for size in sizes for gemm in Gemm]
+
+
+def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
+    files = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    assert [file.path.name for file in files] == [UP_NAME.replace(".json", "_down.json"), UP_NAME]
+    real = RealSGLang("0.5.16")
+    for gemm in Gemm:
+        found = real.configs(PROBLEM, L40S.name, gemm, TRITON, root=tmp_path)
+        assert found == {size: dict(config(size)) for size in BATCH_SIZES}
+
+
+def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
+    export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    packaged = engine.package_root / "configs"
+    written = carry_packaged(engine, tmp_path)
+    names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
+    assert written == len(names) > 300
+    assert all(
+        (tmp_path / "configs" / n).read_bytes() == (packaged / n).read_bytes() for n in names
+    )
+    assert carry_packaged(engine, tmp_path) == 0
+    assert json.loads((tmp_path / "configs/triton_3_6_0" / UP_NAME).read_text())
+
+
+def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tmp_path):
+    h200 = find_device("H200")
+    problem = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
+    shipped = engine.find_file(engine.package_root, problem, h200, Gemm.UP, TRITON)
+    assert shipped is not None
+    triton = shipped.parent.name.removeprefix("triton_").replace("_", ".")
+    environment = Environment(h200.name, "sglang", "0.5.16", triton, "abc")
+    ours = [
+        Winner(problem, environment, w.entry, w.run_id, w.published_at)
+        for w in winners()
+        if w.entry.point.gemm is Gemm.UP
+    ]
+    (file,) = export(ours, engine, h200, tmp_path, allow_predicted=False)
+    before = file.path.read_bytes()
+    carry_packaged(engine, tmp_path)
+    assert file.path.read_bytes() == before != shipped.read_bytes()
+
+
+def test_sidecar_tells_where_each_entry_came_from(engine, tmp_path):
+    files = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    for file in files:
+        sidecar = json.loads(file.sidecar.read_text())
+        assert sidecar["problem"] == PROBLEM.spec()
+        row = sidecar["entries"]["64"]
+        assert row["config"] == dict(config(64))
+        assert (row["median_us"], row["shared_bytes"]) == (12.5, 20480)
+        assert row["incumbents"]["default"]["median_us"] == 15.0
+        assert row["environment"]["triton"] == TRITON
+        assert "status" not in json.loads(file.path.read_text())["64"]
+
+
+def test_predicted_winners_are_refused_unless_asked_for(engine, tmp_path):
+    with pytest.raises(ExportRefused, match="--allow-predicted"):
+        export(winners(Status.PREDICTED), engine, L40S, tmp_path / "out", allow_predicted=False)
+    assert not (tmp_path / "out").exists()
+    files = export(winners(Status.PREDICTED), engine, L40S, tmp_path / "out", allow_predicted=True)
+    assert set(files[0].statuses.values()) == {Status.PREDICTED}
+
+
+def test_predicted_never_overwrites_measured(engine, tmp_path):
+    export(winners(sizes=(1, 2)), engine, L40S, tmp_path, allow_predicted=False)
+    predicted = winners(Status.PREDICTED, warps=8)
+    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    for file in files:
+        assert len(file.entries) == len(BATCH_SIZES)
+        warps = {size: entry["num_warps"] for size, entry in file.entries.items()}
+        assert {size for size, n in warps.items() if n == 4} == {1, 2}
+        rows = json.loads(file.sidecar.read_text())["entries"]
+        assert rows["1"]["status"] == "ok"
+        assert rows["4"]["status"] == "predicted"
+
+
+def test_measured_replaces_predicted_and_older_measured(engine, tmp_path):
+    export(winners(Status.PREDICTED), engine, L40S, tmp_path, allow_predicted=True)
+    export(winners(warps=8), engine, L40S, tmp_path, allow_predicted=False)
+    (_, up) = export(winners(warps=2), engine, L40S, tmp_path, allow_predicted=False)
+    assert {entry["num_warps"] for entry in up.entries.values()} == {2}
+
+
+def test_a_sidecar_of_another_file_keeps_nothing(engine, tmp_path):
+    (_, up) = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    up.path.write_text(up.path.read_text().replace('"num_warps": 4', '"num_warps": 1'))
+    (_, again) = export(
+        winners(Status.PREDICTED, warps=8), engine, L40S, tmp_path, allow_predicted=True
+    )
+    assert {entry["num_warps"] for entry in again.entries.values()} == {8}
+
+
+def test_engine_without_down_files_gets_one_file(tmp_path):
+    old = find_engine("sglang==0.4.4")
+    (file,) = export(winners(), old, L40S, tmp_path, allow_predicted=False)
+    assert file.path == tmp_path / "configs" / UP_NAME.replace(",per_channel_quant=True", "")
+
+
+def test_a_place_that_cannot_be_written_is_refused(engine, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    for root in (blocked, blocked / "below", Path("/proc/nowhere")):
+        with pytest.raises(UnwritableOutput, match="cannot write"):
+            export(winners(), engine, L40S, root, allow_predicted=False)
+    assert blocked.read_text() == "not a folder"
+
+
+def test_no_parts_are_left_behind(engine, tmp_path):
+    export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    assert all(path.suffix == ".json" for path in tmp_path.rglob("*") if path.is_file())
