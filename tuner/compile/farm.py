@@ -14,18 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from tuner.compile.process import (
-    KEPT_SETTINGS,
-    WorkerDied,
-    WorkerProcess,
-    installed_triton,
-    worker_env,
-)
+from tuner.childprocess import ChildDied, ChildProcess
+from tuner.compile.environment import KEPT_SETTINGS, installed_triton, worker_env
 from tuner.compile.results import ResultCache, default_cache_dir
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
 from tuner.results import Compiled, Status
+
+START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with other workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +52,7 @@ class Farm:
         self.compiled = 0  # compiles run to an end, good or bad
         self.cached = 0  # jobs answered without compiling
         self.compile_s = 0.0  # summed over the processes
-        self._processes = processes or os.cpu_count() or 1
+        self._processes = processes or len(os.sched_getaffinity(0))
         self._timeout_s = timeout_s
         self._lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
@@ -66,7 +63,7 @@ class Farm:
         self._ready: list[tuple[Job, Compiled]] = []
         self._waiting: dict[str, list[Job]] = {}
         self._threads: list[threading.Thread] = []
-        self._workers: set[WorkerProcess] = set()
+        self._workers: set[ChildProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -154,7 +151,7 @@ class Farm:
 
     def _serve(self) -> None:
         """One thread a process: hand over a job, wait for its answer, replace the dead."""
-        worker: WorkerProcess | None = None
+        worker: ChildProcess | None = None
         try:
             while (item := self._jobs.get()) is not None and not self._closed:
                 key, job = item
@@ -172,21 +169,25 @@ class Farm:
             if worker is not None:
                 self._dismiss(worker)
 
-    def _hire(self) -> WorkerProcess:
-        worker = WorkerProcess(self._env)
+    def _hire(self) -> ChildProcess:
+        worker = ChildProcess("tuner.compile.worker", self._env)
         with self._lock:
             self._workers.add(worker)
             if self._closed:  # close() did not see this one
                 worker.end()
-        worker.wait_until_ready()
+        try:
+            worker.wait_until_ready(START_LIMIT_S)
+        except (ChildDied, TimeoutError) as error:
+            self._dismiss(worker)
+            raise CompilerUnavailable(f"a compile process did not start: {error}") from None
         return worker
 
-    def _dismiss(self, worker: WorkerProcess) -> None:
+    def _dismiss(self, worker: ChildProcess) -> None:
         worker.reap()
         with self._lock:
             self._workers.discard(worker)
 
-    def _compile(self, worker: WorkerProcess, job: Job) -> tuple[Compiled, float]:
+    def _compile(self, worker: ChildProcess, job: Job) -> tuple[Compiled, float]:
         source = job.lifted.write(self._lifted_dir)
         request = {"source": str(source), "variant": job.variant.as_json(), "arch": job.arch}
         start = time.monotonic()
@@ -196,7 +197,7 @@ class Farm:
             worker.end()
             detail = f"more than {self._timeout_s:g} s"
             return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start
-        except WorkerDied as death:
+        except ChildDied as death:
             return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start
         seconds = answer.pop("seconds")
         return Compiled(**{**answer, "status": Status(answer["status"])}), seconds

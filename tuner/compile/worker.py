@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import triton
-import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from tuner.compile.cubin import resources
-from tuner.kernels.lift import load_lifted
+from tuner.compile.kernel import compile_kernel
 from tuner.results import Status
 
 TENSOR_MEMORY_COLUMNS = 512  # a block's tensor memory on sm_100; Triton refuses more at load
@@ -63,15 +60,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(source: Path, variant: dict[str, Any], arch: int) -> dict[str, Any]:
-    function = getattr(load_lifted(source), variant["function"])
-    names = list(variant["signature"])
-    constants = {(names.index(k),): _constant(v) for k, v in variant["constants"].items()}
-    attributes = {(names.index(k),): [["tt.divisibility", 16]] for k in variant["divisible"]}
-    kernel = triton.compile(
-        ASTSource(function, variant["signature"], constants, attributes),
-        target=GPUTarget("cuda", arch, 32),
-        options=variant["options"],
-    )
+    kernel = compile_kernel(source, variant, arch)
     n_regs, n_spills = resources(kernel.asm["cubin"])
     found = {"shared_bytes": kernel.metadata.shared, "n_regs": n_regs, "n_spills": n_spills}
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
@@ -79,10 +68,6 @@ def _compile(source: Path, variant: dict[str, Any], arch: int) -> dict[str, Any]
         detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"
         return {**found, "status": Status.OUT_OF_RESOURCES.value, "detail": detail}
     return {**found, "status": Status.OK.value}
-
-
-def _constant(value: object) -> object:
-    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
 
 
 def _detail(error: Exception) -> str:

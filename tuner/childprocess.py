@@ -1,0 +1,105 @@
+"""A child process that answers JSON lines, as its parent sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+
+class ChildDied(Exception):
+    """The child ended without an answer; says how."""
+
+
+class ChildProcess:
+    """`python -m module` in a process group of its own, and its pipes.
+
+    It says one line when it has started, then answers requests in order.
+    """
+
+    def __init__(self, module: str, env: dict[str, str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by reap)
+        self._buffer = b""
+        self.ended = False
+        self._process = subprocess.Popen(  # noqa: S603 (our own module)
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=env,
+            bufsize=0,
+            start_new_session=True,  # a group to kill with all it starts, out of Ctrl-C's reach
+        )
+
+    def wait_until_ready(self, timeout_s: float) -> dict[str, Any]:
+        """The line that it says when it has started. Raises TimeoutError or ChildDied."""
+        return self._read(timeout_s)
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Raises TimeoutError or ChildDied; the child is of no use after either."""
+        self.send(request)
+        return self._read(timeout_s)
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Write a request without waiting for its answer. Raises ChildDied."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except OSError:
+            raise ChildDied(self._last_words()) from None
+
+    def poll(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next answer, or None if there is none within `timeout_s`. Raises ChildDied."""
+        try:
+            return self._read(timeout_s)
+        except TimeoutError:
+            return None
+
+    def end(self) -> None:
+        """Kill the process and all it started. Any thread may call it."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self.ended = True
+
+    def reap(self) -> None:
+        """End it and leave nothing behind. Only the thread that reads its pipes may."""
+        self.end()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _read(self, timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            left = max(deadline - time.monotonic(), 0.0)
+            if not select.select([pipe], [], [], left)[0]:
+                raise TimeoutError(f"no answer in {timeout_s:g} s")
+            data = os.read(pipe.fileno(), 1 << 16)
+            if not data:
+                raise ChildDied(self._last_words())
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        # Seen dead but not yet reaped, its group is still its own to kill.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        self.end()
+        code = self._process.wait()
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f"the process ended ({end})" + (f": {said[-1][:300]}" if said else "")
