@@ -6,16 +6,20 @@ TRITON_INTERPRET=1 python interpret_fused_moe.py 0.5.16 CACHE_FOLDER
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tuner.engines import find_engine
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.binding import Constant
+from tuner.kernels.binding import Binding, Constant
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.kernels.fused_moe_inputs import (
+    Activations,
+    Routing,
+    Slots,
+    Weights,
     align,
     launch,
     make_activations,
@@ -73,8 +77,20 @@ CASES = {
 BATCH_SIZE = 7
 
 
-def run(kernels, module, case, gemm):
-    text, config, compute, zero_points, arch = case
+@dataclass
+class Prepared:
+    """One case, ready to launch on the CPU."""
+
+    binding: Binding
+    weights: Weights
+    activations: Activations
+    routing: Routing
+    slots: Slots
+    tensors: dict[str, torch.Tensor]
+
+
+def prepare(kernels, name, gemm):
+    text, config, compute, zero_points, arch = CASES[name]
     problem = parse_problem(text)
     tma = bool(config.get("USE_TMA"))
     if gemm is Gemm.UP and tma:  # what the down gemm's TMA asks of the up gemm
@@ -89,26 +105,33 @@ def run(kernels, module, case, gemm):
         zero_points=zero_points,
         compute=compute,
     )
-    if "USE_GDC" in binding.arguments:  # PTX, which only a GPU runs; it orders launches, no more
-        binding = replace(binding, arguments={**binding.arguments, "USE_GDC": Constant(False)})
     like = {"device": "cpu", "seed": 1}
     weights = make_weights(problem, gemm, compute=compute, zero_points=zero_points, **like)
     activations = make_activations(problem, gemm, BATCH_SIZE, compute=compute, **like)
     routing = random_routing(problem, BATCH_SIZE, skew=1.0, **like)
     slots = align(routing, problem.E, config["BLOCK_SIZE_M"], binding.arguments["EM"].value)
-    count = BATCH_SIZE * problem.top_k
-    n = problem.gemm_shape(gemm)[0]
-    rows = slots.sorted_ids.numel() if tma else count
+    rows = slots.sorted_ids.numel() if tma else routing.ids.numel()
     dtype = torch.float16 if compute == "fp16" else torch.bfloat16
-    output = torch.full((rows, n), float("nan"), dtype=dtype)
+    output = torch.full((rows, problem.gemm_shape(gemm)[0]), float("nan"), dtype=dtype)
     a = sort_activations(activations, slots, rows) if tma and gemm is Gemm.DOWN else activations
-    launch(module, binding, operands(weights, a, routing, slots, output))
-    if tma and gemm is Gemm.UP:  # C came in slot order
-        valid = (slots.sorted_ids < count).nonzero().view(-1)
-        unsorted = torch.full((count, n), float("nan"), dtype=dtype)
-        unsorted[slots.sorted_ids[valid].long()] = output[valid]
+    tensors = operands(weights, a, routing, slots, output)
+    return Prepared(binding, weights, activations, routing, slots, tensors)
+
+
+def run(kernels, module, name, gemm):
+    case = prepare(kernels, name, gemm)
+    binding = case.binding
+    if "USE_GDC" in binding.arguments:  # PTX, which only a GPU runs; it orders launches, no more
+        binding = replace(binding, arguments={**binding.arguments, "USE_GDC": Constant(False)})
+    launch(module, binding, case.tensors)
+    output, count = case.tensors["c_ptr"], case.routing.ids.numel()
+    if binding.arguments.get("c_sorted") == Constant(True):
+        valid = (case.slots.sorted_ids < count).nonzero().view(-1)
+        unsorted = torch.full((count, output.shape[1]), float("nan"), dtype=output.dtype)
+        unsorted[case.slots.sorted_ids[valid].long()] = output[valid]
         output = unsorted
-    return worst_error(output[:count], reference(weights, activations, routing))
+    expected = reference(case.weights, case.activations, case.routing)
+    return worst_error(output[:count], expected)
 
 
 def main():
@@ -116,10 +139,10 @@ def main():
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     module = load_lifted(kernels.lifted.write(Path(folder)))
     found = {}
-    for name, case in CASES.items():
+    for name in CASES:
         for gemm in Gemm:
             try:
-                found[f"{name} {gemm.value}"] = run(kernels, module, case, gemm)
+                found[f"{name} {gemm.value}"] = run(kernels, module, name, gemm)
             except UnsupportedKernel as error:
                 found[f"{name} {gemm.value}"] = str(error)
     json.dump(found, sys.stdout)

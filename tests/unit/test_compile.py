@@ -107,8 +107,10 @@ def test_200_recorded_configs_compile_to_the_recorded_figures(farm, kernels):
     for done, found in farm.completed():
         row = jobs[done]
         assert found.shared_bytes == int(row["shared"]), row
-        # The driver's spills, as Triton reports them, are words of four bytes.
-        assert (found.n_regs, found.n_spills) == (int(row["n_regs"]), 4 * int(row["n_spills"])), row
+        if row["status"] == "ok":  # the driver has figures of what it could load alone
+            # Triton reports the driver's local memory in words of four bytes.
+            found_bytes = (found.n_regs, found.n_spills)
+            assert found_bytes == (int(row["n_regs"]), 4 * int(row["n_spills"])), row
         seen += 1
     assert seen == 200
 
@@ -225,7 +227,7 @@ def test_a_config_over_the_devices_limit_is_out_of_resources(farm, kernels):
     for device, status in ((l40s, Status.OUT_OF_RESOURCES), (h200, Status.OK)):
         compiler = KernelCompiler(farm, kernels, FP8, device)
         compiler.submit([candidate])
-        [(done, found)] = compiler.completed()
+        [(done, found)] = compiler.poll(wait=True)
         assert (done, found.status) == (candidate, status)
         assert ("limit 101,376" in found.detail) == (device is l40s)
 

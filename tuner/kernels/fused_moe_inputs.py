@@ -206,8 +206,15 @@ def operands(
 
 def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) -> None:
     """Run a lifted kernel (`load_lifted`) once on the tensors' device."""
-    values = [_value(module, binding, tensors, p.name) for p in binding.parameters]
+    values = launch_values(module, binding, tensors)
     getattr(module, binding.function)[(grid_size(binding),)](*values, **binding.options)
+
+
+def launch_values(
+    module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]
+) -> list[object]:
+    """A value for each of the kernel's parameters, in order."""
+    return [_value(module, binding, tensors, p.name) for p in binding.parameters]
 
 
 def grid_size(binding: Binding) -> int:
