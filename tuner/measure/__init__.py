@@ -1,0 +1,23 @@
+"""Where times come from: a GPU, a recording, or a model of the device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tuner.problems import Candidate
+from tuner.results import Compiled, MeasureKind, Measurement
+
+
+class Measurer(Protocol):
+    """Gives candidates their times."""
+
+    @property
+    def kind(self) -> MeasureKind: ...
+
+    def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
+        """The time of a candidate that compiled and fits.
+
+        A candidate's own failure is a status. Raises MeasurerFailed where nothing more can be
+        measured at all.
+        """
+        ...

@@ -1,0 +1,215 @@
+"""Which configurations are legal, and how to move among them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.devices import find_device
+from tuner.measure.recording import Recording, read_recording
+from tuner.problems import Config, Dtype, FusedMoe, Gemm
+from tuner.results import Status
+from tuner.space import Effort, Space, space_for
+
+DATA = Path(__file__).parents[1] / "data"
+H200, L40S = find_device("H200"), find_device("L40S")
+FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))
+INT8 = FusedMoe(256, 64, 7168, 8, Dtype.INT8_W8A8, per_channel_quant=True)
+BF16 = FusedMoe(8, 14336, 4096, 2, Dtype.BFLOAT16)
+
+
+def config(
+    m: int = 64, n: int = 128, k: int = 128, group: int = 1, warps: int = 4, stages: int = 3
+) -> Config:
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+    values = (m, n, k, group, warps, stages)
+    return Config(dict(zip((*names, "num_warps", "num_stages"), values, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return read_recording(DATA / "recordings" / "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")
+
+
+def space(
+    problem: FusedMoe = FP8, device: str = "H200", gemm: Gemm = Gemm.UP, effort: str = "standard"
+) -> Space:
+    return space_for(problem, find_device(device), gemm, Effort(effort))
+
+
+def test_the_default_space_is_the_engines_grid() -> None:
+    # get_configs_compute_bound has 5 * 4 * 3 * 4 * 2 * 4 = 1,920; 48 of them have
+    # tiles of 65,536 elements with 4 warps.
+    assert len(space(INT8)) == 1920 - 48 - _hopeless(INT8, "H200")
+
+
+def _hopeless(problem: FusedMoe, device: str) -> int:
+    """Grid points whose pipelined tiles alone exceed the device's shared memory."""
+    size = problem.dtype.activation_bits // 8
+    limit = find_device(device).shared_optin_bytes
+    return sum(
+        (stages - 1) * (m + n) * k * size > limit and not (m * n == 65536 and warps == 4)
+        for m in (16, 32, 64, 128, 256)
+        for n in (32, 64, 128, 256)
+        for k in (64, 128, 256)
+        for _ in (1, 16, 32, 64)
+        for warps in (4, 8)
+        for stages in (2, 3, 4, 5)
+    )
+
+
+@pytest.mark.parametrize("gemm", Gemm)
+def test_the_recordings_grid_is_the_space_but_for_the_hopeless(
+    recording: Recording, gemm: Gemm
+) -> None:
+    recorded = {c.config: t for c, t in recording.trials.items() if c.point.gemm is gemm}
+    legal = set(space(gemm=gemm).configs())
+    assert legal < set(recorded)
+    left_out = set(recorded) - legal
+    assert {recorded[c].measurement.status for c in left_out} == {Status.OUT_OF_RESOURCES}
+    assert len(left_out) == 4
+
+
+def test_the_shared_memory_floor_is_below_what_every_kernel_took(recording: Recording) -> None:
+    # On a device with just as much as a kernel took, the kernel must be legal.
+    for candidate, trial in recording.trials.items():
+        c = candidate.config
+        floor = (c["num_stages"] - 1) * (c["BLOCK_SIZE_M"] + c["BLOCK_SIZE_N"]) * c["BLOCK_SIZE_K"]
+        assert trial.compiled.shared_bytes is not None
+        assert floor <= trial.compiled.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("problem", "gemm", "broken", "rule"),
+    [
+        (FP8, Gemm.UP, config(k=256), "BLOCK_SIZE_K divides the quantisation block"),
+        (FP8, Gemm.UP, config(m=256, n=256, k=64, warps=4), "at most 256 accumulators a thread"),
+        (FP8, Gemm.UP, config(m=256, n=256, warps=8, stages=5), "pipelined tiles fit"),
+        (
+            FusedMoe(8, 96, 2880, 2, Dtype.INT4_W4A16, (0, 32)),
+            Gemm.UP,
+            config(k=128),
+            "BLOCK_SIZE_K divides the reduced length",
+        ),
+        (
+            FusedMoe(8, 192, 3072, 2, Dtype.FP8_W8A8, (96, 128)),
+            Gemm.UP,
+            config(n=64),
+            "BLOCK_SIZE_N divides the quantisation block",
+        ),
+    ],
+)
+def test_a_broken_rule_says_what_and_why(
+    problem: FusedMoe, gemm: Gemm, broken: Config, rule: str
+) -> None:
+    there = space(problem, gemm=gemm)
+    found = there.broken_rule(broken)
+    assert found is not None and found.name.startswith(rule)
+    assert found.source
+    assert not there.legal(broken)
+    assert there.legal(there.nearest(broken))
+
+
+def test_groups_smaller_than_any_step_leave_int4_a_space() -> None:
+    # fused_moe_kernel_gptq_awq looks its group up for each element: a step may span groups.
+    assert len(space(FusedMoe(8, 512, 4096, 2, Dtype.INT4_W4A16, (0, 32)))) > 1000
+
+
+def test_blocks_smaller_than_the_grid_widen_it() -> None:
+    there = space(FusedMoe(8, 512, 4096, 2, Dtype.FP8_W8A8, (32, 32)))
+    assert {c["BLOCK_SIZE_K"] for c in there.configs()} == {32}
+
+
+def test_nothing_is_hopeless_where_rows_are_not_copied_asynchronously() -> None:
+    odd = FusedMoe(8, 100, 4100, 2, Dtype.INT8_W8A8, per_channel_quant=True)  # 4,100 % 16 == 4
+    even = FusedMoe(8, 100, 4096, 2, Dtype.INT8_W8A8, per_channel_quant=True)
+    deep = config(m=128, n=256, k=256, warps=8, stages=5)
+    assert space(odd, "L40S").legal(deep)
+    assert not space(even, "L40S").legal(deep)
+
+
+def test_quick_is_the_default_space() -> None:
+    assert space(effort="quick").configs() == space().configs()
+
+
+@pytest.mark.parametrize("problem", [FP8, INT8, BF16])
+def test_exhaustive_surrounds_the_default_space(problem: FusedMoe) -> None:
+    assert set(space(problem).configs()) < set(space(problem, effort="exhaustive").configs())
+
+
+@pytest.mark.parametrize(
+    ("problem", "device", "gemm", "tma"),
+    [
+        (FP8, "H200", Gemm.DOWN, True),
+        (FP8, "B200", Gemm.DOWN, True),
+        (FP8, "H200", Gemm.UP, False),
+        (FP8, "L40S", Gemm.DOWN, False),
+        (INT8, "H200", Gemm.DOWN, False),
+        (FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8), "H200", Gemm.DOWN, False),
+    ],
+)
+def test_tma_is_for_down_with_fp8_blocks_on_hopper_and_later(
+    problem: FusedMoe, device: str, gemm: Gemm, tma: bool
+) -> None:
+    there = space(problem, device, gemm, "exhaustive")
+    assert any("USE_TMA" in c for c in there.configs()) is tma
+
+
+def test_nearest_snaps_what_comes_from_elsewhere() -> None:
+    there = space()
+    assert there.nearest(config()) == config()
+    bare = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+    assert there.nearest(bare) == config(16, 32, 64, 1, 4, 3)  # Triton's own warps and stages
+    odd = Config({**config(k=512, warps=1, stages=9), "USE_TMA": 1, "waves_per_eu": 2})
+    assert there.nearest(odd) == config(k=128, warps=4, stages=5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.fixed_dictionaries({name: st.integers(1, 600) for name in config()}))
+def test_nearest_is_legal_whatever_comes(values: dict[str, int]) -> None:
+    there = _SPACE
+    snapped = there.nearest(values)
+    assert there.legal(snapped)
+    assert there.nearest(snapped) == snapped
+
+
+_SPACE = space(INT8, "L40S")
+
+
+def test_neighbours_are_one_step_of_one_axis_away_and_mutual() -> None:
+    for here in _SPACE.configs()[::37]:
+        for near in _SPACE.neighbours(here):
+            steps = _steps(_SPACE, here, near)
+            assert sorted(map(abs, steps)) == [0, 0, 0, 0, 0, 1]
+            assert here in _SPACE.neighbours(near)
+            assert _SPACE.legal(near)
+
+
+def test_exchanges_trade_one_growing_axis_for_another() -> None:
+    for here in _SPACE.configs()[::37]:
+        for near in _SPACE.exchanges(here):
+            assert sorted(_steps(_SPACE, here, near)) == [-1, 0, 0, 0, 0, 1]
+            assert near["GROUP_SIZE_M"] == here["GROUP_SIZE_M"]
+            assert _SPACE.legal(near)
+
+
+def _steps(there: Space, a: Config, b: Config) -> list[int]:
+    here, next_ = there.indices(a), there.indices(b)
+    return [next_[name] - here[name] for name in here]
+
+
+def test_a_larger_config_is_larger_along_every_growing_axis() -> None:
+    there = space()
+    assert there.at_least_as_large(config(m=128, warps=8), config(m=64, warps=4))
+    assert not there.at_least_as_large(config(m=128, stages=2), config(m=64, stages=3))
+
+
+def test_any_family_can_have_a_space() -> None:
+    attention = Space({"BLOCK_N": (16, 32, 64), "num_stages": (1, 2)})
+    assert len(attention) == 6
+    assert attention.nearest({"BLOCK_N": 48, "num_stages": 7})["num_stages"] == 2
+    assert math.prod(map(len, attention.axes.values())) == len(attention.configs())

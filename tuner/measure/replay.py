@@ -1,0 +1,45 @@
+"""Answers from a recording what a compiler and a GPU would have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tuner.measure.recording import Recording
+from tuner.problems import Candidate, Config, Gemm
+from tuner.results import Compiled, MeasureKind, Measurement, Status
+
+_ABSENT = "not in the recording"
+
+
+class Replay:
+    """A `Compiler` and a `Measurer` in one: a recording holds what both of them say."""
+
+    kind = MeasureKind.REPLAY
+    compile_s = 0.0
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._pending: dict[Candidate, None] = {}
+        self._kernels: set[tuple[Gemm, Config]] = set()
+
+    def submit(self, candidates: Iterable[Candidate]) -> None:
+        self._pending |= dict.fromkeys(candidates)
+
+    def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
+        """All that is pending, in the order of submission; there is never a wait."""
+        pending, self._pending = self._pending, {}
+        self._kernels |= {(c.point.gemm, c.config) for c in pending}
+        return [(candidate, self._compiled(candidate)) for candidate in pending]
+
+    @property
+    def compiled_count(self) -> int:
+        """Kernels asked for so far: those that would have been compiled."""
+        return len(self._kernels)
+
+    def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
+        trial = self._recording.trials.get(candidate)
+        return trial.measurement if trial else Measurement(Status.NOT_RECORDED, detail=_ABSENT)
+
+    def _compiled(self, candidate: Candidate) -> Compiled:
+        trial = self._recording.trials.get(candidate)
+        return trial.compiled if trial else Compiled(Status.NOT_RECORDED, detail=_ABSENT)

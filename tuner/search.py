@@ -1,0 +1,246 @@
+"""Proposes configurations and learns from their times.
+
+Each point of a job goes through rounds. The first tries seeds; a later one tries the winners
+at neighbouring batch sizes, what Optuna's TPE suggests, and the grid neighbours of the best so
+far. A point's round depends on its own earlier rounds and, one round late, on the others', and
+on nothing else: neither on the order in which results arrive nor on when. So a search that is
+run again with its stored results told first ends as the first would have, and a slow compile
+holds up one point's round while the other points go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import optuna
+
+from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.results import Measurement, Status
+from tuner.space import Effort, Space
+
+# A kernel that does not compile or fit fails so at every batch size.
+_FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
+# TPE proposes repeats by design, and illegal configurations: so often it may try again.
+_TPE_ATTEMPTS = 6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a search may spend."""
+
+    per_point: int  # configurations tried at a point, failures included
+    kernels: int  # kernels compiled in all: a configuration counts once for up, once for down
+    seeds: int  # tries in a point's first round, seeds as far as they go
+    wave: int = 5  # tries in each later round
+
+
+def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
+    """The budget of an effort, for a job of so many points in spaces of so many configurations."""
+    if effort is Effort.QUICK:
+        return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
+    if effort is Effort.STANDARD:
+        return Budget(per_point=45, kernels=max(250, 25 * points), seeds=12)
+    return Budget(space_size, kernels=points * space_size, seeds=space_size)
+
+
+@dataclass(eq=False)
+class _Track:
+    """One point's rounds."""
+
+    point: Point
+    space: Space
+    seeds: Sequence[Config]
+    rounds: list[list[Config]] = field(default_factory=list)
+
+    def before(self, round_: int) -> list[Config]:
+        """Everything proposed before a round, in order."""
+        return list(itertools.chain.from_iterable(self.rounds[:round_]))
+
+
+class Search:
+    """Candidates for all points of a job, within one budget.
+
+    Points of one gemm share their kernels: a configuration compiled for one of them costs the
+    others no compile.
+    """
+
+    def __init__(
+        self,
+        spaces: Mapping[Gemm, Space],
+        points: Sequence[Point],
+        seeds: Mapping[Point, Sequence[Config]],
+        budget: Budget,
+        seed: int,
+    ) -> None:
+        self._tracks = [
+            _Track(point, spaces[point.gemm], seeds.get(point, ())) for point in sorted(set(points))
+        ]
+        self._budget = budget
+        self._seed = seed
+        self._results: dict[Candidate, Measurement] = {}
+        self._kernels: list[frozenset[tuple[Gemm, Config]]] = [frozenset()]  # before each round
+
+    def ask(self) -> list[Candidate]:
+        """Every candidate that can be proposed now; empty when done, or while waiting for tells.
+
+        None is proposed twice, nor after it was told.
+        """
+        asked: list[Candidate] = []
+        while ready := [track for track in self._tracks if self._is_ready(track)]:
+            for track in ready:
+                wave = self._wave(track)
+                track.rounds.append(wave)
+                asked += [c for c in self._candidates(track, wave) if c not in self._results]
+        return asked
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Take a result. One that was not asked for answers the proposal, should it ever come."""
+        self._results.setdefault(candidate, measurement)
+
+    def _is_ready(self, track: _Track) -> bool:
+        """Whether everything that the track's next round depends on is there."""
+        finished = min(len(other.rounds) for other in self._tracks)  # rounds of every point
+        if finished and not any(other.rounds[finished - 1] for other in self._tracks):
+            return False  # a whole round in which no point had anything to propose: done
+        if len(track.rounds) > finished:
+            return False
+        last = track.rounds[-1] if track.rounds else []
+        return all(c in self._results for c in self._candidates(track, last))
+
+    @staticmethod
+    def _candidates(track: _Track, configs: Sequence[Config]) -> Iterator[Candidate]:
+        return (Candidate(track.point, config) for config in configs)
+
+    def _wave(self, track: _Track) -> list[Config]:
+        """The track's next round, within the budget."""
+        round_ = len(track.rounds)
+        tried = track.before(round_)
+        room = self._budget.per_point - len(tried)
+        if not room:
+            return []
+        room = min(room, self._budget.wave if round_ else self._budget.seeds)
+        credit = self._credit(track, round_)
+        compiled = self._compiled(round_)
+        seen = {*tried, *self._broken(track, round_)}
+        wave: list[Config] = []
+        for config in self._sources(track, round_, credit):
+            if config in seen:
+                continue
+            seen.add(config)
+            if (track.point.gemm, config) not in compiled:
+                if not credit:
+                    continue
+                credit -= 1
+            wave.append(config)
+            if len(wave) == room:
+                break
+        return wave
+
+    def _sources(self, track: _Track, round_: int, credit: int) -> Iterator[Config]:
+        """Configurations worth trying, best first; some tried, some illegal on this budget."""
+        rng = random.Random(f"{self._seed}/{track.point}/{round_}")  # noqa: S311 (no secret)
+        if not round_:
+            yield from map(track.space.nearest, track.seeds)
+            yield from rng.sample(track.space.configs(), len(track.space))
+            return
+        results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
+        yield from self._winners_nearby(track, round_)
+        # Without credit there is no trying what is not compiled, which is all that TPE is for.
+        suggestions = _suggestions(track.space, results, rng) if credit else iter(())
+        if round_ % 2 == 0:  # a tenth of the budget looks elsewhere than around the best
+            yield from itertools.islice(suggestions, 1)
+        for config in _fastest_first(results):
+            for near in (track.space.neighbours(config), track.space.exchanges(config)):
+                yield from rng.sample(near, len(near))
+        yield from suggestions
+        yield from rng.sample(track.space.configs(), len(track.space))
+
+    def _winners_nearby(self, track: _Track, round_: int) -> Iterator[Config]:
+        """The best so far at the next smaller and the next larger batch size."""
+        others = [other for other in self._tracks if other.point.gemm is track.point.gemm]
+        here = others.index(track)
+        for other in (*others[max(here - 1, 0) : here], *others[here + 1 : here + 2]):
+            # One round late: the other's latest round may be under way still.
+            tried = other.before(round_ - 1)
+            results = {c: self._results[Candidate(other.point, c)] for c in tried}
+            yield from itertools.islice(_fastest_first(results), 1)
+
+    def _broken(self, track: _Track, round_: int) -> set[Config]:
+        """Configurations of the space that cannot be hoped to compile and fit."""
+        kernels = {
+            config: self._results[Candidate(other.point, config)].status
+            for other in self._tracks
+            if other.point.gemm is track.point.gemm
+            for config in other.before(round_ if other is track else round_ - 1)
+        }
+        broken = {config for config, status in kernels.items() if status in _FAILS_EVERYWHERE}
+        too_large = [c for c, status in kernels.items() if status is Status.OUT_OF_RESOURCES]
+        broken.update(
+            config
+            for config in track.space.configs()
+            if any(track.space.at_least_as_large(config, other) for other in too_large)
+        )
+        return broken
+
+    def _credit(self, track: _Track, round_: int) -> int:
+        """How many kernels the track may add in a round: its share of those that are left.
+
+        Two points that propose one kernel in one round both pay for it, and have it back in
+        the next round: so the budget is kept whatever the order of proposals.
+        """
+        left = self._budget.kernels - len(self._compiled(round_))
+        most = self._budget.per_point
+        active = [t for t in self._tracks if len(t.before(round_)) < min(most, len(t.space))]
+        if track not in active:
+            return 0
+        share, extra = divmod(left, len(active))
+        return share + ((active.index(track) + round_) % len(active) < extra)
+
+    def _compiled(self, round_: int) -> frozenset[tuple[Gemm, Config]]:
+        """The kernels that were proposed before a round, at any point."""
+        while len(self._kernels) <= round_:
+            last = len(self._kernels) - 1
+            fresh = ((t.point.gemm, config) for t in self._tracks for config in t.rounds[last])
+            self._kernels.append(self._kernels[last].union(fresh))
+        return self._kernels[round_]
+
+
+def _fastest_first(results: Mapping[Config, Measurement]) -> Iterator[Config]:
+    timed = [(m.median_us, config) for config, m in results.items() if m.median_us is not None]
+    return (config for _, config in sorted(timed))
+
+
+def _suggestions(
+    space: Space, results: Mapping[Config, Measurement], rng: random.Random
+) -> Iterator[Config]:
+    """Legal configurations that were not tried, as TPE samples them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # constant_liar: its own suggestions count as poor until they are tried, so it moves on.
+        sampler = optuna.samplers.TPESampler(
+            multivariate=True, constant_liar=True, n_startup_trials=0, seed=rng.getrandbits(32)
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=sampler)
+    grid = {
+        name: optuna.distributions.IntDistribution(0, len(values) - 1)
+        for name, values in space.axes.items()
+    }
+    study.add_trials(
+        optuna.create_trial(
+            params=space.indices(config),
+            distributions=dict(grid),
+            # TPE only ranks: a failure is worse than any time, and is not left out.
+            value=math.inf if m.median_us is None else m.median_us,
+        )
+        for config, m in results.items()
+    )
+    for _ in range(_TPE_ATTEMPTS):
+        config = space.at(study.ask(dict(grid)).params)
+        if space.legal(config) and config not in results:
+            yield config
