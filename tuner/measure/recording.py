@@ -42,6 +42,7 @@ _CONFIG = (
     "num_stages",
 )
 _FIGURES = ("shared", "n_regs", "n_spills", "min_us", "median_us", "status")
+_GEMMS = [gemm.value for gemm in Gemm]
 _UNMEASURED = {Status.PREDICTED, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
@@ -80,7 +81,7 @@ class Recording:
         if ours != theirs:
             raise BadInput(f"{self.path} holds {self.problem.spec()}, not {problem.spec()}")
         if self.device not in (None, device):
-            raise BadInput(f"{self.path} was recorded on another GPU than {device.name}")
+            raise BadInput(f"{self.path} was recorded on {self.device.name}, not {device.name}")
         held = self.points
         if missing := [str(point) for point in points if point not in held]:
             has = ", ".join(map(str, held))
@@ -225,8 +226,8 @@ class _Rows:
 
     def _point(self) -> Point:
         gemm = self._cell("gemm")
-        if gemm not in ("up", "down"):
-            self._fail("gemm", f"{gemm!r} is neither up nor down{did_you_mean(gemm, Gemm)}")
+        if gemm not in _GEMMS:
+            self._fail("gemm", f"{gemm!r} is neither up nor down{did_you_mean(gemm, _GEMMS)}")
         return Point(self._whole("M"), Gemm(gemm))
 
     def _config(self) -> Config:

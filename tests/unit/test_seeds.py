@@ -1,0 +1,111 @@
+"""Which known winners are tried first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from real_sglang import package
+
+from tuner.devices import find_device
+from tuner.engines import FileKey, ShippedFile
+from tuner.engines.sglang import SGLang
+from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
+from tuner.seeds import seeds_for
+from tuner.space import Effort, Space, space_for
+
+FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))
+INT8 = FusedMoe(256, 64, 7168, 8, Dtype.INT8_W8A8, per_channel_quant=True)
+H200, L40S = find_device("H200"), find_device("L40S")
+POINT = Point(64, Gemm.UP)
+KEY = FileKey(256, 256, "NVIDIA_H200", "fp8_w8a8", (128, 128))
+
+
+def config(n: int, stages: int = 3, warps: int = 4) -> Config:
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+    values = {**dict(zip(names, (64, n, 128, 1), strict=True)), "num_warps": warps}
+    return Config({**values, "num_stages": stages})
+
+
+def file(key: FileKey, entries: Mapping[int, Config]) -> ShippedFile:
+    return ShippedFile(Path(str(key)), key, "3.6.0", entries, ())
+
+
+def spaces(problem: FusedMoe = FP8, device: str = "H200") -> dict[Gemm, Space]:
+    there = find_device(device)
+    return {gemm: space_for(problem, there, gemm, Effort.STANDARD) for gemm in Gemm}
+
+
+def seeds(*files: ShippedFile, point: Point = POINT, **more: object) -> list[Config]:
+    return seeds_for([point], FP8, H200, spaces(), files, **more)[point]  # type: ignore[arg-type]
+
+
+# Each is nearer to the problem than the file below, which is otherwise like it.
+NEAR = file(KEY, {64: config(32)})
+FARTHER = [
+    FileKey(256, 256, "NVIDIA_H200", None),
+    FileKey(256, 256, "NVIDIA_H200", "int8_w8a8", (128, 128)),
+    FileKey(256, 256, "NVIDIA_H200", "fp8_w8a8"),
+    FileKey(256, 256, "NVIDIA_B200", "fp8_w8a8", (128, 128)),
+    FileKey(256, 256, "NVIDIA_H100_80GB_HBM3", "fp8_w8a8", (128, 128)),
+    FileKey(256, 256, "NVIDIA_UNHEARD_OF", "fp8_w8a8", (128, 128)),
+    FileKey(8, 256, "NVIDIA_H200", "fp8_w8a8", (128, 128)),
+    FileKey(256, 2048, "NVIDIA_H200", "fp8_w8a8", (128, 128)),
+    FileKey(256, 256, "NVIDIA_H200", "fp8_w8a8", (128, 128), gemm=Gemm.DOWN),
+]
+
+
+@pytest.mark.parametrize("key", FARTHER, ids=str)
+def test_the_nearer_file_comes_first(key: FileKey) -> None:
+    assert seeds(file(key, {64: config(128)}), NEAR) == [config(32), config(128)]
+
+
+def test_the_nearer_batch_size_comes_first() -> None:
+    shipped = file(KEY, {1: config(32), 48: config(128), 4096: config(256)})
+    assert seeds(shipped)[0] == config(128)
+    assert seeds(shipped, point=Point(1, Gemm.UP))[0] == config(32)
+
+
+def test_what_wins_often_beats_what_won_nearby() -> None:
+    others = [
+        file(FileKey(128, 256, d, "fp8_w8a8", (128, 128)), {64: config(256, stages=5)})
+        for d in ("NVIDIA_H200", "NVIDIA_H20", "NVIDIA_H20-3e", "NVIDIA_H100_80GB_HBM3")
+    ]
+    assert seeds(NEAR, *others)[0] == config(256, stages=5)
+
+
+def test_a_winner_takes_votes_from_its_neighbours() -> None:
+    shipped = [
+        file(KEY, {64: config(64, stages=3), 65: config(64, stages=4)}),
+        file(FileKey(200, 256, "NVIDIA_H200", "fp8_w8a8", (128, 128)), {64: config(256, 2, 8)}),
+    ]
+    # Alone, stages=4 would come second: it is as near as the first.
+    assert seeds(*shipped) == [config(64, 3), config(256, 2, 8), config(64, 4)]
+
+
+def test_known_configurations_come_before_all_others_and_once() -> None:
+    known = {POINT: [config(128, 5), config(32)]}
+    assert seeds(NEAR, known=known) == [config(128, 5), config(32)]
+
+
+def test_files_of_one_key_can_be_left_out() -> None:
+    other = file(FileKey(256, 128, "NVIDIA_H20", "fp8_w8a8", (128, 128)), {64: config(128)})
+    assert seeds(NEAR, other, without={(256, 256), (257, 256)}) == [config(128)]
+
+
+def test_nothing_shipped_leaves_nothing() -> None:
+    assert seeds() == []
+
+
+@pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])
+def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, device: str) -> None:
+    there = spaces(problem, device)
+    points = [Point(m, gemm) for m in (1, 64, 4096) for gemm in Gemm]
+    shipped = list(SGLang("0.5.16", package("0.5.16")).shipped())
+    found = seeds_for(points, problem, find_device(device), there, shipped)
+    for point in points:
+        assert len(set(found[point])) == len(found[point]) == 16
+        assert all(there[point.gemm].legal(seed) for seed in found[point])
+    assert found[points[0]] != found[points[-1]]
+    assert found == seeds_for(points, problem, find_device(device), there, reversed(shipped))
