@@ -54,9 +54,10 @@ class Farm:
         self.compile_s = 0.0  # summed over the processes
         self._processes = processes or len(os.sched_getaffinity(0))
         self._timeout_s = timeout_s
-        self._lifted_dir = folder / "lifted"
+        # Where a launch finds what was compiled: the same sources, the same Triton cache.
+        self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
-        self._env = worker_env(folder)
+        self.env = worker_env(folder)
         self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, Compiled, float] | CompilerUnavailable]
         self._done = queue.SimpleQueue()
@@ -125,7 +126,7 @@ class Farm:
 
     def key(self, job: Job) -> str:
         """The content that decides a result, hashed."""
-        settings = [self._env.get(name) for name in KEPT_SETTINGS]
+        settings = [self.env.get(name) for name in KEPT_SETTINGS]
         parts = [job.lifted.hash, job.variant.as_json(), job.arch, self.triton, settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -170,7 +171,7 @@ class Farm:
                 self._dismiss(worker)
 
     def _hire(self) -> ChildProcess:
-        worker = ChildProcess("tuner.compile.worker", self._env)
+        worker = ChildProcess("tuner.compile.worker", self.env)
         with self._lock:
             self._workers.add(worker)
             if self._closed:  # close() did not see this one
@@ -188,7 +189,7 @@ class Farm:
             self._workers.discard(worker)
 
     def _compile(self, worker: ChildProcess, job: Job) -> tuple[Compiled, float]:
-        source = job.lifted.write(self._lifted_dir)
+        source = job.lifted.write(self.lifted_dir)
         request = {"source": str(source), "variant": job.variant.as_json(), "arch": job.arch}
         start = time.monotonic()
         try:

@@ -1,0 +1,261 @@
+"""One fused-MoE layer on the GPU: its tensors, its references, and the time of a kernel on it.
+
+Times are like serving's: a CUDA graph of launches over different routings, so that the weights
+come from HBM and not from L2. A result is compared with a float32 reference on outputs that
+were filled with NaN before its time counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
+from tuner.kernels.fused_moe import padded_slots
+from tuner.kernels.fused_moe_inputs import (
+    TORCH_TYPES,
+    Activations,
+    Routing,
+    Slots,
+    Weights,
+    align,
+    grid_size,
+    make_activations,
+    make_weights,
+    operands,
+    random_routing,
+    reference,
+    sort_activations,
+    worst_error,
+)
+from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
+from tuner.results import Measurement, Status
+
+LAUNCHES = 10  # a graph: one launch of each routing
+CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are compared: a uniform and a skewed one
+SKEWED = 3  # of the routings, those drawn from a Zipf distribution over the experts
+SKEW = 0.8
+REPLAYS = 5
+ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
+# A candidate this much slower than the best of its point is not timed again.
+HOPELESS = 1.15
+# Largest |difference| / (|expected| + rms) of a right kernel: three to four times the worst seen
+# over all outputs on an H200, which is given beside it. A wrong row or scale errs by about 1.
+WORST_ERROR = {
+    Dtype.BFLOAT16: 0.015,  # 0.0036: outputs are rounded to 16 bits
+    Dtype.FLOAT16: 0.015,
+    Dtype.FP8_W8A8: 0.03,  # 0.0092: Hopper's fp8 tensor cores add up in fewer bits than float32
+    Dtype.INT8_W8A8: 0.015,  # 0.0036
+    Dtype.INT8_W8A16: 0.015,  # 0.0035
+    Dtype.INT4_W4A16: 0.08,  # 0.023: weights are rounded to 16 bits before they are multiplied
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel with the binding that it was compiled for."""
+
+    compiled: Any  # triton.compiler.CompiledKernel
+    binding: Binding
+
+
+@dataclass
+class PointInputs:
+    """What the launches of one point share, made once. Tensors live on the GPU."""
+
+    point: Point
+    weights: Sequence[Weights]  # more than one copy where one would stay in L2
+    activations: Activations
+    routings: Sequence[Routing]
+    output: Tensor  # C (M * top_k, n)
+    _slots: dict[int, list[Slots]] = field(default_factory=dict)
+    _sorted: dict[int, list[Activations]] = field(default_factory=dict)
+
+    @cached_property
+    def references(self) -> list[Tensor]:
+        """(M * top_k, n) float32 for each of the CHECKED routings."""
+        return [reference(self.weights[0], self.activations, self.routings[i]) for i in CHECKED]
+
+    def launches(self, kernel: Kernel, config: Config) -> list[list[Any]]:
+        """The kernel's arguments for each routing in turn."""
+        block_m = config["BLOCK_SIZE_M"]
+        slots = self._slots_of(block_m)
+        tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
+        rows = self._sorted_of(block_m) if tma else [self.activations] * len(self.routings)
+        return [
+            _arguments(
+                kernel.binding,
+                operands(
+                    self.weights[i % len(self.weights)], rows[i], routing, slots[i], self.output
+                ),
+            )
+            for i, routing in enumerate(self.routings)
+        ]
+
+    def _slots_of(self, block_m: int) -> list[Slots]:
+        if block_m not in self._slots:
+            problem = self.weights[0].problem
+            em = padded_slots(self.point.batch_size * problem.top_k, problem.E, block_m)
+            self._slots[block_m] = [align(r, problem.E, block_m, em) for r in self.routings]
+        return self._slots[block_m]
+
+    def _sorted_of(self, block_m: int) -> list[Activations]:
+        if block_m not in self._sorted:
+            experts = self.weights[0].problem.E
+            valid = self.activations.a.shape[0]
+            rows = valid + min(valid, experts + 1) * (block_m - 1)
+            slots = self._slots_of(block_m)
+            self._sorted[block_m] = [sort_activations(self.activations, s, rows) for s in slots]
+        return self._sorted[block_m]
+
+
+class Layer:
+    """The tensors of one problem. `captured` are routings to use instead of random ones."""
+
+    def __init__(
+        self, problem: FusedMoe, seed: int, l2_bytes: int, captured: Tensor | None = None
+    ) -> None:
+        self.problem = problem
+        self._seed = seed
+        self._l2_bytes = l2_bytes
+        self._captured = captured
+        self._weights: dict[Gemm, Weights] = {}
+        self._inputs: dict[Point, PointInputs] = {}
+
+    def inputs(self, point: Point) -> PointInputs:
+        if point not in self._inputs:
+            self._inputs[point] = self._make(point)
+        return self._inputs[point]
+
+    def cold_by(self, point: Point) -> str:
+        """How the weights are kept out of L2."""
+        copies = len(self.inputs(point).weights)
+        return "different routings" if copies == 1 else f"{copies} copies of the weights"
+
+    def needed_bytes(self, batch_size: int) -> int:
+        """Device memory for the largest batch size's tensors, references included."""
+        problem = self.problem
+        weights = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits // 8
+        slots = batch_size * problem.top_k
+        widest = max(2 * problem.N, problem.K)
+        outputs = slots * widest * (2 + 4 * (len(CHECKED) + 1))  # bf16, float32 twice, a difference
+        return weights + outputs
+
+    def _make(self, point: Point) -> PointInputs:
+        problem, gemm = self.problem, point.gemm
+        if gemm not in self._weights:
+            self._weights[gemm] = make_weights(problem, gemm, device="cuda", seed=self._seed)
+        weights = self._weights[gemm]
+        routings = self._routings(point.batch_size)
+        copies = self._copies(weights, routings)
+        n, _ = problem.gemm_shape(gemm)
+        compute = TORCH_TYPES["fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"]
+        shape = (point.batch_size * problem.top_k, n)
+        return PointInputs(
+            point,
+            [weights, *(replace(weights, b=weights.b.clone()) for _ in range(copies - 1))],
+            make_activations(problem, gemm, point.batch_size, device="cuda", seed=self._seed + 1),
+            routings,
+            torch.empty(shape, dtype=compute, device="cuda"),
+        )
+
+    def _routings(self, batch_size: int) -> list[Routing]:
+        def make(i: int) -> Routing:
+            skew = SKEW if i >= LAUNCHES - SKEWED else 0.0
+            seed = self._seed + 100 + i
+            return random_routing(self.problem, batch_size, device="cuda", seed=seed, skew=skew)
+
+        routings = [make(i) for i in range(LAUNCHES)]
+        if self._captured is None:
+            return routings
+        rows = torch.arange(batch_size, device="cuda")
+        return [
+            replace(r, ids=self._captured[(rows + i * batch_size) % len(self._captured)])
+            for i, r in enumerate(routings)
+        ]
+
+    def _copies(self, weights: Weights, routings: Sequence[Routing]) -> int:
+        """1 where the experts of a graph's launches are more than L2 holds; else one a launch."""
+        touched = torch.cat([r.ids.flatten() for r in routings]).unique().numel()
+        touched_bytes = touched * weights.b[0].nbytes
+        return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
+
+
+def _arguments(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Every parameter's value in order; a compiled kernel passes over its constants."""
+    values: list[Any] = []
+    for parameter in binding.parameters:
+        argument = binding.arguments[parameter.name]
+        if isinstance(argument, Pointer):
+            values.append(tensors[parameter.name])
+        elif isinstance(argument, Descriptor):
+            tensor = tensors[parameter.name]
+            block = list(argument.block)
+            values.append(TensorDescriptor(tensor, tensor.shape, tensor.stride(), block))
+        else:
+            values.append(None if isinstance(argument, TypeConstant) else argument.value)
+    return values
+
+
+def check(inputs: PointInputs, kernel: Kernel, launches: Sequence[list[Any]]) -> float:
+    """The worst error against the references, on outputs that held NaN before each launch."""
+    grid = (grid_size(kernel.binding), 1, 1)
+    worst = 0.0
+    for expected, i in zip(inputs.references, CHECKED, strict=True):
+        inputs.output.fill_(float("nan"))
+        kernel.compiled[grid](*launches[i])
+        worst = max(worst, worst_error(inputs.output, expected))
+    return worst
+
+
+def capture(kernel: Kernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
+    """A graph of all launches; each runs once first, so that loading is not timed."""
+    grid = (grid_size(kernel.binding), 1, 1)
+    run = kernel.compiled[grid]
+    run(*launches[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        for args in launches:
+            run(*args, stream=stream)
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, launches: int = LAUNCHES) -> float:
+    """Microseconds a launch, of one replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / launches
+
+
+def time_graph(graph: torch.cuda.CUDAGraph, best_us: float | None) -> Measurement:
+    """The median of up to REPLAYS; a candidate far behind `best_us` gets one."""
+    replay_us(graph)  # warm-up
+    samples = [replay_us(graph)]
+    while len(samples) < REPLAYS and sum(samples) * LAUNCHES < ENOUGH_US:
+        if best_us is not None and min(samples) > best_us * HOPELESS:
+            break
+        samples.append(replay_us(graph))
+    return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
+
+
+def race(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
+    """Microseconds a launch of each graph in each round, one after another in turn."""
+    for graph in graphs:
+        replay_us(graph)
+    samples: list[list[float]] = [[] for _ in graphs]
+    for turn in range(rounds):
+        for at in range(len(graphs)):
+            i = (at + turn) % len(graphs)  # whoever runs first has another graph's data before it
+            samples[i].append(replay_us(graphs[i]))
+    return samples
