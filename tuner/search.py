@@ -120,7 +120,7 @@ class Search:
         """The track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
-        room = self._budget.per_point - len(tried)
+        room = self._most(track) - len(tried)
         if not room:
             return []
         room = min(room, self._budget.wave if round_ else self._budget.seeds)
@@ -137,12 +137,12 @@ class Search:
                     continue
                 credit -= 1
             wave.append(config)
-            if len(wave) == room:
+            if len(wave) >= room:
                 break
         return wave
 
     def _sources(self, track: _Track, round_: int, credit: int) -> Iterator[Config]:
-        """Configurations worth trying, best first; some tried, some illegal on this budget."""
+        """Configurations worth trying, best first; some were tried, some cost too much."""
         rng = random.Random(f"{self._seed}/{track.point}/{round_}")  # noqa: S311 (no secret)
         if not round_:
             yield from map(track.space.nearest, track.seeds)
@@ -194,12 +194,12 @@ class Search:
         the next round: so the budget is kept whatever the order of proposals.
         """
         left = self._budget.kernels - len(self._compiled(round_))
-        most = self._budget.per_point
-        active = [t for t in self._tracks if len(t.before(round_)) < min(most, len(t.space))]
-        if track not in active:
-            return 0
+        active = [t for t in self._tracks if len(t.before(round_)) < self._most(t)]
         share, extra = divmod(left, len(active))
         return share + ((active.index(track) + round_) % len(active) < extra)
+
+    def _most(self, track: _Track) -> int:
+        return min(self._budget.per_point, len(track.space))
 
     def _compiled(self, round_: int) -> frozenset[tuple[Gemm, Config]]:
         """The kernels that were proposed before a round, at any point."""
