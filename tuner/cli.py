@@ -174,15 +174,9 @@ def tune(
     from tuner.engines import find_engine
     from tuner.problems import parse_block_shape, parse_dtype
     from tuner.progress import Progress
-    from tuner.session import (
-        Request,
-        Session,
-        parse_batch_sizes,
-        parse_effort,
-        parse_gemms,
-        parse_source,
-    )
+    from tuner.session import Request, Session
     from tuner.store import Store, database_url
+    from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms, parse_source
 
     card = find_device(device)
     found = find_engine(engine)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import TracebackType
 
 from tuner.bench import Bench, SerialBench
@@ -17,7 +16,7 @@ from tuner.compile import Farm, KernelCompiler
 from tuner.devices import Device
 from tuner.engines import Engine, ShippedFile, launch_config
 from tuner.engines.config_files import read_lenient
-from tuner.errors import BadInput, did_you_mean
+from tuner.errors import BadInput
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
@@ -31,17 +30,10 @@ from tuner.shortlist import Shortlist
 from tuner.space import Effort, Space, space_for
 from tuner.store import RunJournal, RunKey, RunState, Store
 from tuner.tune import Plan, Progress, Strategy, tune
+from tuner.ways import Source
 
 # A gain below the noise of its source is no gain. Recorded and predicted times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.005, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where times come from: a kind, and for a replay its recording."""
-
-    kind: MeasureKind
-    recording: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -261,40 +253,3 @@ def space_identity(spaces: Mapping[Gemm, Space]) -> str:
         digest.update(f"{gemm.value}\n".encode())
         digest.update("\n".join(config.key for config in spaces[gemm].configs()).encode())
     return digest.hexdigest()
-
-
-def parse_source(text: str) -> Source:
-    """Read `gpu`, `predict` or `replay:FILE`."""
-    kind, colon, path = text.partition(":")
-    if kind == MeasureKind.REPLAY.value and path:
-        return Source(MeasureKind.REPLAY, Path(path))
-    if not colon and kind in (MeasureKind.GPU.value, MeasureKind.PREDICT.value):
-        return Source(MeasureKind(kind))
-    near = did_you_mean(kind, ["gpu", "predict", "replay:FILE"])
-    raise BadInput(f"unknown way of measuring {text!r}{near}")
-
-
-def parse_batch_sizes(text: str) -> tuple[int, ...]:
-    """Read `1,2,4`: whole numbers from 1 on."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
-        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {text!r}")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def parse_gemms(text: str) -> tuple[Gemm, ...]:
-    """Read `up`, `down` or `up,down`."""
-    names = [gemm.value for gemm in Gemm]
-    for part in text.split(","):
-        if part not in names:
-            raise BadInput(f"unknown gemm {part!r}{did_you_mean(part, names)}")
-    return tuple(gemm for gemm in Gemm if gemm.value in text.split(","))
-
-
-def parse_effort(text: str) -> Effort:
-    """Read `quick`, `standard` or `exhaustive`."""
-    try:
-        return Effort(text)
-    except ValueError:
-        near = did_you_mean(text, [effort.value for effort in Effort])
-        raise BadInput(f"unknown effort {text!r}{near}") from None

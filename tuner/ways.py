@@ -1,0 +1,61 @@
+"""How to tune, in words: where times come from, which batch sizes and gemms, how much effort.
+
+Light, so that a command line or a web server reads a request without loading what runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import BadInput, did_you_mean
+from tuner.problems import Gemm
+from tuner.results import MeasureKind
+from tuner.space import Effort
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where times come from: a kind, and for a replay its recording."""
+
+    kind: MeasureKind
+    recording: Path | None = None  # to replay
+    gpus: tuple[str, ...] = ("0",)  # CUDA's names of the GPUs that share the points
+    routing: Path | None = None  # captured top-k ids to route by
+
+
+def parse_source(text: str) -> Source:
+    """Read `gpu`, `predict` or `replay:FILE`."""
+    kind, colon, path = text.partition(":")
+    if kind == MeasureKind.REPLAY.value and path:
+        return Source(MeasureKind.REPLAY, Path(path))
+    if not colon and kind in (MeasureKind.GPU.value, MeasureKind.PREDICT.value):
+        return Source(MeasureKind(kind))
+    near = did_you_mean(kind, ["gpu", "predict", "replay:FILE"])
+    raise BadInput(f"unknown way of measuring {text!r}{near}")
+
+
+def parse_batch_sizes(text: str) -> tuple[int, ...]:
+    """Read `1,2,4`: whole numbers from 1 on."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
+        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def parse_gemms(text: str) -> tuple[Gemm, ...]:
+    """Read `up`, `down` or `up,down`."""
+    names = [gemm.value for gemm in Gemm]
+    for part in text.split(","):
+        if part not in names:
+            raise BadInput(f"unknown gemm {part!r}{did_you_mean(part, names)}")
+    return tuple(gemm for gemm in Gemm if gemm.value in text.split(","))
+
+
+def parse_effort(text: str) -> Effort:
+    """Read `quick`, `standard` or `exhaustive`."""
+    try:
+        return Effort(text)
+    except ValueError:
+        near = did_you_mean(text, [effort.value for effort in Effort])
+        raise BadInput(f"unknown effort {text!r}{near}") from None
