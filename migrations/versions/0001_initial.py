@@ -99,7 +99,7 @@ def upgrade() -> None:
         sa.Column("gemm", sa.Text(), nullable=False),
         sa.Column("run_id", sa.Integer(), nullable=False),
         sa.Column("config", sa.JSON(), nullable=False),
-        sa.Column("median_us", sa.Double(), nullable=False),
+        sa.Column("median_us", sa.Double()),
         sa.Column("compile_status", sa.Text(), nullable=False),
         sa.Column("shared_bytes", sa.Integer()),
         sa.Column("n_regs", sa.Integer()),

@@ -137,7 +137,7 @@ class Store:
         """The winners in force, in order of problem, batch size and gemm (up first).
 
         At each batch size of a problem all gemms come from one environment: a measured one
-        before a predicted one, then the one published last.
+        before a predicted one before an untuned one, then the one published last.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -168,6 +168,10 @@ class Store:
             yield connection
 
 
+# What stands, of several: a measured entry, else a predicted one, else one nobody tuned.
+_TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
+
+
 def _in_force(found: list[Winner]) -> list[Winner]:
     def place(winner: Winner) -> tuple[FusedMoe, int]:
         return winner.problem, winner.entry.point.batch_size
@@ -175,8 +179,8 @@ def _in_force(found: list[Winner]) -> list[Winner]:
     def source(winner: Winner) -> tuple[Environment, Status]:
         return winner.environment, winner.entry.status
 
-    def rank(winner: Winner) -> tuple[bool, datetime, int]:
-        return winner.entry.status is Status.OK, winner.published_at, winner.run_id
+    def rank(winner: Winner) -> tuple[int, datetime, int]:
+        return _TRUST[winner.entry.status], winner.published_at, winner.run_id
 
     best = {place(winner): source(winner) for winner in sorted(found, key=rank)}  # the last stays
     return [winner for winner in found if source(winner) == best[place(winner)]]

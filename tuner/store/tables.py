@@ -147,7 +147,7 @@ winners = Table(
     _text("gemm"),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     Column("config", JSON, nullable=False),
-    Column("median_us", Double, nullable=False),
+    Column("median_us", Double),  # NULL: an incumbent that nobody timed
     _text("compile_status"),
     *_compiled(),
     Column("incumbents", JSON, nullable=False),
