@@ -17,6 +17,9 @@ from tuner.results import Entry, Incumbent, Status, Trial
 
 Choice = dict[Gemm, Config]
 
+FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M that go into the final
+FINALISTS = 3  # configurations of each, for each gemm
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -73,6 +76,48 @@ def choose(
         if field.batch_size not in requested:
             entries += _untuned(field, choices, entries)
     return sorted(entries, key=lambda entry: entry.point)
+
+
+def finalists(
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    entries: Sequence[Entry],
+    requested: Collection[int],
+) -> list[Trial]:
+    """The trials worth timing once more: at each requested point its incumbents, what was chosen
+    there and at the neighbouring batch sizes, and the fastest of the two best BLOCK_SIZE_M.
+    """
+    found: list[Trial] = []
+    sizes = sorted(requested)
+    chosen = {entry.point: entry.config for entry in entries}
+    for field in _fields(trials, incumbents):
+        if field.batch_size not in requested:
+            continue
+        at = sizes.index(field.batch_size)
+        near = sizes[max(at - 1, 0) : at + 2]
+        blocks = _best_blocks(field)
+        for gemm, timed in field.trials.items():
+            wanted = {pair[gemm] for pair in field.incumbents.values()}
+            wanted.update(chosen[Point(size, gemm)] for size in near)
+            for block in blocks:
+                wanted.update(_fastest_of(timed, block))
+            some = [timed[config] for config in sorted(wanted) if config in timed]
+            found += [trial for trial in some if trial.measurement.timed]
+    return found
+
+
+def _best_blocks(field: _Field) -> list[int]:
+    totals: dict[int, float] = {}
+    for choice in _choices(field, one_config=False):
+        total = field.total_us(choice)
+        if total is not None:
+            totals[next(iter(choice.values()))["BLOCK_SIZE_M"]] = total
+    return sorted(totals, key=lambda block: totals[block])[:FINAL_BLOCKS]
+
+
+def _fastest_of(timed: Mapping[Config, Trial], block: int) -> list[Config]:
+    same = [item for item in timed.items() if item[0]["BLOCK_SIZE_M"] == block]
+    return [config for config, _ in sorted(same, key=_time_then_key)[:FINALISTS]]
 
 
 def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -> Iterator[Entry]:

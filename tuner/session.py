@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,22 +19,24 @@ from tuner.engines import Engine, ShippedFile, launch_config
 from tuner.engines.config_files import read_lenient
 from tuner.errors import BadInput
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
+from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.measure.replay import Replay
-from tuner.problems import BATCH_SIZES, Config, FusedMoe, Gemm, Point
+from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Point
 from tuner.report import Report
 from tuner.results import Entry, Environment, MeasureKind, Totals
 from tuner.search import Search, budget_for
 from tuner.seeds import seeds_for
-from tuner.shortlist import Shortlist
 from tuner.space import Effort, Space, space_for
 from tuner.store import RunJournal, RunKey, RunState, Store
-from tuner.tune import Plan, Progress, Strategy, tune
+from tuner.tune import Listed, Plan, Progress, Strategy, tune
 from tuner.ways import Source
 
 # A gain below the noise of its source is no gain. Recorded and predicted times repeat exactly.
-NOISE = {MeasureKind.GPU: 0.005, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
+NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
+# Kernels compiled for a prediction: about 0.4 s each of one core.
+PREDICT_KERNELS = {Effort.QUICK: 60, Effort.STANDARD: 100, Effort.EXHAUSTIVE: 1000}
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,10 @@ class Session:
         """Tune, store the winners, and report. A run that was stopped is gone on with."""
         bench, strategy = self._bench_and_strategy()
         run = store.begin_run(self._run_key())
+        journal = RunJournal(store, run)
+        racer = bench if isinstance(bench, GpuBench) else None
         try:
-            entries = tune(self._plan(), strategy, bench, RunJournal(store, run), progress)
+            entries = tune(self._plan(), strategy, bench, journal, progress, racer)
             store.finish_run(run, entries, bench.totals)
         except KeyboardInterrupt:
             store.stop_run(run, RunState.INTERRUPTED, "interrupted")
@@ -98,7 +103,7 @@ class Session:
             engine_version=request.engine.version,
             triton=self._triton,
             kernel_hash=self._kernels.lifted.hash,
-            driver=f"recording {self._recording.sha256}" if self._recording else "",
+            **self._measured_on(),
         )
 
     @cached_property
@@ -124,6 +129,38 @@ class Session:
     def _kernels(self) -> FusedMoeKernels:
         return lift_fused_moe(self.request.engine)
 
+    def _measured_on(self) -> dict[str, str]:
+        if self._recording:
+            return {"driver": f"recording {self._recording.sha256}"}
+        return self._gpu.environment if self.request.source.kind is MeasureKind.GPU else {}
+
+    @cached_property
+    def _farm(self) -> Farm:
+        # The process that owns the GPU wants a core of its own.
+        spare = self.request.source.kind is MeasureKind.GPU
+        processes = max(1, (os.cpu_count() or 1) - spare)
+        return self._resources.enter_context(Farm(processes))
+
+    @cached_property
+    def _compiler(self) -> KernelCompiler:
+        return KernelCompiler(self._farm, self._kernels, self.request.problem, self.request.device)
+
+    @cached_property
+    def _gpu(self) -> GpuBench:
+        request = self.request
+        bench = open_gpu_bench(
+            self._compiler,
+            self._farm,
+            engine=f"{request.engine.name}=={request.engine.version}",
+            problem=request.problem,
+            device=request.device,
+            gpus=request.source.gpus,
+            routing=request.source.routing,
+            largest_batch_size=max(point.batch_size for point in self.points),
+        )
+        self._resources.callback(bench.close)
+        return bench
+
     @cached_property
     def _triton(self) -> str:
         try:
@@ -144,13 +181,13 @@ class Session:
         if self._recording:
             replay = Replay(self._recording)
             return SerialBench(replay, replay), self._search()
-        farm = self._resources.enter_context(Farm())
-        compiler = KernelCompiler(farm, self._kernels, request.problem, request.device)
-        if request.source.kind is MeasureKind.PREDICT:
-            predictor = Predictor(request.device, request.problem, self._corpus)
-            shortlist = Shortlist(predictor, self.points, self._spaces)
-            return SerialBench(compiler, predictor), shortlist
-        raise BadInput("--measure gpu is not there yet")
+        if request.source.kind is MeasureKind.GPU:
+            return self._gpu, self._search()
+        predictor = Predictor(request.device, request.problem, self._corpus)
+        legal = {point: self._spaces[point.gemm].configs() for point in self.points}
+        chosen = predictor.shortlist_all(legal, PREDICT_KERNELS[request.effort])
+        listed = [Candidate(point, config) for point, some in chosen.items() for config in some]
+        return SerialBench(self._compiler, predictor), Listed(listed)
 
     def _search(self) -> Search:
         request = self.request
@@ -159,7 +196,7 @@ class Session:
             request.problem,
             request.device,
             self._spaces,
-            request.engine.shipped(),
+            self._corpus,
             known=self._known(),
         )
         size = max(len(space) for space in self._spaces.values())

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from tuner.compile import KernelCompiler
-from tuner.measure.lane import Lane, Ticket
-from tuner.problems import Candidate, Config, Point
+from tuner.compile import Farm, KernelCompiler
+from tuner.devices import Device
+from tuner.errors import BadInput
+from tuner.measure.lane import Lane, Limits, Ticket
+from tuner.problems import Candidate, Config, FusedMoe, Point
 from tuner.results import Measurement, Status, Totals, Trial
 
 LOOK_S = 0.01  # how long one look for results lasts while compiles are also awaited
 RACE_LIMIT_S = 120.0
+INPUT_SEED = 20  # of weights, activations and routings: the same for every run
 
 
 class GpuBench:
@@ -59,6 +62,12 @@ class GpuBench:
             for config, fields in zip(configs, answer["measurements"], strict=True)
         }
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the times depend on besides the kernels: torch, CUDA and the driver."""
+        ready = self._lanes[0].ready
+        return {name: ready[name] for name in ("torch", "cuda", "driver")}
+
     def close(self) -> None:
         for lane in self._lanes:
             lane.close()
@@ -100,6 +109,41 @@ class GpuBench:
             totals.extra["measuring_phase_s"] = time.perf_counter() - self._first
 
 
-def child_env(cache_env: Mapping[str, str], gpu: str) -> dict[str, Any]:
-    """The compile processes' environment, seeing one GPU: the kernels they made are found there."""
-    return {**cache_env, "CUDA_VISIBLE_DEVICES": gpu}
+def open_gpu_bench(
+    compiler: KernelCompiler,
+    farm: Farm,
+    *,
+    engine: str,
+    problem: FusedMoe,
+    device: Device,
+    gpus: Sequence[str],
+    routing: Path | None,
+    largest_batch_size: int,
+    limits: Limits = Limits(),
+) -> GpuBench:
+    """A bench on the GPUs that CUDA calls `gpus`, with `engine` (name==version)'s kernels.
+
+    Raises MeasurerUnavailable where there is no such GPU, BadInput where it is another card
+    than `device`, NotEnoughMemory where the largest batch size's tensors do not fit.
+    """
+    setup = {
+        "engine": engine,
+        "lifted_dir": str(farm.lifted_dir),
+        "problem": problem.spec(),
+        "routing": str(routing) if routing else None,
+        "seed": INPUT_SEED,
+        "largest_batch_size": largest_batch_size,
+    }
+    lanes: list[Lane] = []
+    try:
+        for gpu in gpus:
+            # The compile processes' Triton cache, so that their kernels need only be loaded.
+            lanes.append(Lane(setup, {**farm.env, "CUDA_VISIBLE_DEVICES": gpu}, limits))
+            found = lanes[-1].ready["device"]
+            if found != device.name:
+                raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
+    except BaseException:
+        for lane in lanes:
+            lane.close()
+        raise
+    return GpuBench(compiler, lanes)

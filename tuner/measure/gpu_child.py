@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import statistics
 import sys
@@ -62,6 +63,7 @@ class Session:
             "torch": torch.__version__,
             "triton": triton.__version__,
             "cuda": torch.version.cuda or "",
+            "driver": _driver_version(),
             "free_bytes": torch.cuda.mem_get_info()[0],
             "needed_bytes": self._layer.needed_bytes(self._largest),
         }
@@ -159,6 +161,16 @@ def _answer(measurement: Measurement) -> dict[str, Any]:
         "samples": measurement.samples,
         "detail": measurement.detail,
     }
+
+
+def _driver_version() -> str:
+    """As the kernel module says it; torch does not know. Empty where it is not mounted."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
+    return found[1] if found else ""
 
 
 def _point(request: Request) -> Point:
