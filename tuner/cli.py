@@ -165,6 +165,15 @@ def tune(
     measure: Annotated[str, typer.Option(help="gpu, predict, or replay:FILE.")] = "gpu",
     effort: Annotated[str, typer.Option(help="quick, standard or exhaustive.")] = "standard",
     engine: EngineSpec = "sglang",
+    gpus: Annotated[
+        str, typer.Option(help="GPUs that share the points, as CUDA numbers them: 0,1.")
+    ] = "0",
+    routing: Annotated[
+        Path | None, typer.Option(help="Captured top-k ids to route by: a .pt tensor file.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write all that was measured as a recording.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the search's random numbers.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -198,7 +207,7 @@ def tune(
         engine=found,
         batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
         gemms=parse_gemms(gemm),
-        source=parse_source(measure),
+        source=parse_source(measure, gpus=gpus, routing=routing),
         effort=parse_effort(effort),
         seed=seed,
     )
@@ -207,9 +216,11 @@ def tune(
     with Session(request) as session:
         for kind, name in session.file_names.items():
             _say(f"{kind.value}: {name}")
-        with Store.open(database_url(os.environ)) as store:
-            with closing(Progress(sys.stderr)) as progress:
-                report = session.run(store, progress)
+        with (
+            Store.open(database_url(os.environ)) as store,
+            closing(Progress(sys.stderr)) as progress,
+        ):
+            report = session.run(store, progress, record=record)
     if as_json:
         _print_json(report.as_json())
     else:

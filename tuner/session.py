@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import TracebackType
 
 from tuner.bench import Bench, SerialBench
@@ -21,7 +22,12 @@ from tuner.errors import BadInput
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.predict import Predictor
-from tuner.measure.recording import Recording, read_recording
+from tuner.measure.recording import (
+    Recording,
+    prove_recordable,
+    read_recording,
+    write_recording,
+)
 from tuner.measure.replay import Replay
 from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Point
 from tuner.report import Report
@@ -36,7 +42,8 @@ from tuner.ways import Source
 # A gain below the noise of its source is no gain. Recorded and predicted times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
 # Kernels compiled for a prediction: about 0.4 s each of one core.
-PREDICT_KERNELS = {Effort.QUICK: 60, Effort.STANDARD: 100, Effort.EXHAUSTIVE: 1000}
+PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
+PREDICT_PER_POINT = 12  # of those, the most that are offered to one point
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,14 @@ class Session:
     ) -> None:
         self._resources.close()
 
-    def run(self, store: Store, progress: Progress) -> Report:
-        """Tune, store the winners, and report. A run that was stopped is gone on with."""
+    def run(self, store: Store, progress: Progress, record: Path | None = None) -> Report:
+        """Tune, store the winners, and report. A run that was stopped is gone on with.
+
+        `record` is a file for the recording of all that was measured. Raises UnwritableOutput,
+        before any work, where it cannot be made.
+        """
+        if record is not None:
+            prove_recordable(record)
         bench, strategy = self._bench_and_strategy()
         run = store.begin_run(self._run_key())
         journal = RunJournal(store, run)
@@ -86,6 +99,8 @@ class Session:
         try:
             entries = tune(self._plan(), strategy, bench, journal, progress, racer)
             store.finish_run(run, entries, bench.totals)
+            if record is not None:
+                write_recording(record, self.request.problem, journal.trials())
         except KeyboardInterrupt:
             store.stop_run(run, RunState.INTERRUPTED, "interrupted")
             raise
@@ -186,7 +201,11 @@ class Session:
         predictor = Predictor(request.device, request.problem, self._corpus)
         legal = {point: self._spaces[point.gemm].configs() for point in self.points}
         chosen = predictor.shortlist_all(legal, PREDICT_KERNELS[request.effort])
-        listed = [Candidate(point, config) for point, some in chosen.items() for config in some]
+        listed = [
+            Candidate(point, config)
+            for point, some in chosen.items()
+            for config in some[:PREDICT_PER_POINT]
+        ]
         return SerialBench(self._compiler, predictor), Listed(listed)
 
     def _search(self) -> Search:

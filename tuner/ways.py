@@ -24,15 +24,26 @@ class Source:
     routing: Path | None = None  # captured top-k ids to route by
 
 
-def parse_source(text: str) -> Source:
-    """Read `gpu`, `predict` or `replay:FILE`."""
-    kind, colon, path = text.partition(":")
+def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Source:
+    """Read `gpu`, `predict` or `replay:FILE`; `gpus`, like "0,1", and `routing` are for gpu."""
+    kind, _, path = text.partition(":")
     if kind == MeasureKind.REPLAY.value and path:
         return Source(MeasureKind.REPLAY, Path(path))
-    if not colon and kind in (MeasureKind.GPU.value, MeasureKind.PREDICT.value):
-        return Source(MeasureKind(kind))
+    if text == MeasureKind.PREDICT.value:
+        return Source(MeasureKind.PREDICT)
+    if text == MeasureKind.GPU.value:
+        return Source(MeasureKind.GPU, gpus=_parse_gpus(gpus), routing=routing)
     near = did_you_mean(kind, ["gpu", "predict", "replay:FILE"])
     raise BadInput(f"unknown way of measuring {text!r}{near}")
+
+
+def _parse_gpus(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(name.isascii() and name.isdigit() for name in names):
+        raise BadInput(f"GPUs are numbers, like 0,1: not {text!r}")
+    if len(set(names)) < len(names):
+        raise BadInput(f"{text!r} names a GPU twice")
+    return names
 
 
 def parse_batch_sizes(text: str) -> tuple[int, ...]:

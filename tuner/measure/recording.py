@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import math
+import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ _CONFIG = (
 )
 _FIGURES = ("shared", "n_regs", "n_spills", "min_us", "median_us", "status")
 _GEMMS = [gemm.value for gemm in Gemm]
+SPILL_BYTES = 4  # the column counts spilled registers, as Triton's launcher does
 _UNMEASURED = {Status.PREDICTED, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
@@ -104,6 +106,17 @@ def read_recording(path: Path) -> Recording:
     return Recording(path, rows.problem, rows.trials, digest, "per_channel_quant" in rows.column)
 
 
+def prove_recordable(path: Path) -> None:
+    """Raises UnwritableOutput where `path` is no place for a recording."""
+    if not path.name.endswith(".csv.gz"):
+        raise UnwritableOutput(f"a recording is a .csv.gz file, which {path} is not")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+
+
 def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> None:
     """Write what was measured of `trials`; the same trials make the same bytes.
 
@@ -126,7 +139,8 @@ def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> N
 def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
     point, config = trial.candidate.point, trial.candidate.config
     compiled, measured = trial.compiled, trial.measurement
-    figures = (compiled.shared_bytes, compiled.n_regs, compiled.n_spills)
+    spills = None if compiled.n_spills is None else compiled.n_spills // SPILL_BYTES
+    figures = (compiled.shared_bytes, compiled.n_regs, spills)
     times = (measured.min_us, measured.median_us, measured.status.value)
     # An absent key is an empty cell: what Triton takes then is not the recording's to say.
     values = [config.get(name) for name in config_columns]
@@ -254,6 +268,8 @@ class _Rows:
         shared, n_regs, n_spills = (
             self._whole(name) if self._cell(name) else None for name in _FIGURES[:3]
         )
+        if n_spills is not None:
+            n_spills *= SPILL_BYTES
         failed = status in _FAILS_TO_COMPILE
         return Compiled(status if failed else Status.OK, shared, n_regs, n_spills)
 
