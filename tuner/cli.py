@@ -164,6 +164,9 @@ def tune(
     gemm: Annotated[str, typer.Option(help="up, down, or both.")] = "up,down",
     measure: Annotated[str, typer.Option(help="gpu, predict, or replay:FILE.")] = "gpu",
     effort: Annotated[str, typer.Option(help="quick, standard or exhaustive.")] = "standard",
+    wide: Annotated[
+        bool, typer.Option("--wide/--grid", help="Search beyond the engine's own tuning grid.")
+    ] = False,
     engine: EngineSpec = "sglang",
     gpus: Annotated[
         str, typer.Option(help="GPUs that share the points, as CUDA numbers them: 0,1.")
@@ -209,6 +212,7 @@ def tune(
         gemms=parse_gemms(gemm),
         source=parse_source(measure, gpus=gpus, routing=routing),
         effort=parse_effort(effort),
+        wide=wide,
         seed=seed,
     )
     for note in resolved.notes:

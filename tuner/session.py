@@ -57,6 +57,7 @@ class Request:
     batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
     gemms: tuple[Gemm, ...] = FusedMoe.gemms
     effort: Effort = Effort.STANDARD
+    wide: bool = False  # search the wider space, which --effort exhaustive always does
     seed: int = 0
 
 
@@ -186,8 +187,9 @@ class Session:
     @cached_property
     def _spaces(self) -> dict[Gemm, Space]:
         request = self.request
+        breadth = Effort.EXHAUSTIVE if request.wide else request.effort
         return {
-            gemm: space_for(request.problem, request.device, gemm, request.effort)
+            gemm: space_for(request.problem, request.device, gemm, breadth)
             for gemm in request.gemms
         }
 

@@ -46,6 +46,7 @@ REPLAYS = 5
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # A candidate this much slower than the best of its point is not timed again.
 HOPELESS = 1.15
+COPIED_BYTES = 1 << 28
 # Largest |difference| / (|expected| + rms) of a right kernel: three to four times the worst seen
 # over all outputs on an H200, which is given beside it. A wrong row or scale errs by about 1.
 WORST_ERROR = {
@@ -247,6 +248,34 @@ def time_graph(graph: torch.cuda.CUDAGraph, best_us: float | None) -> Measuremen
             break
         samples.append(replay_us(graph))
     return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
+
+
+def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> float:
+    """What a down gemm with TMA costs beside its own launch.
+
+    It reads its rows in sorted order, so the engine applies the activation function to the
+    padding slots too, and quantises them: 9 bytes a column are read and written (twice N and
+    once N of 16 bits, once more N of 16 and N of 8).
+    """
+    if not config.get("USE_TMA"):
+        return 0.0
+    problem = inputs.weights[0].problem
+    valid = inputs.point.batch_size * problem.top_k
+    rows = min(valid, problem.E + 1) * (config["BLOCK_SIZE_M"] - 1)
+    return rows * problem.N * 9 / bytes_per_us
+
+
+def copy_bytes_per_us() -> float:
+    """Bytes that a large copy on this GPU reads and writes in a microsecond."""
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    target.copy_(source)
+    end.record()
+    end.synchronize()
+    return 2 * COPIED_BYTES / (float(start.elapsed_time(end)) * 1e3)
 
 
 def race(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
