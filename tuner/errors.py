@@ -16,14 +16,17 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnreadableLog
 │   ├── UnsupportedKernel
 │   ├── UnwritableOutput
-│   └── UnusableStore
+│   ├── UnusableStore
+│   ├── UnknownJob
+│   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
     ├── NothingFits
     ├── CompilerUnavailable
     ├── MeasurerUnavailable
     ├── MeasurerFailed
     ├── NotEnoughMemory
-    └── ExportRefused
+    ├── ExportRefused
+    └── StaleLease
 
 An error's message defaults to the first line of its class's docstring.
 """
@@ -109,6 +112,14 @@ class UnusableStore(BadInput):
     """The store cannot be opened for writing by this version."""
 
 
+class UnknownJob(BadInput):
+    """There is no job with that id."""
+
+
+class IdempotencyConflict(BadInput):
+    """The idempotency key was used before, with another body."""
+
+
 class WorkFailed(TunerError):
     """The work could not be finished."""
 
@@ -135,6 +146,10 @@ class NotEnoughMemory(WorkFailed):
 
 class ExportRefused(WorkFailed):
     """The store's entries must not be written to that place."""
+
+
+class StaleLease(WorkFailed):
+    """The job was given to another worker, or ended: nothing was written."""
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

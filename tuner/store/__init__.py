@@ -5,8 +5,21 @@ Rows never leave this package: callers hand in and get back the dataclasses of
 """
 
 from tuner.store.connect import database_url
+from tuner.store.jobs import JobStore
 from tuner.store.journal import RunJournal
+from tuner.store.leases import LeasedStore, Leases
 from tuner.store.records import Run, RunKey, RunState, Winner
 from tuner.store.store import Store
 
-__all__ = ["Run", "RunJournal", "RunKey", "RunState", "Store", "Winner", "database_url"]
+__all__ = [
+    "JobStore",
+    "LeasedStore",
+    "Leases",
+    "Run",
+    "RunJournal",
+    "RunKey",
+    "RunState",
+    "Store",
+    "Winner",
+    "database_url",
+]

@@ -1,0 +1,198 @@
+"""Jobs: tuning runs that somebody asked for, and where they stand.
+
+docs/architecture.md, "Jobs", draws the states and says who writes what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, IntEnum
+from typing import Any
+
+from tuner.devices import find_device
+from tuner.errors import BadInput
+from tuner.problems import FusedMoe, Gemm, parse_problem
+from tuner.results import MeasureKind
+from tuner.space import Effort
+from tuner.ways import parse_effort, parse_gemms, parse_source
+
+HEARTBEAT = timedelta(seconds=10)
+LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
+MAX_ATTEMPTS = 5
+FRESH = timedelta(days=1)  # a job done within this answers an equal request
+
+
+class JobState(str, Enum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DEAD = "dead"
+
+    @property
+    def finished(self) -> bool:
+        return self not in UNFINISHED
+
+
+UNFINISHED = (JobState.QUEUED, JobState.LEASED, JobState.RUNNING)
+HELD = (JobState.LEASED, JobState.RUNNING)  # a worker has its lease
+
+
+class Priority(IntEnum):
+    """Which of the queued jobs goes first: the smaller number."""
+
+    URGENT = 0
+    NORMAL = 1
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What to tune, in values that travel as JSON.
+
+    Raises BadInput for a value that no worker could run.
+    """
+
+    problem: FusedMoe
+    device: str  # any spelling is taken, the device table's is kept
+    engine: str = "sglang"  # or sglang==VERSION
+    measure: str = "gpu"  # gpu, predict or replay:FILE, FILE as the worker sees it
+    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
+    gemms: tuple[Gemm, ...] = FusedMoe.gemms
+    effort: Effort = Effort.STANDARD
+    seed: int = 0
+    model: str = ""  # what people call it; not part of the identity
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", find_device(self.device).name)
+        parse_source(self.measure)
+        if self.batch_sizes is not None:
+            object.__setattr__(self, "batch_sizes", _checked_sizes(self.batch_sizes))
+        if not self.gemms:
+            raise BadInput("a job needs at least one gemm: up, down, or both")
+        if not 0 <= self.seed < 1 << 63:
+            raise BadInput(f"seed is a whole number from 0 to 2**63 - 1, not {self.seed}")
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.measure == MeasureKind.GPU.value
+
+    @property
+    def key(self) -> str:
+        """What two requests for the same work share: sha256 of all that the result depends on."""
+        identity = {name: value for name, value in self.as_json().items() if name != "model"}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def as_json(self) -> dict[str, Any]:
+        """`read_request` reads it back."""
+        return {
+            "problem": self.problem.spec(),
+            "device": self.device,
+            "engine": self.engine,
+            "measure": self.measure,
+            "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
+            "gemms": [gemm.value for gemm in self.gemms],
+            "effort": self.effort.value,
+            "seed": self.seed,
+            "model": self.model,
+        }
+
+
+def read_request(values: Mapping[str, Any]) -> JobRequest:
+    """A request from the JSON object that `JobRequest.as_json` makes."""
+    sizes = values["batch_sizes"]
+    return JobRequest(
+        problem=parse_problem(values["problem"]),
+        device=values["device"],
+        engine=values["engine"],
+        measure=values["measure"],
+        batch_sizes=None if sizes is None else tuple(sizes),
+        gemms=parse_gemms(",".join(values["gemms"])),
+        effort=parse_effort(values["effort"]),
+        seed=values["seed"],
+        model=values["model"],
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as stored."""
+
+    id: str
+    request: JobRequest
+    priority: Priority
+    state: JobState
+    client: str  # who asked first: an API key's name, "nightly" or "local"
+    attempts: int  # claims so far, less those given back unused
+    owner: str  # the worker that has it, or had it last
+    lease_expires_at: datetime | None
+    cancel_requested: bool
+    run_id: int | None  # the run that its trials and winners belong to
+    error: str  # why it failed, is dead, or was last given up
+    available_at: datetime  # no attempt before this
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """One step of a job."""
+
+    job_id: str
+    seq: int  # 1, 2, 3, ... without gaps
+    kind: str  # submitted, leased, running, trials, requeued, cancel_requested, or a final state
+    at: datetime
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The answer to a submission."""
+
+    job: Job
+    created: bool  # False: an equal job was there (coalesced), or the key was replayed
+    replayed: bool = False  # the same idempotency key and body had been sent before
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on a job, until somebody else is given it.
+
+    Every write under it is refused with StaleLease once another lease or an end came in between.
+    """
+
+    job_id: str
+    owner: str
+    fence: int
+    request: JobRequest
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Jobs that a worker can do."""
+
+    needs_gpu: bool
+    devices: tuple[str, ...] | None = None  # None: for any device
+
+
+def new_job_id() -> str:
+    """26 letters and digits that sort by time to the millisecond, as a ULID does."""
+    value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    digits = "0123456789abcdefghjkmnpqrstvwxyz"
+    return "".join(digits[value >> shift & 31] for shift in range(125, -1, -5))
+
+
+def _checked_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if not sizes or not all(0 < size < 1 << 20 for size in sizes):
+        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {list(sizes)}")
+    return tuple(sorted(set(sizes)))

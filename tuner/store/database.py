@@ -1,0 +1,81 @@
+"""An opened database: transactions, and the statements that SQLAlchemy has no portable form of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tuner.store.connect import connect, translated, use_wal, writer
+from tuner.store.schema import bring_to_head
+
+D = TypeVar("D", bound="Database")
+
+
+class Database:
+    """Safe to share between threads, not over a fork; several processes may open one database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = writer(engine)
+
+    @classmethod
+    def open(cls: type[D], url: str) -> D:
+        """Open the store at `url` (see `database_url`), made or migrated as needed.
+
+        Raises UnusableStore, with nothing written, for a URL that names no SQLite or PostgreSQL
+        database, one that cannot be reached or written, or one with a newer version's schema.
+        """
+        engine = connect(url)
+        with translated(engine.url):
+            bring_to_head(writer(engine))
+            use_wal(engine)
+        return cls(engine)
+
+    @classmethod
+    def sharing(cls: type[D], other: Database) -> D:
+        """The same database through the same connections; either `close` closes both."""
+        return cls(other._engine)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self: D) -> D:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with translated(self._engine.url), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        with translated(self._engine.url), self._writer.begin() as connection:
+            yield connection
+
+
+def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that takes ON CONFLICT, and whose result counts the rows that it added.
+
+    The two databases' forms are spelt alike.
+    """
+    postgres = connection.dialect.name == "postgresql"
+    insert = postgresql.insert(target) if postgres else sqlite.insert(target)
+    return insert.execution_options(preserve_rowcount=True)
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)

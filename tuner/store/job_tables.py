@@ -1,0 +1,149 @@
+"""The queue's tables, beside those of `tables.py`."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Date,
+    ForeignKey,
+    Index,
+    Integer,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+from tuner.store.tables import UtcDateTime, metadata, runs
+
+# As text: a database uses a partial index only where a statement spells its condition the same,
+# with no parameter in it.
+IS_QUEUED = text("state = 'queued'")
+IS_COALESCIBLE = text("state IN ('queued', 'leased', 'running') AND NOT cancel_requested")
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False)
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(26), primary_key=True),
+    Column("request", JSON, nullable=False),
+    Column("request_key", String(64), nullable=False),
+    # The next three are in the request as well: here they can be searched.
+    _text("device"),
+    _text("model"),
+    Column("needs_gpu", Boolean, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    _text("state"),
+    _text("client"),
+    Column("attempts", Integer, nullable=False),
+    _text("owner"),
+    Column("fence", Integer, nullable=False),
+    Column("lease_expires_at", UtcDateTime),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("event_count", Integer, nullable=False),  # the last event's number
+    Column("run_id", ForeignKey(runs.c.id)),
+    _text("error"),
+    Column("available_at", UtcDateTime, nullable=False),
+    Column("announced_at", UtcDateTime),  # when a message last said that it is queued
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+)
+# A keyset page, whatever the filter, is a walk along one of these.
+Index("ix_jobs_page", jobs.c.created_at, jobs.c.id)
+Index("ix_jobs_page_state", jobs.c.state, jobs.c.created_at, jobs.c.id)
+Index("ix_jobs_page_device", jobs.c.device, jobs.c.created_at, jobs.c.id)
+Index("ix_jobs_page_model", jobs.c.model, jobs.c.created_at, jobs.c.id)
+Index(
+    "ix_jobs_claim",
+    jobs.c.needs_gpu,
+    jobs.c.priority,
+    jobs.c.created_at,
+    jobs.c.id,
+    sqlite_where=IS_QUEUED,
+    postgresql_where=IS_QUEUED,
+)
+Index(
+    "ix_jobs_claim_device",
+    jobs.c.needs_gpu,
+    jobs.c.device,
+    jobs.c.priority,
+    jobs.c.created_at,
+    jobs.c.id,
+    sqlite_where=IS_QUEUED,
+    postgresql_where=IS_QUEUED,
+)
+Index("ix_jobs_lease", jobs.c.state, jobs.c.lease_expires_at)
+Index("ix_jobs_request_key", jobs.c.request_key, jobs.c.finished_at)
+Index(
+    "uq_jobs_unfinished",
+    jobs.c.request_key,
+    unique=True,
+    sqlite_where=IS_COALESCIBLE,
+    postgresql_where=IS_COALESCIBLE,
+)
+
+job_events = Table(
+    "job_events",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    _text("kind"),
+    Column("at", UtcDateTime, nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("client", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_hash", String(64), nullable=False),
+    Column("job_id", ForeignKey(jobs.c.id), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False, index=True),
+)
+
+watches = Table(
+    "watches",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("watch", JSON, nullable=False),  # as a table of nightly.toml
+    Column("watch_key", String(64), nullable=False),
+    _text("client"),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("watch_key"),
+)
+
+nightly_runs = Table(
+    "nightly_runs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _text("schedule"),
+    Column("date", Date, nullable=False),
+    Column("summary", JSON(none_as_null=True)),  # None: it was not finished
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+    UniqueConstraint("schedule", "date"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _text("name"),
+    Column("key_hash", String(64), nullable=False),  # sha256; the key itself is never stored
+    Column("scopes", JSON, nullable=False),  # of read, submit, admin
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("last_used_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    UniqueConstraint("name"),
+    UniqueConstraint("key_hash"),
+)

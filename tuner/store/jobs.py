@@ -1,0 +1,197 @@
+"""The queue as those see it who post jobs and look after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, Engine, delete, select, tuple_, update
+
+from tuner.errors import IdempotencyConflict, UnknownJob
+from tuner.jobs import (
+    FRESH,
+    Job,
+    JobEvent,
+    JobRequest,
+    JobState,
+    Priority,
+    Submitted,
+)
+from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.job_rows import append_event, move, new_job_row, read_event, read_job
+from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
+
+Clock = Callable[[], datetime]
+
+
+class JobStore(Database):
+    """Posts, shows and cancels jobs. Workers use `tuner.store.Leases`.
+
+    Every method is one transaction, and raises UnusableStore when the database fails.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def submit(
+        self,
+        request: JobRequest,
+        *,
+        priority: Priority = Priority.NORMAL,
+        client: str = "local",
+        idempotency_key: str | None = None,
+        body_hash: str = "",
+        fresh: timedelta = FRESH,
+    ) -> Submitted:
+        """Queue a job, or find the one that answers the request; committed when this returns.
+
+        Such a job is one that this client posted with the same idempotency key, or one with the
+        same request that is unfinished, or done within `fresh`. Raises IdempotencyConflict where
+        the idempotency key came with another `body_hash` before.
+        """
+        with self._write() as connection:
+            now = self._clock()
+            job, created = _find_or_add(connection, request, priority, client, now, fresh)
+            if idempotency_key is None:
+                return Submitted(job, created)
+            row = {
+                "client": client,
+                "key": idempotency_key,
+                "body_hash": body_hash,
+                "job_id": job.id,
+                "created_at": now,
+            }
+            insert = insert_into(connection, idempotency_keys).on_conflict_do_nothing()
+            if connection.execute(insert, row).rowcount:
+                return Submitted(job, created)
+            connection.rollback()  # nothing of this submission stays: it was made before
+        return self._replayed(client, idempotency_key, body_hash)
+
+    def get(self, job_id: str) -> Job:
+        """Raises UnknownJob."""
+        with self._read() as connection:
+            return _get(connection, job_id)
+
+    def list(
+        self,
+        *,
+        device: str | None = None,
+        model: str | None = None,
+        state: JobState | None = None,
+        after: tuple[datetime, str] | None = None,
+        limit: int = 50,
+    ) -> Sequence[Job]:
+        """A page of jobs, the newest first; `after` is the last page's last (created_at, id)."""
+        wanted = {jobs.c.device: device, jobs.c.model: model, jobs.c.state: state and state.value}
+        query = (
+            select(jobs)
+            .where(*(column == value for column, value in wanted.items() if value is not None))
+            .order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
+            .limit(limit)
+        )
+        if after is not None:
+            query = query.where(tuple_(jobs.c.created_at, jobs.c.id) < after)
+        with self._read() as connection:
+            return [read_job(row) for row in connection.execute(query).mappings()]
+
+    def cancel(self, job_id: str) -> Job:
+        """End a queued job, or ask its worker to; a finished one stays as it is.
+
+        Raises UnknownJob.
+        """
+        with self._write() as connection:
+            job, now = _get(connection, job_id, lock=True), self._clock()
+            if job.state is JobState.QUEUED:
+                move(connection, job_id, JobState.CANCELLED, now)
+                append_event(connection, job_id, now, JobState.CANCELLED.value, {})
+            elif not job.state.finished and not job.cancel_requested:
+                mine = jobs.c.id == job_id
+                connection.execute(update(jobs).where(mine).values(cancel_requested=True))
+                append_event(connection, job_id, now, "cancel_requested", {})
+            return _get(connection, job_id)
+
+    def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
+        """A job's events with numbers above `after`, in order; none for an unknown job."""
+        query = (
+            select(job_events)
+            .where(job_events.c.job_id == job_id, job_events.c.seq > after)
+            .order_by(job_events.c.seq)
+            .limit(limit)
+        )
+        with self._read() as connection:
+            return [read_event(row) for row in connection.execute(query).mappings()]
+
+    def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
+        """Drop old keys; the number dropped. Their jobs stay."""
+        old = idempotency_keys.c.created_at < self._clock() - older_than
+        with self._write() as connection:
+            return connection.execute(delete(idempotency_keys).where(old)).rowcount
+
+    def _replayed(self, client: str, key: str, body_hash: str) -> Submitted:
+        query = (
+            select(jobs, idempotency_keys.c.body_hash)
+            .join(idempotency_keys, idempotency_keys.c.job_id == jobs.c.id)
+            .where(idempotency_keys.c.client == client, idempotency_keys.c.key == key)
+        )
+        with self._read() as connection:
+            row = connection.execute(query).mappings().one()
+        if row["body_hash"] != body_hash:
+            raise IdempotencyConflict(
+                f"idempotency key {key!r} was used before with another body: use a new key"
+            )
+        return Submitted(read_job(row), created=False, replayed=True)
+
+
+def _get(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
+    query = select(jobs).where(jobs.c.id == job_id)
+    if lock:  # SQLite's writers are alone as it is, and the clause is left out there
+        query = query.with_for_update()
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        raise UnknownJob(f"there is no job {job_id!r}")
+    return read_job(row)
+
+
+def _find_or_add(
+    connection: Connection,
+    request: JobRequest,
+    priority: Priority,
+    client: str,
+    now: datetime,
+    fresh: timedelta,
+) -> tuple[Job, bool]:
+    row = new_job_row(request, priority, client, now)
+    insert = insert_into(connection, jobs).on_conflict_do_nothing(
+        index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
+    )
+    while True:
+        if found := _equal(connection, request.key, now - fresh):
+            return _hurried(connection, found, priority), False
+        if connection.execute(insert, row).rowcount:
+            append_event(connection, row["id"], now, "submitted", {"client": client})
+            return _get(connection, row["id"]), True
+        # Another transaction was first with an equal job: its commit was waited for.
+
+
+def _equal(connection: Connection, request_key: str, done_since: datetime) -> Job | None:
+    equal = select(jobs).where(jobs.c.request_key == request_key)
+    unfinished = equal.where(IS_COALESCIBLE)
+    done = (
+        equal.where(jobs.c.state == JobState.DONE.value, jobs.c.finished_at > done_since)
+        .order_by(jobs.c.finished_at.desc())
+        .limit(1)
+    )
+    for query in (unfinished, done):
+        if row := connection.execute(query).mappings().one_or_none():
+            return read_job(row)
+    return None
+
+
+def _hurried(connection: Connection, job: Job, priority: Priority) -> Job:
+    if job.state is JobState.QUEUED and priority < job.priority:
+        mine = jobs.c.id == job.id
+        change = update(jobs).where(mine).values(priority=int(priority), announced_at=None)
+        connection.execute(change)
+        return _get(connection, job.id)
+    return job

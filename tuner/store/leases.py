@@ -1,0 +1,222 @@
+"""The queue as workers see it: claims, leases, and writes that a lost lease forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping, select, update
+
+from tuner.errors import StaleLease
+from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, JobState, Lease, read_request
+from tuner.results import Entry, Totals, Trial
+from tuner.store.database import Database, utc_now
+from tuner.store.job_rows import append_event, move
+from tuner.store.job_tables import IS_QUEUED, jobs
+from tuner.store.jobs import Clock
+from tuner.store.records import Run, RunKey
+from tuner.store.rows import storable
+from tuner.store.store import Store
+
+_HELD = [state.value for state in HELD]
+RETRY_DELAY = timedelta(seconds=5)  # doubled with every attempt
+
+
+class Leases(Database):
+    """Claims jobs and keeps or gives up their leases.
+
+    Every method is one transaction, and raises UnusableStore when the database fails. Those that
+    take a Lease raise StaleLease, with nothing written, once it is lost.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def claim(self, asks: Iterable[Ask], owner: str) -> Lease | None:
+        """The most urgent, then oldest queued job of the first ask that has one."""
+        with self._write() as connection:
+            now = self._clock()
+            rows = (_next_queued(connection, ask, now) for ask in asks)
+            if not (row := next(filter(None, rows), None)):
+                return None
+            values = {
+                "owner": owner,
+                "fence": row["fence"] + 1,
+                "attempts": row["attempts"] + 1,
+                "lease_expires_at": now + LEASE,
+            }
+            move(connection, row["id"], JobState.LEASED, now, **values)
+            data = {"owner": owner, "attempt": values["attempts"]}
+            append_event(connection, row["id"], now, JobState.LEASED.value, data)
+        return Lease(row["id"], owner, row["fence"] + 1, read_request(row["request"]))
+
+    def heartbeat(self, lease: Lease) -> None:
+        """Keep the lease for another `LEASE`."""
+        with self._write() as connection:
+            mine = _hold(connection, lease)["id"]
+            expiry = self._clock() + LEASE
+            connection.execute(
+                update(jobs).where(jobs.c.id == mine).values(lease_expires_at=expiry)
+            )
+
+    def must_stop(self, lease: Lease) -> bool:
+        """Whether the job's cancelling was asked for. Writes nothing."""
+        with self._read() as connection:
+            return bool(_hold(connection, lease, lock=False)["cancel_requested"])
+
+    def fail(self, lease: Lease, reason: str) -> None:
+        """End the job FAILED: another attempt would fail as well."""
+        self._end(lease, JobState.FAILED, {"reason": reason}, error=storable(reason))
+
+    def cancelled(self, lease: Lease) -> None:
+        """End the job CANCELLED, as was asked."""
+        self._end(lease, JobState.CANCELLED, {})
+
+    def retry(self, lease: Lease, reason: str) -> JobState:
+        """Give a failed attempt back: QUEUED after a delay, or DEAD without attempts left."""
+        with self._write() as connection:
+            row, now = _hold(connection, lease), self._clock()
+            return _give_back(connection, row, now, reason, RETRY_DELAY * 2 ** row["attempts"])
+
+    def release(self, lease: Lease) -> None:
+        """Give the job back untried, as a worker does that stops: the attempt does not count."""
+        with self._write() as connection:
+            row, now = _hold(connection, lease), self._clock()
+            _set(connection, row["id"], attempts=row["attempts"] - 1)
+            _give_back(connection, row, now, "the worker stopped", timedelta(0), capped=False)
+
+    def expire(self) -> Sequence[str]:
+        """Take back leases that ran out; the jobs' ids. Safe in several processes at once."""
+        with self._write() as connection:
+            now = self._clock()
+            expired = (
+                select(jobs)
+                .where(jobs.c.state.in_(_HELD), jobs.c.lease_expires_at < now)
+                .with_for_update(skip_locked=True)
+            )
+            rows = connection.execute(expired).mappings().all()
+            for row in rows:
+                reason = f"the lease of {row['owner']} expired"
+                _give_back(connection, row, now, reason, timedelta(0))
+            return [row["id"] for row in rows]
+
+    def store(self, lease: Lease) -> LeasedStore:
+        """The store as that job's worker may write it; it shares the connections of this."""
+        return LeasedStore(self._engine, lease, self._clock)
+
+    def _end(
+        self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
+    ) -> None:
+        with self._write() as connection:
+            job_id, now = _hold(connection, lease)["id"], self._clock()
+            move(connection, job_id, state, now, **values)
+            append_event(connection, job_id, now, state.value, data)
+
+
+class LeasedStore(Store):
+    """A store whose every write is the write of a job's worker.
+
+    Each is refused with StaleLease once the lease is lost. Beginning the run makes the job
+    RUNNING; finishing it publishes and makes the job DONE in one transaction, so that nothing
+    is published twice.
+    """
+
+    def __init__(self, engine: Engine, lease: Lease, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._lease = lease
+        self._clock = clock
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        with super()._write() as connection:
+            _hold(connection, self._lease)
+            yield connection
+
+    def _begin(self, connection: Connection, key: RunKey) -> Run:
+        run = super()._begin(connection, key)
+        now = self._clock()
+        move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
+        data = {"run_id": run.id, "environment": asdict(key.environment)}
+        append_event(connection, self._lease.job_id, now, JobState.RUNNING.value, data)
+        return run
+
+    def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
+        inserted = super()._add(connection, run, new)
+        data = {"tried": len(new), "new": inserted, "best_us": _best(new)}
+        append_event(connection, self._lease.job_id, self._clock(), "trials", data)
+        return inserted
+
+    def _finish(
+        self, connection: Connection, run: Run, entries: Iterable[Entry], totals: Totals
+    ) -> None:
+        super()._finish(connection, run, entries, totals)
+        now = self._clock()
+        move(connection, self._lease.job_id, JobState.DONE, now, error="")
+        data = {"run_id": run.id, "totals": asdict(totals)}
+        append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)
+
+
+def _hold(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
+    """The job's row, and the row itself until the transaction ends; StaleLease if not ours."""
+    query = select(jobs).where(
+        jobs.c.id == lease.job_id, jobs.c.fence == lease.fence, jobs.c.state.in_(_HELD)
+    )
+    row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise StaleLease(f"job {lease.job_id} was given to another worker, or ended")
+    return row
+
+
+def _next_queued(connection: Connection, ask: Ask, now: datetime) -> RowMapping | None:
+    query = (
+        select(jobs)
+        .where(IS_QUEUED, jobs.c.needs_gpu == ask.needs_gpu, jobs.c.available_at <= now)
+        .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    if ask.devices is not None:
+        query = query.where(jobs.c.device.in_(ask.devices))
+    return connection.execute(query).mappings().one_or_none()
+
+
+def _give_back(
+    connection: Connection,
+    row: RowMapping,
+    now: datetime,
+    reason: str,
+    delay: timedelta,
+    *,
+    capped: bool = True,
+) -> JobState:
+    """End an attempt that gave no answer. The transaction holds the row."""
+    reason = storable(reason)
+    values: dict[str, Any] = {"error": reason}
+    if row["cancel_requested"]:
+        state = JobState.CANCELLED
+    elif capped and row["attempts"] >= MAX_ATTEMPTS:
+        state = JobState.DEAD
+    else:
+        state = JobState.QUEUED
+        values.update(lease_expires_at=None, available_at=now + delay, announced_at=None)
+    move(connection, row["id"], state, now, **values)
+    kind = "requeued" if state is JobState.QUEUED else state.value
+    append_event(connection, row["id"], now, kind, {"reason": reason})
+    return state
+
+
+def _set(connection: Connection, job_id: str, **values: object) -> None:
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
+def _best(trials: Sequence[Trial]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for trial in trials:
+        at, time_us = str(trial.candidate.point), trial.measurement.median_us
+        if time_us is not None:
+            best[at] = min(time_us, best.get(at, time_us))
+    return best
