@@ -20,7 +20,7 @@ from tuner.engines import ShippedFile, find_engine
 from tuner.errors import BadProblem
 from tuner.measure.predict import Predictor
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
-from tuner.space import Effort, space_for
+from tuner.space import space_for
 
 BATCH_SIZES = (1, 16, 128, 1024, 4096)
 
@@ -57,9 +57,7 @@ def ranks(
 ) -> Iterator[Rank]:
     """Of the entries at BATCH_SIZES; of the sum of both gemms, as such files are tuned."""
     gemms = (Gemm.DOWN,) if file.key.gemm is Gemm.DOWN else (Gemm.UP, Gemm.DOWN)
-    legal = set.intersection(
-        *(set(space_for(problem, device, g, Effort.STANDARD).configs()) for g in gemms)
-    )
+    legal = set.intersection(*(set(space_for(problem, device, g).configs()) for g in gemms))
     for batch_size in BATCH_SIZES:
         winner = file.entries.get(batch_size)
         if winner is None or winner not in legal:

@@ -276,7 +276,7 @@ def main() -> None:
     device = recording.device
     if device is None:
         parser.error("name the recording after its GPU: h200_...")
-    spaces = {gemm: space_for(recording.problem, device, gemm, Effort.STANDARD) for gemm in Gemm}
+    spaces = {gemm: space_for(recording.problem, device, gemm) for gemm in Gemm}
     size = max(map(len, spaces.values()))
     budget = budget_for(Effort.STANDARD, len(recording.points), size)
     setting = Setting(recording, device, find_engine(options.engine), spaces, budget)

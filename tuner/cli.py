@@ -165,8 +165,12 @@ def tune(
     measure: Annotated[str, typer.Option(help="gpu, predict, or replay:FILE.")] = "gpu",
     effort: Annotated[str, typer.Option(help="quick, standard or exhaustive.")] = "standard",
     wide: Annotated[
-        bool, typer.Option("--wide/--grid", help="Search beyond the engine's own tuning grid.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--wide/--grid",
+            help="Search beyond the engine's own tuning grid; default: where times are measured.",
+        ),
+    ] = None,
     engine: EngineSpec = "sglang",
     gpus: Annotated[
         str, typer.Option(help="GPUs that share the points, as CUDA numbers them: 0,1.")

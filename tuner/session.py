@@ -57,7 +57,7 @@ class Request:
     batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
     gemms: tuple[Gemm, ...] = FusedMoe.gemms
     effort: Effort = Effort.STANDARD
-    wide: bool = False  # search the wider space, which --effort exhaustive always does
+    wide: bool | None = None  # beyond the engine's own grid; None: where a GPU measures
     seed: int = 0
 
 
@@ -187,9 +187,12 @@ class Session:
     @cached_property
     def _spaces(self) -> dict[Gemm, Space]:
         request = self.request
-        breadth = Effort.EXHAUSTIVE if request.wide else request.effort
+        wide = request.wide
+        if wide is None:
+            measured = request.source.kind is MeasureKind.GPU
+            wide = measured or request.effort is Effort.EXHAUSTIVE
         return {
-            gemm: space_for(request.problem, request.device, gemm, breadth)
+            gemm: space_for(request.problem, request.device, gemm, wide=wide)
             for gemm in request.gemms
         }
 

@@ -15,14 +15,15 @@ from functools import cached_property
 from operator import sub
 
 from tuner.devices import Device
-from tuner.problems import Config, Dtype, FusedMoe, Gemm
+from tuner.kernels.fused_moe import takes_tma
+from tuner.problems import Config, FusedMoe, Gemm
 
 # What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
 _TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 
 
 class Effort(str, Enum):
-    """How much of a space a search may try, and how wide the space is."""
+    """How much of a space a search may try."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -143,14 +144,14 @@ def _octave(value: int) -> float:
     return math.log2(value) if value > 0 else -1.0  # 0 lies below 1, as 1 lies below 2
 
 
-def space_for(problem: FusedMoe, device: Device, gemm: Gemm, effort: Effort) -> Space:
+def space_for(problem: FusedMoe, device: Device, gemm: Gemm, *, wide: bool = False) -> Space:
     """The space of `gemm`; up and down may differ, as only down can load through TMA.
 
     The default grid is that of sglang's tuning script, benchmark/kernels/fused_moe_triton/
-    common_utils.py:get_configs_compute_bound; the exhaustive one surrounds it.
+    common_utils.py:get_configs_compute_bound; the wide one surrounds it.
     """
     axes = _DEFAULT_GRID
-    if effort is Effort.EXHAUSTIVE:
+    if wide:
         axes = _WIDE_GRID
         if gemm is Gemm.DOWN and _tma_down(problem, device):
             axes = {**axes, "USE_TMA": (0, 1)}
@@ -182,12 +183,8 @@ _WIDE_GRID: Mapping[str, tuple[int, ...]] = {
 
 
 def _tma_down(problem: FusedMoe, device: Device) -> bool:
-    """Whether the engine can run down with tensor descriptors.
-
-    fused_moe_kernel asserts fp8 with quantisation blocks where it gets one; the hardware unit
-    came with sm_90.
-    """
-    return problem.dtype is Dtype.FP8_W8A8 and problem.block_shape is not None and device.arch >= 90
+    """Whether down can load through tensor descriptors; the hardware unit came with sm_90."""
+    return takes_tma(problem) and device.arch >= 90
 
 
 def _rules(problem: FusedMoe, device: Device, gemm: Gemm) -> Iterator[Rule]:

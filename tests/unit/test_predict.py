@@ -21,7 +21,7 @@ from tuner.measure.shortlist import cover, needs
 from tuner.measure.tensor_cores import swaps_operands, tensor_step, uses_warpgroup
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
 from tuner.results import Compiled, MeasureKind, Status
-from tuner.space import Effort, space_for
+from tuner.space import space_for
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
@@ -63,7 +63,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def spaces():
-    by_gemm = {gemm: space_for(INT8, L40S, gemm, Effort.STANDARD).configs() for gemm in Gemm}
+    by_gemm = {gemm: space_for(INT8, L40S, gemm).configs() for gemm in Gemm}
     return {Point(m, gemm): by_gemm[gemm] for m in SOME_SIZES for gemm in Gemm}
 
 
@@ -131,7 +131,7 @@ class TestModel:
     def test_every_card_and_type_has_times(self, problem):
         for device in devices():
             model = DeviceModel(device, problem)
-            for some in space_for(problem, device, Gemm.UP, Effort.STANDARD).configs()[::211]:
+            for some in space_for(problem, device, Gemm.UP).configs()[::211]:
                 footprint = estimate_footprint(problem, device, some)
                 times = [
                     model.predict(Point(m, Gemm.UP), some, footprint).total_us
@@ -230,7 +230,7 @@ class TestPrior:
 
     def test_its_say_is_bounded(self, corpus):
         predictor = Predictor(H200, FP8, corpus)
-        for some in space_for(FP8, H200, Gemm.UP, Effort.STANDARD).configs()[::41]:
+        for some in space_for(FP8, H200, Gemm.UP).configs()[::41]:
             for point in (Point(2, Gemm.UP), Point(4096, Gemm.DOWN)):
                 model_us = predictor.predict_us(point, some, compiled())
                 ratio = predictor.score_us(point, some, compiled()) / model_us

@@ -46,7 +46,7 @@ def recording() -> Recording:
 @pytest.fixture(scope="module")
 def spaces(recording: Recording) -> dict[Gemm, Space]:
     h200 = find_device("H200")
-    return {gemm: space_for(recording.problem, h200, gemm, Effort.STANDARD) for gemm in Gemm}
+    return {gemm: space_for(recording.problem, h200, gemm) for gemm in Gemm}
 
 
 @pytest.fixture(scope="module")

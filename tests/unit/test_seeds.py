@@ -13,7 +13,7 @@ from tuner.engines import FileKey, ShippedFile
 from tuner.engines.sglang import SGLang
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
 from tuner.seeds import seeds_for
-from tuner.space import Effort, Space, space_for
+from tuner.space import Space, space_for
 
 FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))
 INT8 = FusedMoe(256, 64, 7168, 8, Dtype.INT8_W8A8, per_channel_quant=True)
@@ -34,7 +34,7 @@ def file(key: FileKey, entries: Mapping[int, Config]) -> ShippedFile:
 
 def spaces(problem: FusedMoe = FP8, device: str = "H200") -> dict[Gemm, Space]:
     there = find_device(device)
-    return {gemm: space_for(problem, there, gemm, Effort.STANDARD) for gemm in Gemm}
+    return {gemm: space_for(problem, there, gemm) for gemm in Gemm}
 
 
 def seeds(*files: ShippedFile, point: Point = POINT, **more: object) -> list[Config]:

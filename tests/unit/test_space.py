@@ -13,7 +13,7 @@ from tuner.devices import find_device
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Config, Dtype, FusedMoe, Gemm
 from tuner.results import Status
-from tuner.space import Effort, Space, space_for
+from tuner.space import Space, space_for
 
 DATA = Path(__file__).parents[1] / "data"
 H200, L40S = find_device("H200"), find_device("L40S")
@@ -36,9 +36,9 @@ def recording() -> Recording:
 
 
 def space(
-    problem: FusedMoe = FP8, device: str = "H200", gemm: Gemm = Gemm.UP, effort: str = "standard"
+    problem: FusedMoe = FP8, device: str = "H200", gemm: Gemm = Gemm.UP, wide: bool = False
 ) -> Space:
-    return space_for(problem, find_device(device), gemm, Effort(effort))
+    return space_for(problem, find_device(device), gemm, wide=wide)
 
 
 def test_the_default_space_is_the_engines_grid() -> None:
@@ -137,8 +137,8 @@ def test_quick_is_the_default_space() -> None:
 
 
 @pytest.mark.parametrize("problem", [FP8, INT8, BF16])
-def test_exhaustive_surrounds_the_default_space(problem: FusedMoe) -> None:
-    assert set(space(problem).configs()) < set(space(problem, effort="exhaustive").configs())
+def test_the_wide_space_surrounds_the_default_space(problem: FusedMoe) -> None:
+    assert set(space(problem).configs()) < set(space(problem, wide=True).configs())
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,14 @@ def test_exhaustive_surrounds_the_default_space(problem: FusedMoe) -> None:
         (FP8, "H200", Gemm.UP, False),
         (FP8, "L40S", Gemm.DOWN, False),
         (INT8, "H200", Gemm.DOWN, False),
-        (FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8), "H200", Gemm.DOWN, False),
+        (FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8), "H200", Gemm.DOWN, True),
+        (FusedMoe(128, 704, 2048, 8, Dtype.BFLOAT16), "H200", Gemm.DOWN, True),
     ],
 )
-def test_tma_is_for_down_with_fp8_blocks_on_hopper_and_later(
+def test_tma_is_for_down_on_hopper_and_later_but_not_for_scales_by_token(
     problem: FusedMoe, device: str, gemm: Gemm, tma: bool
 ) -> None:
-    there = space(problem, device, gemm, "exhaustive")
+    there = space(problem, device, gemm, wide=True)
     assert any("USE_TMA" in c for c in there.configs()) is tma
 
 

@@ -124,6 +124,16 @@ def kernel_name(problem: FusedMoe) -> str:
     return GROUPED if grouped else DENSE
 
 
+def takes_tma(problem: FusedMoe) -> bool:
+    """Whether down is right when it reads A, in sorted order, through TMA.
+
+    fused_moe_kernel looks a token's scale up by its slot for quantisation blocks alone. Its
+    `assert use_fp8_w8a8` there is checked in Triton's debug mode only, and sglang ships 16-bit
+    files with USE_TMA.
+    """
+    return kernel_name(problem) == DENSE and not problem.per_channel_quant
+
+
 def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
     """EM: slots of `sorted_token_ids`, rounded up to 16; the engine's own sum is not rounded.
 
@@ -161,8 +171,11 @@ class _Launch:
             raise BadProblem(f"the batch size must be at least 1, not {self.batch_size}")
         if self.tma and self.gemm is Gemm.UP:
             raise UnsupportedKernel("USE_TMA is for the down gemm; the engine ignores it for up")
-        if self.tma and not (self.problem.dtype is Dtype.FP8_W8A8 and self.problem.block_shape):
-            raise UnsupportedKernel("USE_TMA needs fp8_w8a8 with a block_shape")
+        if self.tma and not takes_tma(self.problem):
+            raise UnsupportedKernel(
+                f"USE_TMA does not go with {self.problem.spec()}: its kernel would read A's rows "
+                f"in sorted order but their scales by token, or has no TMA at all"
+            )
 
     @property
     def tma(self) -> bool:
