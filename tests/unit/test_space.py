@@ -132,10 +132,6 @@ def test_nothing_is_hopeless_where_rows_are_not_copied_asynchronously() -> None:
     assert not space(even, "L40S").legal(deep)
 
 
-def test_quick_is_the_default_space() -> None:
-    assert space(effort="quick").configs() == space().configs()
-
-
 @pytest.mark.parametrize("problem", [FP8, INT8, BF16])
 def test_the_wide_space_surrounds_the_default_space(problem: FusedMoe) -> None:
     assert set(space(problem).configs()) < set(space(problem, wide=True).configs())
