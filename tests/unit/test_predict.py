@@ -299,6 +299,14 @@ class TestShortlist:
             everything = self.best_pair(predictor, spaces, batch_size)
             assert self.best_pair(predictor, chosen, batch_size) <= 1.01 * everything
 
+    def test_engines_with_one_file_get_the_same_configurations_for_both_gemms(self, spaces):
+        chosen = Predictor(L40S, INT8).shortlist_all(spaces, 40, one_config=True)
+        kernels = {(p.gemm, c) for p, some in chosen.items() for c in some}
+        assert 30 <= len(kernels) <= 40
+        for batch_size in SOME_SIZES:
+            up, down = (chosen[Point(batch_size, gemm)] for gemm in Gemm)
+            assert set(up) == set(down)
+
     def best_pair(self, predictor, configs, batch_size):
         totals = {}
         for gemm in Gemm:

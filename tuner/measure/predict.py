@@ -11,11 +11,11 @@ from tuner.engines import ShippedFile
 from tuner.measure.corpus import Prior
 from tuner.measure.device_model import Constants, DeviceModel, Footprint
 from tuner.measure.footprints import estimate_footprint
-from tuner.measure.shortlist import cover, needs
+from tuner.measure.shortlist import cover, needs, summed
 from tuner.problems import Candidate, Config, FusedMoe, Point
 from tuner.results import Compiled, MeasureKind, Measurement, Status
 
-# The most that the corpus may add to a time. The model's own error is a factor of about 1.12
+# The most that the corpus may add to a time. The model's own error is a factor of about 1.11
 # (one standard deviation), so winners elsewhere decide between configurations that the model
 # cannot tell apart, and never against a clear verdict of its own.
 CORPUS_WEIGHT = 0.10
@@ -70,20 +70,27 @@ class Predictor:
         return sorted(scores, key=lambda config: (scores[config], config.key))[:n]
 
     def shortlist_all(
-        self, configs: Mapping[Point, Sequence[Config]], budget: int
+        self, configs: Mapping[Point, Sequence[Config]], budget: int, *, one_config: bool = False
     ) -> dict[Point, list[Config]]:
         """At most `budget` distinct (gemm, config) pairs in all, that serve every point; best
         first.
 
         A point is offered everything chosen for its gemm, as batch sizes share what is compiled.
-        Up and down of a batch size have choices of the same BLOCK_SIZE_M, which they must share,
-        and second choices for where the first turns out not to fit.
+        Up and down of a batch size have choices of the same BLOCK_SIZE_M, which they must share
+        (`one_config`: choices of the same configuration, for engines that read one file for
+        both), and second choices for where the first turns out not to fit.
         """
         scores = {point: self.estimate_all(point, some) for point, some in configs.items()}
-        chosen = cover(needs(scores), budget)
+        gemms = {point.gemm for point in scores}
+        if one_config:
+            one = min(gemms)
+            found = cover(needs(summed(scores, one)), budget // len(gemms))
+            chosen = {(gemm, config) for _, config in found for gemm in gemms}
+        else:
+            chosen = set(cover(needs(scores), budget))
         return {
             point: sorted(
-                (config for gemm, config in chosen if gemm is point.gemm and config in scored),
+                (config for config in scored if (point.gemm, config) in chosen),
                 key=lambda config: (scored[config], config.key),
             )
             for point, scored in scores.items()

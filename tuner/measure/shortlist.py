@@ -28,6 +28,19 @@ class Need:
     excess: Mapping[Config, float]  # log of a score over the best of them
 
 
+def summed(scores: Scores, gemm: Gemm) -> Scores:
+    """Scores of running one configuration for every gemm of a batch size, under `gemm`'s name."""
+    sums: dict[Point, dict[Config, float]] = {}
+    for batch_size in {point.batch_size for point in scores}:
+        parts = [scored for point, scored in scores.items() if point.batch_size == batch_size]
+        sums[Point(batch_size, gemm)] = {
+            config: sum(part[config] for part in parts)
+            for config in parts[0]
+            if all(config in part for part in parts)
+        }
+    return sums
+
+
 def needs(scores: Scores) -> list[Need]:
     """Every point's, for the values of BLOCK_SIZE_M that suit its batch size's gemms together.
 
