@@ -43,7 +43,7 @@ from tuner.ways import Source
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
 # Kernels compiled for a prediction: about 0.4 s each of one core.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
-PREDICT_PER_POINT = 12  # of those, the most that are offered to one point
+PREDICT_PER_BLOCK = 4  # of those, the most with one BLOCK_SIZE_M that are offered to a point
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,14 @@ class Session:
             return self._gpu, self._search()
         predictor = Predictor(request.device, request.problem, self._corpus)
         legal = {point: self._spaces[point.gemm].configs() for point in self.points}
-        chosen = predictor.shortlist_all(legal, PREDICT_KERNELS[request.effort])
+        one_config = not request.engine.has_down_files()
+        chosen = predictor.shortlist_all(
+            legal, PREDICT_KERNELS[request.effort], one_config=one_config
+        )
         listed = [
             Candidate(point, config)
             for point, some in chosen.items()
-            for config in some[:PREDICT_PER_POINT]
+            for config in _best_of_each_block(some)
         ]
         return SerialBench(self._compiler, predictor), Listed(listed)
 
@@ -305,6 +308,14 @@ class Session:
             entries=[e for e in entries if e.point in self.points],
             totals=totals,
         )
+
+
+def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
+    """The first few of each BLOCK_SIZE_M: a pair of gemms has to share that value."""
+    kept: dict[int, list[Config]] = {}
+    for config in ranked:
+        kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)
+    return [config for some in kept.values() for config in some[:PREDICT_PER_BLOCK]]
 
 
 def space_identity(spaces: Mapping[Gemm, Space]) -> str:
