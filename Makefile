@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --group dev --editable '.[compile,postgres]' 'triton==3.6.0' 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[compile,postgres,service]' 'triton==3.6.0' 'torch==2.13.0'
 	touch $@
 
 # The wheel's files alone: its dependencies (torch, CUDA libraries: gigabytes) are not wanted here.

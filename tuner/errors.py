@@ -11,10 +11,12 @@ TunerError                      the root: catch this to catch them all
 │   ├── MalformedConfigFile
 │   ├── MalformedRecording
 │   ├── MalformedCluster
+│   ├── MalformedWatchList
 │   ├── MalformedCapture
 │   ├── MalformedBenchmark
 │   ├── UnreadableLog
 │   ├── UnsupportedKernel
+│   ├── UnusableKey
 │   ├── UnwritableOutput
 │   ├── UnusableStore
 │   ├── UnknownJob
@@ -88,6 +90,10 @@ class MalformedCluster(BadInput):
     """A cluster.toml does not describe nodes that an engine can be started on."""
 
 
+class MalformedWatchList(BadInput):
+    """A watch list does not say which models to keep tuned on which devices."""
+
+
 class MalformedCapture(BadInput):
     """A folder does not hold what was captured from a node."""
 
@@ -102,6 +108,10 @@ class UnreadableLog(BadInput):
 
 class UnsupportedKernel(BadInput):
     """The engine's kernel has a parameter that this version does not know how to bind."""
+
+
+class UnusableKey(BadInput):
+    """A file holds no key that a bundle can be signed or checked with."""
 
 
 class UnwritableOutput(BadInput):
@@ -146,6 +156,10 @@ class NotEnoughMemory(WorkFailed):
 
 class ExportRefused(WorkFailed):
     """The store's entries must not be written to that place."""
+
+
+class BundleRefused(WorkFailed):
+    """The archive is not a bundle as it was made."""
 
 
 class StaleLease(WorkFailed):

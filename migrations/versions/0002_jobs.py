@@ -65,7 +65,7 @@ def upgrade() -> None:
         sa.Column("run_id", sa.Integer()),
         sa.Column("error", sa.Text(), nullable=False),
         sa.Column("available_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("announced_at", sa.DateTime(timezone=True)),
+        sa.Column("announced_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("finished_at", sa.DateTime(timezone=True)),
@@ -83,6 +83,13 @@ def upgrade() -> None:
         "ix_jobs_claim_device",
         "jobs",
         ["needs_gpu", "device", "priority", "created_at", "id"],
+        sqlite_where=QUEUED,
+        postgresql_where=QUEUED,
+    )
+    op.create_index(
+        "ix_jobs_announced",
+        "jobs",
+        ["announced_at"],
         sqlite_where=QUEUED,
         postgresql_where=QUEUED,
     )

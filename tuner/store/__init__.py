@@ -8,6 +8,7 @@ from tuner.store.connect import database_url
 from tuner.store.jobs import JobStore
 from tuner.store.journal import RunJournal
 from tuner.store.leases import LeasedStore, Leases
+from tuner.store.nights import Night, NightStore, StoredWatch
 from tuner.store.records import Run, RunKey, RunState, Winner
 from tuner.store.store import Store
 
@@ -15,11 +16,14 @@ __all__ = [
     "JobStore",
     "LeasedStore",
     "Leases",
+    "Night",
+    "NightStore",
     "Run",
     "RunJournal",
     "RunKey",
     "RunState",
     "Store",
+    "StoredWatch",
     "Winner",
     "database_url",
 ]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, insert, update
+from sqlalchemy import Connection, RowMapping, insert, select, update
 
+from tuner.errors import UnknownJob
 from tuner.jobs import Job, JobEvent, JobRequest, JobState, Priority, new_job_id, read_request
 from tuner.store.job_tables import job_events, jobs
 
@@ -32,6 +33,7 @@ def new_job_row(
         "event_count": 0,
         "error": "",
         "available_at": now,
+        "announced_at": now,
         "created_at": now,
         "updated_at": now,
     }
@@ -59,6 +61,17 @@ def read_job(row: RowMapping) -> Job:
 
 def read_event(row: RowMapping) -> JobEvent:
     return JobEvent(row["job_id"], row["seq"], row["kind"], row["at"], row["data"])
+
+
+def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
+    """Raises UnknownJob. With `lock`, the row is the transaction's until its end."""
+    query = select(jobs).where(jobs.c.id == job_id)
+    if lock:  # SQLite's writers are alone as it is, and the clause is left out there
+        query = query.with_for_update()
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        raise UnknownJob(f"there is no job {job_id!r}")
+    return read_job(row)
 
 
 def append_event(

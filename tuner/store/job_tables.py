@@ -52,7 +52,7 @@ jobs = Table(
     Column("run_id", ForeignKey(runs.c.id)),
     _text("error"),
     Column("available_at", UtcDateTime, nullable=False),
-    Column("announced_at", UtcDateTime),  # when a message last said that it is queued
+    Column("announced_at", UtcDateTime, nullable=False),  # when workers were last told
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
@@ -81,6 +81,7 @@ Index(
     sqlite_where=IS_QUEUED,
     postgresql_where=IS_QUEUED,
 )
+Index("ix_jobs_announced", jobs.c.announced_at, sqlite_where=IS_QUEUED, postgresql_where=IS_QUEUED)
 Index("ix_jobs_lease", jobs.c.state, jobs.c.lease_expires_at)
 Index("ix_jobs_request_key", jobs.c.request_key, jobs.c.finished_at)
 Index(

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine, delete, select, tuple_, update
 
-from tuner.errors import IdempotencyConflict, UnknownJob
+from tuner.errors import IdempotencyConflict
 from tuner.jobs import (
     FRESH,
     Job,
@@ -18,7 +18,7 @@ from tuner.jobs import (
     Submitted,
 )
 from tuner.store.database import Database, insert_into, utc_now
-from tuner.store.job_rows import append_event, move, new_job_row, read_event, read_job
+from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_event, read_job
 from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
 
 Clock = Callable[[], datetime]
@@ -71,7 +71,7 @@ class JobStore(Database):
     def get(self, job_id: str) -> Job:
         """Raises UnknownJob."""
         with self._read() as connection:
-            return _get(connection, job_id)
+            return get_job(connection, job_id)
 
     def list(
         self,
@@ -101,7 +101,7 @@ class JobStore(Database):
         Raises UnknownJob.
         """
         with self._write() as connection:
-            job, now = _get(connection, job_id, lock=True), self._clock()
+            job, now = get_job(connection, job_id, lock=True), self._clock()
             if job.state is JobState.QUEUED:
                 move(connection, job_id, JobState.CANCELLED, now)
                 append_event(connection, job_id, now, JobState.CANCELLED.value, {})
@@ -109,7 +109,7 @@ class JobStore(Database):
                 mine = jobs.c.id == job_id
                 connection.execute(update(jobs).where(mine).values(cancel_requested=True))
                 append_event(connection, job_id, now, "cancel_requested", {})
-            return _get(connection, job_id)
+            return get_job(connection, job_id)
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""
@@ -143,16 +143,6 @@ class JobStore(Database):
         return Submitted(read_job(row), created=False, replayed=True)
 
 
-def _get(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
-    query = select(jobs).where(jobs.c.id == job_id)
-    if lock:  # SQLite's writers are alone as it is, and the clause is left out there
-        query = query.with_for_update()
-    row = connection.execute(query).mappings().one_or_none()
-    if row is None:
-        raise UnknownJob(f"there is no job {job_id!r}")
-    return read_job(row)
-
-
 def _find_or_add(
     connection: Connection,
     request: JobRequest,
@@ -170,7 +160,7 @@ def _find_or_add(
             return _hurried(connection, found, priority), False
         if connection.execute(insert, row).rowcount:
             append_event(connection, row["id"], now, "submitted", {"client": client})
-            return _get(connection, row["id"]), True
+            return get_job(connection, row["id"]), True
         # Another transaction was first with an equal job: its commit was waited for.
 
 
@@ -191,7 +181,7 @@ def _equal(connection: Connection, request_key: str, done_since: datetime) -> Jo
 def _hurried(connection: Connection, job: Job, priority: Priority) -> Job:
     if job.state is JobState.QUEUED and priority < job.priority:
         mine = jobs.c.id == job.id
-        change = update(jobs).where(mine).values(priority=int(priority), announced_at=None)
+        change = update(jobs).where(mine).values(priority=int(priority))
         connection.execute(change)
-        return _get(connection, job.id)
+        return get_job(connection, job.id)
     return job

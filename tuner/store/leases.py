@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, select, update
 
 from tuner.errors import StaleLease
-from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, JobState, Lease, read_request
+from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
 from tuner.results import Entry, Totals, Trial
 from tuner.store.database import Database, utc_now
-from tuner.store.job_rows import append_event, move
+from tuner.store.job_rows import append_event, get_job, move, read_job
 from tuner.store.job_tables import IS_QUEUED, jobs
 from tuner.store.jobs import Clock
 from tuner.store.records import Run, RunKey
@@ -89,8 +89,8 @@ class Leases(Database):
             _set(connection, row["id"], attempts=row["attempts"] - 1)
             _give_back(connection, row, now, "the worker stopped", timedelta(0), capped=False)
 
-    def expire(self) -> Sequence[str]:
-        """Take back leases that ran out; the jobs' ids. Safe in several processes at once."""
+    def expire(self) -> Sequence[Job]:
+        """Take back leases that ran out; their jobs. Safe in several processes at once."""
         with self._write() as connection:
             now = self._clock()
             expired = (
@@ -102,7 +102,28 @@ class Leases(Database):
             for row in rows:
                 reason = f"the lease of {row['owner']} expired"
                 _give_back(connection, row, now, reason, timedelta(0))
-            return [row["id"] for row in rows]
+            return [get_job(connection, row["id"]) for row in rows]
+
+    def unannounced(self, since: timedelta) -> Job | None:
+        """A queued job that workers were told of longest ago, if not within `since`.
+
+        It counts as told of now. One at a time, so that a long queue makes few messages: a
+        worker that is awake goes on until there is no job left.
+        """
+        with self._write() as connection:
+            now = self._clock()
+            query = (
+                select(jobs)
+                .where(IS_QUEUED, jobs.c.announced_at < now - since, jobs.c.available_at <= now)
+                .order_by(jobs.c.announced_at)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            row = connection.execute(query).mappings().one_or_none()
+            if row is None:
+                return None
+            _set(connection, row["id"], announced_at=now)
+            return read_job(row)
 
     def store(self, lease: Lease) -> LeasedStore:
         """The store as that job's worker may write it; it shares the connections of this."""
@@ -202,7 +223,7 @@ def _give_back(
         state = JobState.DEAD
     else:
         state = JobState.QUEUED
-        values.update(lease_expires_at=None, available_at=now + delay, announced_at=None)
+        values.update(lease_expires_at=None, available_at=now + delay)
     move(connection, row["id"], state, now, **values)
     kind = "requeued" if state is JobState.QUEUED else state.value
     append_event(connection, row["id"], now, kind, {"reason": reason})

@@ -1,0 +1,118 @@
+"""The watch list's rows, and what the nights did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, RowMapping, delete, select, update
+
+from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.job_tables import nightly_runs, watches
+from tuner.store.jobs import Clock
+
+GIVEN_UP = timedelta(minutes=10)  # a night begun before, and not finished, was killed
+
+
+@dataclass(frozen=True)
+class StoredWatch:
+    """A watch that was added over the API."""
+
+    id: int
+    watch: Mapping[str, Any]  # as a table of nightly.toml
+    client: str
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Night:
+    """One round of a schedule."""
+
+    schedule: str
+    date: date
+    summary: Mapping[str, Any] | None  # None: not finished
+    started_at: datetime
+    finished_at: datetime | None
+
+
+class NightStore(Database):
+    """Every method is one transaction, and raises UnusableStore when the database fails."""
+
+    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def begin(self, schedule: str, day: date) -> bool:
+        """Whether the round is the caller's to do: nobody has, or whoever did was killed."""
+        with self._write() as connection:
+            now = self._clock()
+            row = {"schedule": schedule, "date": day, "started_at": now}
+            insert = insert_into(connection, nightly_runs).on_conflict_do_nothing()
+            if connection.execute(insert, row).rowcount:
+                return True
+            killed = (
+                update(nightly_runs)
+                .where(*_round(schedule, day), nightly_runs.c.finished_at.is_(None))
+                .where(nightly_runs.c.started_at < now - GIVEN_UP)
+                .values(started_at=now)
+            )
+            return connection.execute(killed).rowcount == 1
+
+    def finish(self, schedule: str, day: date, summary: Mapping[str, Any]) -> None:
+        """Store what the round did."""
+        values = {"summary": dict(summary), "finished_at": self._clock()}
+        with self._write() as connection:
+            mine = update(nightly_runs).where(*_round(schedule, day))
+            connection.execute(mine.values(**values))
+
+    def last(self, schedule: str | None = None) -> Night | None:
+        """The newest round, of that schedule or of any."""
+        newest = nightly_runs.c.date.desc(), nightly_runs.c.started_at.desc()
+        query = select(nightly_runs).order_by(*newest).limit(1)
+        if schedule is not None:
+            query = query.where(nightly_runs.c.schedule == schedule)
+        with self._read() as connection:
+            row = connection.execute(query).mappings().one_or_none()
+        return None if row is None else _night(row)
+
+    def watches(self) -> Sequence[StoredWatch]:
+        """The watches that were added, in order of their ids."""
+        with self._read() as connection:
+            rows = connection.execute(select(watches).order_by(watches.c.id)).mappings()
+            return [
+                StoredWatch(row["id"], row["watch"], row["client"], row["created_at"])
+                for row in rows
+            ]
+
+    def add_watch(self, watch: Mapping[str, Any], key: str, client: str) -> StoredWatch:
+        """Add a watch; one with the same key is there already and stays as it is."""
+        with self._write() as connection:
+            row = {
+                "watch": dict(watch),
+                "watch_key": key,
+                "client": client,
+                "created_at": self._clock(),
+            }
+            connection.execute(insert_into(connection, watches).on_conflict_do_nothing(), row)
+            query = select(watches).where(watches.c.watch_key == key)
+            found = connection.execute(query).mappings().one()
+            return StoredWatch(found["id"], found["watch"], found["client"], found["created_at"])
+
+    def remove_watch(self, watch_id: int) -> bool:
+        """Whether there was one."""
+        with self._write() as connection:
+            return bool(
+                connection.execute(delete(watches).where(watches.c.id == watch_id)).rowcount
+            )
+
+
+def _round(schedule: str, day: date) -> tuple[Any, Any]:
+    return nightly_runs.c.schedule == schedule, nightly_runs.c.date == day
+
+
+def _night(row: RowMapping) -> Night:
+    return Night(
+        row["schedule"], row["date"], row["summary"], row["started_at"], row["finished_at"]
+    )

@@ -1,0 +1,70 @@
+"""What `celery -A workers.app` loads: the app of this environment's broker, and its tasks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery.schedules import crontab
+from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+
+from tuner.errors import BadInput
+from tuner.store import Leases
+from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
+from workers.gpus import gpu_of
+from workers.nightly import run_nightly
+from workers.queue import Announcer
+from workers.service import Service
+from workers.settings import read_settings
+
+settings = read_settings()
+if settings.broker_url is None:
+    raise BadInput("a Celery worker needs TUNER_BROKER_URL, a redis:// or rediss:// URL")
+app = make_app(settings)
+app.set_current()
+app.conf.beat_schedule = {
+    "nightly": {
+        "task": NIGHTLY,
+        "schedule": crontab(hour=settings.nightly_hour, minute=0),
+        "options": {"queue": CONTROL_QUEUE},
+    }
+}
+_service: Service | None = None
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
+    global _service
+    devices = os.environ.get("TUNER_WORKER_DEVICES")
+    _service = Service(
+        Leases.open(settings.database_url),
+        Announcer(settings),
+        gpu_of(),
+        devices.split(",") if devices else None,
+    )
+    _service.start()
+
+
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _ask_to_stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
+    if _service is not None:
+        _service.ask_to_stop()  # so that the task in hand returns, for which Celery waits
+
+
+@worker_shutdown.connect  # type: ignore[untyped-decorator]
+def _stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
+    if _service is not None:
+        _service.stop()
+
+
+@app.task(name=WAKE)  # type: ignore[untyped-decorator]
+def wake() -> None:
+    """Do the jobs that are there, in a thread of this process."""
+    if _service is not None:
+        _service.worker.drain()
+
+
+@app.task(name=NIGHTLY)  # type: ignore[untyped-decorator]
+def nightly() -> None:
+    """Tonight's round, unless another process has done it."""
+    run_nightly(settings, Announcer(settings))

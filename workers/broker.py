@@ -1,0 +1,63 @@
+"""Celery, as this service uses it: a way to wake workers, not to keep or carry jobs."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from celery import Celery
+
+from workers.settings import Settings
+
+WAKE = "tuner.wake"
+NIGHTLY = "tuner.nightly"
+CONTROL_QUEUE = "control"  # the nightly task's: any worker takes it
+
+# A message that was taken and not acknowledged comes again after this: its worker was killed, or
+# has a long job. Both are harmless, as a message is only an invitation to look at the database.
+VISIBILITY_S = 600
+CONNECT_S = 2  # a submission must not hang on a broker that is away
+SHUTDOWN_S = 30  # for the job in hand to be given back
+
+
+def make_app(settings: Settings) -> Celery:
+    """An app for that broker. Nothing is connected to before it is used."""
+    app = Celery("tuner", set_as_current=False)
+    app.conf.update(
+        broker_url=settings.broker_url,
+        broker_use_ssl=_tls(settings),
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY_S,
+            "queue_order_strategy": "priority",  # in the order given: urgent ones first
+            "priority_steps": [0],  # Celery's own priorities would make four lists a queue
+            "socket_connect_timeout": CONNECT_S,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+        },
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,
+        worker_prefetch_multiplier=1,
+        worker_concurrency=1,
+        worker_pool="threads",  # a task only waits for a child process; see Worker
+        worker_soft_shutdown_timeout=SHUTDOWN_S,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        task_default_queue=CONTROL_QUEUE,
+        timezone="UTC",
+    )
+    return app
+
+
+def _tls(settings: Settings) -> dict[str, Any] | None:
+    if not (settings.broker_url or "").startswith("rediss:"):
+        return None
+    options: dict[str, Any] = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+    if settings.broker_ca:
+        options["ssl_ca_certs"] = str(settings.broker_ca)
+    return options

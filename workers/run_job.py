@@ -1,0 +1,102 @@
+"""The process that tunes: `python -m workers.run_job`.
+
+Reads one lease a line on stdin, does its job, and answers one line on stdout. What it stores,
+it stores under the lease; claims, heartbeats and cancels are its parent's. It ends, with all
+that it has started, when its stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import BadInput, NothingFits, StaleLease, TunerError, UnknownEngine, UnusableStore
+from tuner.jobs import JobRequest, Lease, read_request
+from tuner.results import MeasureKind
+from tuner.session import Request, Session
+from tuner.store import Leases
+from tuner.ways import Source, parse_source
+from workers.child import GPU_VARIABLE, Outcome, Result
+from workers.settings import Settings, read_settings
+
+# Answers about the request itself, the same on every attempt. An engine that is not here may be
+# on another worker; a store that fails will be back.
+_FINAL = (BadInput, NothingFits)
+_PASSING = (UnknownEngine, UnusableStore)
+
+
+def main() -> None:
+    # Libraries print to stdout; the parent's pipe must carry answers alone.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, lines), daemon=True).start()
+    settings = read_settings()
+    with Leases.open(settings.database_url) as leases:
+        _send(answers, {"ready": True})
+        while True:
+            result = do_job(read_lease(json.loads(lines.get())), leases, settings)
+            _send(answers, result.as_json())
+
+
+def read_lease(values: Mapping[str, Any]) -> Lease:
+    """A lease as its parent wrote it."""
+    return Lease(**{**values, "request": read_request(values["request"])})
+
+
+def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
+    """Tune what the lease's job asks for, and publish."""
+    try:
+        with Session(_session_request(lease.request, settings)) as session:
+            session.run(leases.store(lease), progress=lambda trial: None)
+    except StaleLease:
+        return Result(Outcome.STALE)
+    except _PASSING as error:
+        return Result(Outcome.RETRY, str(error))
+    except _FINAL as error:
+        return Result(Outcome.FAILED, str(error))
+    except Exception as error:  # the next attempt, perhaps elsewhere, decides
+        said = str(error) if isinstance(error, TunerError) else f"{type(error).__name__}: {error}"
+        return Result(Outcome.RETRY, said)
+    return Result(Outcome.DONE)
+
+
+def _session_request(request: JobRequest, settings: Settings) -> Request:
+    source = parse_source(request.measure)
+    if source.recording is not None:
+        source = Source(MeasureKind.REPLAY, settings.recording(str(source.recording)))
+    elif gpu := os.environ.get(GPU_VARIABLE):
+        source = Source(source.kind, gpus=(gpu,))
+    return Request(
+        problem=request.problem,
+        device=find_device(request.device),
+        engine=find_engine(request.engine),
+        source=source,
+        batch_sizes=request.batch_sizes,
+        gemms=request.gemms,
+        effort=request.effort,
+        seed=request.seed,
+    )
+
+
+def _read(stdin: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
+    for line in stdin:
+        lines.put(line)
+    os.killpg(0, signal.SIGKILL)  # the parent is gone: this process leads its group
+
+
+def _send(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

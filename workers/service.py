@@ -1,0 +1,92 @@
+"""A worker with the threads that keep it going whatever is killed around it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from tuner.jobs import Ask
+from tuner.store import Leases
+from workers.child import child_environ
+from workers.gpus import Gpu
+from workers.reconcile import EVERY_S, Announces, reconcile
+from workers.worker import Worker
+
+log = logging.getLogger("tuner.service")
+
+
+class Service:
+    """Does jobs when woken, and at the latest every `look_s`; reconciles beside it."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        announcer: Announces,
+        gpu: Gpu | None,
+        devices: Sequence[str] | None = None,
+        look_s: float = EVERY_S,
+    ) -> None:
+        self._leases = leases
+        self._announcer = announcer
+        self._look_s = look_s
+        self._stopping = threading.Event()
+        self._woken = threading.Event()
+        name = f"gpu-{gpu.uuid}" if gpu else "cpu"
+        environ = child_environ(gpu.uuid if gpu else None)
+        self.worker = Worker(leases, asks_for(gpu, devices), environ, name)
+        self._threads = [
+            threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
+            for name, step, pause in (
+                ("jobs", self._look, self._sleep),
+                ("reconcile", self._reconcile, self._tick),
+            )
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Look for jobs now, in this service's own thread."""
+        self._woken.set()
+
+    def ask_to_stop(self) -> None:
+        """Begin to give back the job in hand. Only sets flags, as a signal's handler must."""
+        self._stopping.set()
+        self._woken.set()
+        self.worker.ask_to_stop()
+
+    def stop(self) -> None:
+        """Give back the job in hand; returns when its processes are gone."""
+        self.ask_to_stop()
+        self.worker.stop()
+        for thread in self._threads:
+            thread.join()
+
+    def _loop(self, step: Callable[[], None], pause: Callable[[], None]) -> None:
+        while not self._stopping.is_set():
+            try:
+                step()
+            except Exception:  # a database that is away, above all: the next round tries again
+                log.exception("%s: a round failed", threading.current_thread().name)
+            pause()
+
+    def _look(self) -> None:
+        self._woken.clear()
+        self.worker.drain(wait=False)
+
+    def _sleep(self) -> None:
+        self._woken.wait(self._look_s)
+
+    def _reconcile(self) -> None:
+        reconcile(self._leases, self._announcer)
+
+    def _tick(self) -> None:
+        self._stopping.wait(EVERY_S)
+
+
+def asks_for(gpu: Gpu | None, devices: Sequence[str] | None) -> list[Ask]:
+    """What a worker with that GPU, or without one, takes: first what only it can do."""
+    others = Ask(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
+    return [Ask(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]

@@ -1,0 +1,72 @@
+"""What the service's processes read from their environment; nothing else reads it.
+
+Every variable may also come from a file: TUNER_BROKER_URL_FILE names one that holds
+TUNER_BROKER_URL's value, as container secrets do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tuner.errors import BadInput
+from tuner.store import database_url
+
+_SCHEMES = ("redis", "rediss")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the service's parts are."""
+
+    database_url: str
+    broker_url: str | None = None  # redis:// or rediss://; None: nobody is woken by messages
+    broker_ca: Path | None = None  # the certificates that signed Redis's own; None: the system's
+    recordings: Path | None = None  # replay:NAME is a file of this folder; None: any path
+    nightly: Path | None = None  # the watch list, a nightly.toml
+    nightly_hour: int = 1  # UTC
+
+    def __post_init__(self) -> None:
+        if self.broker_url and urlsplit(self.broker_url).scheme not in _SCHEMES:
+            raise BadInput("TUNER_BROKER_URL starts with redis:// or, for TLS, rediss://")
+        if not 0 <= self.nightly_hour < 24:
+            raise BadInput(f"TUNER_NIGHTLY_HOUR is 0 to 23, not {self.nightly_hour}")
+
+    def recording(self, name: str) -> Path:
+        """The file that `replay:name` means here. Raises BadInput for one outside the folder."""
+        if self.recordings is None:
+            return Path(name)
+        path = (self.recordings / name).resolve()
+        if not path.is_relative_to(self.recordings.resolve()):
+            raise BadInput(f"recording {name!r} is not in {self.recordings}")
+        return path
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of this process. Raises BadInput for a value that cannot be one."""
+    values = {
+        name: _value(f"TUNER_{name.upper()}", environ)
+        for name in ("database_url", "broker_url", "broker_ca", "recordings", "nightly")
+    }
+    paths = {name: values.pop(name) for name in ("broker_ca", "recordings", "nightly")}
+    hour = _value("TUNER_NIGHTLY_HOUR", environ) or str(Settings.nightly_hour)
+    if not (hour.isascii() and hour.isdigit()):
+        raise BadInput(f"TUNER_NIGHTLY_HOUR is 0 to 23, not {hour!r}")
+    return Settings(
+        database_url=values["database_url"] or database_url(environ),
+        broker_url=values["broker_url"],
+        nightly_hour=int(hour),
+        **{name: Path(path) if path else None for name, path in paths.items()},
+    )
+
+
+def _value(name: str, environ: Mapping[str, str]) -> str | None:
+    if file := environ.get(f"{name}_FILE"):
+        try:
+            return Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{name}_FILE cannot be read: {error}") from None
+    return environ.get(name) or None

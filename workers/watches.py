@@ -1,0 +1,183 @@
+"""The watch list: which models are to be kept tuned, on which devices.
+
+A nightly.toml, whose tables the API takes as JSON objects as well:
+
+    revalidate = 2                     # the oldest results measured again, a device and night
+
+    [[watch]]
+    models = ["deepseek-r1"]           # presets, or fused_moe:... problems
+    devices = ["L40S", "H200"]
+    tp = [8, 16]                       # the rest may be left out
+    ep = [1]
+    dtypes = ["int8_w8a8"]             # default: the model's own
+    batch_sizes = [1, 2, 4]            # default: the engine's own
+    engine = "sglang"
+    measure = "gpu"
+    effort = "standard"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.checkpoints import resolve
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
+from tuner.jobs import JobRequest
+from tuner.problems import parse_dtype
+from tuner.tomltable import Table
+from tuner.ways import parse_effort, parse_source
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+REVALIDATE = 2
+_MOST = 4096  # jobs that one watch may stand for
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Every combination of these is to be kept tuned. Raises BadInput for values that cannot be."""
+
+    models: tuple[str, ...]
+    devices: tuple[str, ...]
+    tp: tuple[int, ...] = (1,)
+    ep: tuple[int, ...] = (1,)
+    dtypes: tuple[str, ...] = ()  # none: the model's own
+    batch_sizes: tuple[int, ...] = ()  # none: the engine's own
+    engine: str = "sglang"
+    measure: str = "gpu"
+    effort: str = "standard"
+
+    def __post_init__(self) -> None:
+        for device in self.devices:
+            find_device(device)
+        for dtype in self.dtypes:
+            parse_dtype(dtype)
+        parse_source(self.measure)
+        parse_effort(self.effort)
+        many = [self.models, self.devices, self.tp, self.ep, self.dtypes or ("",)]
+        count = len(list(itertools.islice(itertools.product(*many), _MOST + 1)))
+        if not 0 < count <= _MOST:
+            raise BadInput(f"a watch names at least one model and device, and {_MOST} jobs at most")
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
+
+    def as_json(self) -> dict[str, Any]:
+        """As a table of nightly.toml."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
+
+    def requests(self) -> Iterator[JobRequest | tuple[str, str]]:
+        """The jobs that it stands for, or (what, why not) for those that cannot be."""
+        version = engine_version(self.engine)
+        choices = itertools.product(
+            self.models, self.devices, self.tp, self.ep, self.dtypes or (None,)
+        )
+        for model, device, tp, ep, dtype in choices:
+            name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
+            try:
+                problem = resolve(
+                    model,
+                    tp=tp,
+                    ep=ep,
+                    dtype=parse_dtype(dtype) if dtype else None,
+                    engine_version=version,
+                    device=find_device(device),
+                ).problem
+                yield JobRequest(
+                    problem=problem,
+                    device=device,
+                    engine=self.engine,
+                    measure=self.measure,
+                    batch_sizes=self.batch_sizes or None,
+                    effort=parse_effort(self.effort),
+                    model=model,
+                )
+            except TunerError as error:
+                yield f"{name} on {device}", str(error)
+
+
+@dataclass(frozen=True)
+class WatchList:
+    """What a night looks after."""
+
+    watches: tuple[Watch, ...]
+    revalidate: int = REVALIDATE
+
+
+def read_watch_list(path: Path) -> WatchList:
+    """Read a nightly.toml. Raises MalformedWatchList, which names the field."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MalformedWatchList(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MalformedWatchList(f"{path} is not TOML: {error}") from None
+    try:
+        table = Table(values, "")
+        revalidate = table.whole("revalidate", 0, 1000, REVALIDATE)
+        rows = table.take("watch", [])
+        table.done()
+    except MalformedCluster as error:
+        raise MalformedWatchList(f"{path}: {error}") from None
+    if not isinstance(rows, list):
+        raise MalformedWatchList(f"{path}: write [[watch]], with two brackets, for each watch")
+    return WatchList(
+        tuple(read_watch(row, f"watch {i + 1}") for i, row in enumerate(rows)), revalidate
+    )
+
+
+def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
+    """A watch from a table of nightly.toml, or a JSON object. Raises MalformedWatchList."""
+    try:
+        table = Table(dict(values) if isinstance(values, Mapping) else values, where)
+        watch = Watch(
+            models=tuple(table.strings("models", ())),
+            devices=tuple(table.strings("devices", ())),
+            tp=_counts(table, "tp", [1]),
+            ep=_counts(table, "ep", [1]),
+            dtypes=tuple(table.strings("dtypes", ())),
+            batch_sizes=_counts(table, "batch_sizes", []),
+            engine=table.text("engine", None, "sglang"),
+            measure=table.text("measure", None, "gpu"),
+            effort=table.text("effort", None, "standard"),
+        )
+        table.done()
+    except MalformedCluster as error:
+        raise MalformedWatchList(str(error)) from None
+    except BadInput as error:
+        raise MalformedWatchList(f"{where}: {error}") from None
+    return watch
+
+
+def engine_version(spec: str) -> str | None:
+    """The version that `spec` means here; None where the engine is not on this machine."""
+    try:
+        return find_engine(spec).version
+    except UnknownEngine:
+        return spec.partition("==")[2].strip() or None
+
+
+def _counts(table: Table, name: str, default: list[int]) -> tuple[int, ...]:
+    value = table.take(name, default)
+    good = isinstance(value, list) and all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 < one < 1 << 20 for one in value
+    )
+    if not (isinstance(value, list) and good):
+        raise MalformedWatchList(f"{table.field(name)} must be a list of whole numbers from 1")
+    return tuple(value)

@@ -1,0 +1,129 @@
+"""A worker: claims jobs, has a child do them, keeps their leases."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from tuner.errors import StaleLease, UnusableStore
+from tuner.jobs import HEARTBEAT, LEASE, Ask, Lease
+from tuner.store import Leases
+from workers.child import Outcome, Result, Runner
+
+log = logging.getLogger("tuner.worker")
+
+LOOK_S = 2.0  # how soon a cancel is seen
+SETTLE_EVERY_S = 1.0
+
+
+class Worker:
+    """One at a time: each job in a child process that a cancel or a stop kills.
+
+    The leases' database may come and go: a job goes on as long as its lease may still be held.
+    """
+
+    def __init__(
+        self, leases: Leases, asks: Sequence[Ask], environ: Mapping[str, str], name: str = ""
+    ) -> None:
+        self.owner = f"{name or 'worker'}@{socket.gethostname()}:{os.getpid()}"
+        self.owner += f":{secrets.token_hex(3)}"  # process numbers come again after a reboot
+        self._leases = leases
+        self._asks = asks
+        self._runner = Runner(environ)
+        self._turn = threading.Lock()
+        self._stopping = threading.Event()
+
+    def drain(self, *, wait: bool = True) -> int:
+        """Do jobs until no more can be claimed; the number done.
+
+        Without `wait`, does nothing while another thread is at it.
+        """
+        if not self._turn.acquire(blocking=wait):
+            return 0
+        done = 0
+        try:
+            while not self._stopping.is_set():
+                lease = self._leases.claim(self._asks, self.owner)
+                if lease is None:
+                    break
+                self._do(lease)
+                done += 1
+        finally:
+            self._turn.release()
+        return done
+
+    def ask_to_stop(self) -> None:
+        """Take no more jobs, and give back the one in hand soon."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """The same; returns when the job is given back and the child is gone."""
+        self.ask_to_stop()
+        with self._turn:
+            self._runner.kill()
+
+    def _do(self, lease: Lease) -> None:
+        log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
+        self._runner.start(lease)
+        try:
+            result = self._watch(lease)
+        except BaseException:
+            self._runner.kill()
+            raise
+        text = "job %s: %s%s"
+        reason = f": {result.reason}" if result.reason else ""
+        log.info(text, lease.job_id, result.outcome.value, reason, extra={"job_id": lease.job_id})
+
+    def _watch(self, lease: Lease) -> Result:
+        """Keep the lease until the attempt has ended, and say in the database how it did."""
+        kept = beaten = time.monotonic()
+        while True:
+            result = self._runner.poll(LOOK_S)
+            if result is not None:
+                return self._settle(lease, result)
+            if self._stopping.is_set():
+                return self._abandon(lambda: self._leases.release(lease), "the worker stops")
+            now = time.monotonic()
+            try:
+                if self._leases.must_stop(lease):
+                    return self._abandon(lambda: self._leases.cancelled(lease), "cancelled")
+                if now - beaten >= HEARTBEAT.total_seconds():
+                    self._leases.heartbeat(lease)
+                    kept = beaten = now
+            except StaleLease as error:
+                return self._abandon(lambda: None, str(error))
+            except UnusableStore as error:
+                if now - kept >= LEASE.total_seconds():
+                    return self._abandon(lambda: None, str(error))
+
+    def _abandon(self, say: Callable[[], object], reason: str) -> Result:
+        self._runner.kill()
+        _insist(say)
+        return Result(Outcome.STALE, reason)
+
+    def _settle(self, lease: Lease, result: Result) -> Result:
+        if result.outcome is Outcome.FAILED:
+            _insist(lambda: self._leases.fail(lease, result.reason))
+        elif result.outcome is Outcome.RETRY:
+            _insist(lambda: self._leases.retry(lease, result.reason))
+        return result
+
+
+def _insist(say: Callable[[], object]) -> None:
+    """Say it to a database that may be away for a moment; then leave it to the lease's expiry."""
+    deadline = time.monotonic() + LEASE.total_seconds()
+    while True:
+        try:
+            say()
+            return
+        except StaleLease:
+            return  # it has been said, or no longer matters
+        except UnusableStore:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(SETTLE_EVERY_S)
