@@ -188,7 +188,7 @@ def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> 
     problem, triton = winners[0].problem, winners[0].environment.triton
     gemm = winners[0].entry.point.gemm
     path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
-    rows = {winner.entry.point.batch_size: _provenance_row(winner) for winner in winners}
+    rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
     file = ConfigFileExport(path, problem, gemm, triton, {}, {}, {})
     kept = _measured_earlier(file)
     rows |= {size: row for size, row in kept.items() if _is_weaker(rows.get(size), row)}
@@ -205,7 +205,8 @@ def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> 
     return ConfigFileExport(path, problem, gemm, triton, entries, provenance, statuses)
 
 
-def _provenance_row(winner: Winner) -> dict[str, Any]:
+def provenance_row(winner: Winner) -> dict[str, Any]:
+    """What a sidecar says of one entry."""
     entry = winner.entry
     return {
         "config": dict(entry.config),

@@ -1,0 +1,1 @@
+"""One archive with everything an operator needs to start an engine with the tuned configs."""
