@@ -1,0 +1,54 @@
+"""What every command shares: how it is registered, how errors end, how values are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from tuner.errors import TunerError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+app = typer.Typer(
+    name="tuner",
+    help="Find, prove, store and ship launch configurations for LLM engines' Triton kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # importing rich would double the time that --help takes
+    pretty_exceptions_enable=False,
+)
+
+
+def command(function: Callable[P, R]) -> Callable[P, R]:
+    """Register a command that ends with one line and the right code on our own errors."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TunerError as error:
+            say(f"tuner: error: {error}")
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            say("tuner: interrupted; run the same command again to go on")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # `tuner models | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+    return app.command()(wrapper)
+
+
+def say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))

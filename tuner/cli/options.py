@@ -1,0 +1,52 @@
+"""The options that several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DeviceName = Annotated[str, typer.Option("--device", help="The GPU, e.g. L40S; see `devices`.")]
+EngineSpec = Annotated[str, typer.Option("--engine", help="sglang, or sglang==VERSION.")]
+HiddenSize = Annotated[
+    int | None, typer.Option("--hidden-size", help="K, where the input does not say it.")
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", help="Experts a token, where the input does not say it.")
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|PROBLEM",
+        help="A preset, a config.json or its folder, an engine's warning line, "
+        "or fused_moe:E=..,N=..,K=..,top_k=..,dtype=..",
+    ),
+]
+Tp = Annotated[int, typer.Option(help="Tensor-parallel size.")]
+Ep = Annotated[int, typer.Option(help="Expert-parallel size.")]
+DtypeName = Annotated[
+    str | None, typer.Option("--dtype", help="e.g. int8_w8a8; default: the model's.")
+]
+BlockShape = Annotated[
+    str | None, typer.Option(help="Quantisation block, e.g. 128x128; default: the model's.")
+]
+FuseShared = Annotated[
+    bool | None,
+    typer.Option(
+        "--fuse-shared/--no-fuse-shared",
+        help="Count shared experts among the routed ones; default: as the engine does.",
+    ),
+]
+BatchSizes = Annotated[str | None, typer.Option(help="e.g. 1,2,4; default: the engine's 18.")]
+Gemms = Annotated[str, typer.Option("--gemm", help="up, down, or both.")]
+Measure = Annotated[str, typer.Option(help="gpu, predict, or replay:FILE.")]
+EffortName = Annotated[str, typer.Option("--effort", help="quick, standard or exhaustive.")]
+Wide = Annotated[
+    bool | None,
+    typer.Option(
+        "--wide/--grid",
+        help="Search beyond the engine's own tuning grid; default: where times are measured.",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of the search's random numbers.")]

@@ -1,0 +1,175 @@
+"""Tune, check and export on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli.app import command, print_json, say
+from tuner.cli.options import (
+    BatchSizes,
+    BlockShape,
+    DeviceName,
+    DtypeName,
+    EffortName,
+    EngineSpec,
+    Ep,
+    FuseShared,
+    Gemms,
+    HiddenSize,
+    Json,
+    Measure,
+    Seed,
+    Target,
+    TopK,
+    Tp,
+    Wide,
+)
+
+
+@command
+def tune(
+    target: Target,
+    device: DeviceName,
+    tp: Tp = 1,
+    ep: Ep = 1,
+    dtype: DtypeName = None,
+    block_shape: BlockShape = None,
+    fuse_shared: FuseShared = None,
+    hidden_size: HiddenSize = None,
+    top_k: TopK = None,
+    batch_sizes: BatchSizes = None,
+    gemm: Gemms = "up,down",
+    measure: Measure = "gpu",
+    effort: EffortName = "standard",
+    wide: Wide = None,
+    engine: EngineSpec = "sglang",
+    gpus: Annotated[
+        str, typer.Option(help="GPUs that share the points, as CUDA numbers them: 0,1.")
+    ] = "0",
+    routing: Annotated[
+        Path | None, typer.Option(help="Captured top-k ids to route by: a .pt tensor file.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write all that was measured as a recording.")
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest configuration for every batch size, and store it."""
+    from tuner.checkpoints import resolve
+    from tuner.devices import find_device
+    from tuner.engines import find_engine
+    from tuner.problems import parse_block_shape, parse_dtype
+    from tuner.progress import Progress
+    from tuner.session import Request, Session
+    from tuner.store import Store, database_url
+    from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms, parse_source
+
+    card = find_device(device)
+    found = find_engine(engine)
+    resolved = resolve(
+        target,
+        tp=tp,
+        ep=ep,
+        dtype=parse_dtype(dtype) if dtype else None,
+        block_shape=parse_block_shape(block_shape) if block_shape else None,
+        engine_version=found.version,
+        device=card,
+        hidden_size=hidden_size,
+        top_k=top_k,
+        fuse_shared=fuse_shared,
+    )
+    request = Request(
+        problem=resolved.problem,
+        device=card,
+        engine=found,
+        batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
+        gemms=parse_gemms(gemm),
+        source=parse_source(measure, gpus=gpus, routing=routing),
+        effort=parse_effort(effort),
+        wide=wide,
+        seed=seed,
+    )
+    for note in resolved.notes:
+        say(note)
+    with Session(request) as session:
+        for kind, name in session.file_names.items():
+            say(f"{kind.value}: {name}")
+        with (
+            Store.open(database_url(os.environ)) as store,
+            closing(Progress(sys.stderr)) as progress,
+        ):
+            report = session.run(store, progress, record=record)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(report.as_text())
+
+
+@command
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Engine config files.")],
+    device: DeviceName,
+    hidden_size: HiddenSize = None,
+    top_k: TopK = None,
+    engine: EngineSpec = "sglang",
+    as_json: Json = False,
+) -> None:
+    """Compile every entry of config files; exit 1 if one cannot run on the device."""
+    from tuner.check import check_files
+    from tuner.devices import find_device
+    from tuner.engines import find_engine
+
+    report = check_files(
+        files, find_device(device), find_engine(engine), hidden_size=hidden_size, top_k=top_k
+    )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(report.as_text())
+    if not report.fits:
+        raise typer.Exit(1)
+
+
+@command
+def export(
+    device: DeviceName,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; default: configs_out.")
+    ] = None,
+    into_engine: Annotated[
+        bool, typer.Option("--into-engine", help="Write into the engine's own folder.")
+    ] = False,
+    allow_predicted: Annotated[
+        bool, typer.Option("--allow-predicted", help="Export what was predicted, not measured.")
+    ] = False,
+    engine: EngineSpec = "sglang",
+    as_json: Json = False,
+) -> None:
+    """Write the stored winners as the files that the engine loads."""
+    from tuner.devices import find_device
+    from tuner.engines import find_engine
+    from tuner.errors import BadInput
+    from tuner.export import export_device
+    from tuner.store import Store, database_url
+
+    if out is not None and into_engine:
+        raise BadInput("--out and --into-engine exclude each other: choose one")
+    with Store.open(database_url(os.environ)) as store:
+        report = export_device(
+            store,
+            find_device(device),
+            find_engine(engine),
+            None if into_engine else out or Path("configs_out"),
+            allow_predicted=allow_predicted,
+        )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(report.as_text())
