@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +23,11 @@ from tuner.bundle.readme import readme_text
 from tuner.bundle.sbom import sbom_text
 from tuner.bundle.scripts import CONFIGS, bare_script, docker_script
 from tuner.bundle.sweep import sweep_script
+from tuner.bundle.verify import signature_path
 from tuner.cluster import Cluster
 from tuner.devices import Device
 from tuner.engines import Engine
+from tuner.errors import UnwritableOutput
 from tuner.export import PROVENANCE
 from tuner.preflight import Report, build_single_file
 from tuner.store import Winner
@@ -102,6 +104,21 @@ def build_bundle(
     }
     files[NAME] = _text(json.dumps(manifest, indent=1) + "\n")
     return Bundle(name, pack(name, files), manifest)
+
+
+def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
+    """Write the archive, and its signature beside it. Raises UnwritableOutput."""
+    beside = signature_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)  # of an older archive; it would not hold for this one
+        part = path.with_name(f".{path.name}.part")
+        part.write_bytes(bundle.archive)
+        part.replace(path)
+        if sign:
+            beside.write_bytes(sign(bundle.archive))
+    except OSError as error:
+        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _text(text: str) -> File:

@@ -27,7 +27,12 @@ app = typer.Typer(
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Register a command that ends with one line and the right code on our own errors."""
+    """Register a command of the app's own; see `guarded`."""
+    return app.command()(guarded(function))
+
+
+def guarded(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, ending with one line and the right code on our own errors."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -43,7 +48,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
 
-    return app.command()(wrapper)
+    return wrapper
 
 
 def say(text: str) -> None:

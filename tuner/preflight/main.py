@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.errors import BadInput
 from tuner.preflight.capture import capture
-from tuner.preflight.expected import read_expected
+from tuner.preflight.expected import Expected, read_expected
 from tuner.preflight.report import Report, render, run_preflight
 
 
@@ -28,9 +28,8 @@ def parse_nodes(pairs: list[str]) -> dict[str, Path]:
     return found
 
 
-def check_here(image: str = "", config_dir: str = "", cluster: Path | None = None) -> Report:
+def check_here(image: str = "", config_dir: str = "", expected: Expected | None = None) -> Report:
     """Capture this machine into a folder that does not stay, and check it."""
-    expected = read_expected(cluster) if cluster else None
     with tempfile.TemporaryDirectory() as folder:
         capture(Path(folder), image or (expected.image if expected else ""), config_dir)
         return run_preflight({socket.gethostname(): Path(folder)}, expected)
@@ -55,11 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
             capture(options.capture, options.image, options.config_dir)
             sys.stderr.write(f"captured into {options.capture}\n")
             return 0
+        expected = read_expected(options.cluster) if options.cluster else None
         if options.node:
-            expected = read_expected(options.cluster) if options.cluster else None
             report = run_preflight(parse_nodes(options.node), expected)
         else:
-            report = check_here(options.image, options.config_dir, options.cluster)
+            report = check_here(options.image, options.config_dir, expected)
     except BadInput as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -1,0 +1,221 @@
+"""The commands that bring tuned configs onto a cluster and prove what they gained. Wiring only."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli.app import app, command, guarded, print_json, say
+from tuner.cli.options import Json
+from tuner.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuner.cluster import Cluster
+    from tuner.preflight import Expected
+
+Captures = Annotated[
+    list[str] | None,
+    typer.Option("--node", metavar="NAME=DIR", help="A node's captured outputs; repeat."),
+]
+_VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
+
+_bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(_bundle, name="bundle")
+
+
+@_bundle.callback()
+@guarded
+def bundle(
+    context: typer.Context,
+    device: Annotated[str, typer.Option("--device", help="The GPU, e.g. L40S.")] = "",
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="cluster.toml.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Default: CLUSTER-DEVICE.tar.gz.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Private ed25519 key (PEM).")
+    ] = None,
+    node: Captures = None,
+    allow_predicted: Annotated[
+        bool, typer.Option("--allow-predicted", help="Ship what was predicted, not measured.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Whose winners; default: the cluster's sglang.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Pack tuned configs, launch scripts and checks for a cluster; or `verify` a bundle."""
+    if context.invoked_subcommand:
+        return
+    if not device or cluster is None:
+        raise BadInput(
+            "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
+        )
+    from tuner.bundle.build import build_bundle, write_bundle
+    from tuner.bundle.manifest import sha256
+    from tuner.bundle.verify import check_bundle
+    from tuner.cluster import read_cluster
+    from tuner.devices import find_device
+    from tuner.engines import find_engine
+    from tuner.preflight import parse_nodes, run_preflight
+    from tuner.store import Store, database_url
+
+    wanted = read_cluster(cluster)
+    card, found = find_device(device), find_engine(engine or _engine_spec(wanted))
+    sign = None
+    if key:
+        from tuner.bundle.signature import signer
+
+        sign = signer(key)
+    report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
+    with Store.open(database_url(os.environ)) as store:
+        winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+    built = build_bundle(
+        winners, wanted, found, card, allow_predicted=allow_predicted, report=report
+    )
+    check_bundle(built.archive)  # what was written must be what `verify` accepts
+    path = out or Path(f"{built.name}.tar.gz")
+    write_bundle(built, path, sign)
+    for finding in report.findings if report else ():
+        say(f"{finding.severity.value}: {finding.message}; fix: {finding.fix}")
+    for note in built.notes:
+        say(f"note: {note}")
+    if as_json:
+        print_json({"path": str(path), "sha256": sha256(built.archive), **built.manifest})
+    else:
+        typer.echo(f"{path}  {sha256(built.archive)}")
+
+
+@_bundle.command()
+@guarded
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Public ed25519 key (PEM).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a bundle without unpacking it; exit 1 and say why if it is not as it was made."""
+    from tuner.bundle.verify import verify as check
+
+    checker = None
+    if key:
+        from tuner.bundle.signature import checker as make
+
+        checker = make(key)
+    verified = check(file, checker)
+    if as_json:
+        print_json(verified.as_json())
+    else:
+        typer.echo(verified.as_text())
+
+
+@command
+def preflight(
+    node: Captures = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="What the launch needs.")
+    ] = None,
+    capture: Annotated[
+        Path | None, typer.Option("--capture", metavar="DIR", help="Only capture into DIR.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Container image whose id is noted.")] = "",
+    config_dir: Annotated[str, typer.Option(help="Folder of configs that is hashed.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Check nodes before an engine is launched on them; exit 1 if something stands against it."""
+    from tuner.preflight import capture as capture_into
+    from tuner.preflight import check_here, parse_nodes, render, run_preflight
+
+    expected = _expected(cluster) if cluster else None
+    if capture:
+        capture_into(capture, image or (expected.image if expected else ""), config_dir)
+        say(f"captured into {capture}")
+        return
+    if node:
+        report = run_preflight(parse_nodes(node), expected)
+    else:
+        report = check_here(image, config_dir, expected)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        typer.echo(render(report), nl=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@command
+def load_proof(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="A server's logs.")],
+    as_json: Json = False,
+) -> None:
+    """Say which config files a server loaded; exit 1 if it does not run as tuned."""
+    from tuner.loadproof import prove_loads, render_proof
+
+    proof = prove_loads(logs)
+    if as_json:
+        print_json(proof.as_dict())
+    else:
+        typer.echo(render_proof(proof), nl=False)
+    if not proof.ok:
+        raise typer.Exit(1)
+
+
+@command
+def bench_report(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="File or folder of results.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="File or folder of results.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write HTML, SVG, CSV and JSON.")
+    ] = None,
+    release: Annotated[
+        Path | None,
+        typer.Option("--release", metavar="FILE", help="Keep AFTER's runs beside this bundle."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare benchmark results before and after, paired by load."""
+    from tuner.benchreport import (
+        as_dict,
+        compare,
+        read_samples,
+        render_text,
+        save_runs,
+        write_report,
+    )
+
+    new = read_samples(after)
+    comparison = compare(read_samples(before), new)
+    if release:
+        from tuner.bundle.verify import verify as check
+
+        save_runs(new, release.with_name(f"{release.name}.runs.json"), check(release).sha256)
+    if out:
+        write_report(comparison, out, str(before), str(after))
+    if as_json:
+        print_json(as_dict(comparison))
+    else:
+        typer.echo(render_text(comparison), nl=False)
+
+
+def _engine_spec(cluster: Cluster) -> str:
+    """Whose winners go into the bundle: the sglang that the cluster runs, if it says which."""
+    if cluster.engine.name != "sglang":
+        return "sglang"  # the engine whose kernels are tuned
+    tag = _VERSION.search(cluster.engine.image)
+    version = cluster.engine.version or (tag.group(1) if tag else "")
+    return f"sglang=={version}" if version else "sglang"
+
+
+def _expected(path: Path) -> Expected:
+    """A cluster.toml, or the cluster.json of a bundle."""
+    from tuner.cluster import read_cluster
+    from tuner.preflight.expected import read_expected
+
+    return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()
