@@ -16,7 +16,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from tuner.devices import find_device
-from tuner.errors import BadInput
+from tuner.errors import BadInput, did_you_mean
 from tuner.problems import FusedMoe, Gemm, parse_problem
 from tuner.results import MeasureKind
 from tuner.space import Effort
@@ -69,6 +69,7 @@ class JobRequest:
     batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
     gemms: tuple[Gemm, ...] = FusedMoe.gemms
     effort: Effort = Effort.STANDARD
+    wide: bool | None = None  # beyond the engine's own grid; None: where times are measured
     seed: int = 0
     model: str = ""  # what people call it; not part of the identity
 
@@ -102,6 +103,7 @@ class JobRequest:
             "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
             "gemms": [gemm.value for gemm in self.gemms],
             "effort": self.effort.value,
+            "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
         }
@@ -118,6 +120,7 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
         batch_sizes=None if sizes is None else tuple(sizes),
         gemms=parse_gemms(",".join(values["gemms"])),
         effort=parse_effort(values["effort"]),
+        wide=values["wide"],
         seed=values["seed"],
         model=values["model"],
     )
@@ -143,6 +146,24 @@ class Job:
     updated_at: datetime
     finished_at: datetime | None
 
+    def as_json(self) -> dict[str, Any]:
+        """What the API and `tuner job --json` show."""
+        return {
+            "id": self.id,
+            "state": self.state.value,
+            "priority": self.priority.name.lower(),
+            "request": self.request.as_json(),
+            "client": self.client,
+            "attempts": self.attempts,
+            "cancel_requested": self.cancel_requested,
+            "run_id": self.run_id,
+            "error": self.error,
+            **{
+                name: _iso(getattr(self, name))
+                for name in ("created_at", "updated_at", "finished_at")
+            },
+        }
+
 
 @dataclass(frozen=True)
 class JobEvent:
@@ -153,6 +174,9 @@ class JobEvent:
     kind: str  # submitted, leased, running, trials, requeued, cancel_requested, or a final state
     at: datetime
     data: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"seq": self.seq, "kind": self.kind, "at": _iso(self.at), "data": dict(self.data)}
 
 
 @dataclass(frozen=True)
@@ -190,6 +214,18 @@ def new_job_id() -> str:
     value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
     digits = "0123456789abcdefghjkmnpqrstvwxyz"
     return "".join(digits[value >> shift & 31] for shift in range(125, -1, -5))
+
+
+def parse_state(text: str) -> JobState:
+    try:
+        return JobState(text)
+    except ValueError:
+        near = did_you_mean(text, [state.value for state in JobState])
+        raise BadInput(f"unknown state {text!r}{near}") from None
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
 
 
 def _checked_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:

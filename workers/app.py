@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery.schedules import crontab
@@ -11,7 +10,7 @@ from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 from tuner.errors import BadInput
 from tuner.store import Leases
 from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
-from workers.gpus import gpu_of
+from workers.gpus import devices_of, gpu_of
 from workers.nightly import run_nightly
 from workers.queue import Announcer
 from workers.service import Service
@@ -35,12 +34,11 @@ _service: Service | None = None
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     global _service
-    devices = os.environ.get("TUNER_WORKER_DEVICES")
     _service = Service(
         Leases.open(settings.database_url),
         Announcer(settings),
         gpu_of(),
-        devices.split(",") if devices else None,
+        devices_of(),
     )
     _service.start()
 
@@ -67,4 +65,4 @@ def wake() -> None:
 @app.task(name=NIGHTLY)  # type: ignore[untyped-decorator]
 def nightly() -> None:
     """Tonight's round, unless another process has done it."""
-    run_nightly(settings, Announcer(settings))
+    run_nightly(settings)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from workers.settings import Settings
 
@@ -52,6 +54,19 @@ def make_app(settings: Settings) -> Celery:
         timezone="UTC",
     )
     return app
+
+
+def sender(settings: Settings) -> Callable[[str], None]:
+    """Sends the message that wakes a queue's workers; raises ConnectionError at once, or sends."""
+    app = make_app(settings)
+
+    def send(queue: str) -> None:
+        try:
+            app.send_task(WAKE, queue=queue, retry=False, ignore_result=True)
+        except OperationalError as error:
+            raise ConnectionError(str(error)) from None
+
+    return send
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.devices import find_device
 from tuner.errors import UnknownDevice
 
-WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE, from `tuner worker` to its processes
+# From `tuner worker` to its processes.
+WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE
+DEVICES_VARIABLE = "TUNER_WORKER_DEVICES"
 
 log = logging.getLogger("tuner.gpus")
 
@@ -65,9 +67,18 @@ def gpu_of(environ: Mapping[str, str] = os.environ) -> Gpu | None:
     return Gpu(*text.split("=", 1)) if text else None
 
 
-def as_variable(gpu: Gpu | None) -> dict[str, str]:
-    """What `gpu_of` reads back."""
-    return {WORKER_VARIABLE: f"{gpu.uuid}={gpu.device}" if gpu else ""}
+def worker_environ(gpu: Gpu | None, devices: Sequence[str] | None) -> dict[str, str]:
+    """What `gpu_of` and `devices_of` read back."""
+    return {
+        WORKER_VARIABLE: f"{gpu.uuid}={gpu.device}" if gpu else "",
+        DEVICES_VARIABLE: ",".join(devices or ()),
+    }
+
+
+def devices_of(environ: Mapping[str, str] = os.environ) -> list[str] | None:
+    """The devices whose replays and predictions this process is to do; None: any."""
+    text = environ.get(DEVICES_VARIABLE)
+    return text.split(",") if text else None
 
 
 def _text(value: str | bytes) -> str:

@@ -18,7 +18,7 @@ from tuner.problems import BATCH_SIZES, Point
 from tuner.results import Environment, MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store, Winner
 from tuner.store.database import utc_now
-from workers.reconcile import Announces
+from workers.queue import Announcer
 from workers.settings import Settings
 from workers.watches import WatchList, engine_version, read_watch, read_watch_list
 
@@ -76,7 +76,7 @@ class Plan:
 
 
 def run_nightly(
-    settings: Settings, announcer: Announces, *, dry_run: bool = False, today: date | None = None
+    settings: Settings, *, dry_run: bool = False, today: date | None = None
 ) -> Mapping[str, Any]:
     """Tonight's round: its summary. `{"skipped": ...}` where another process has done it.
 
@@ -91,9 +91,16 @@ def run_nightly(
         if not nights.begin(SCHEDULE, day):
             return _dated({"skipped": "another process has done it, or is doing it"}, day)
         todo = plan(watch_list, store, day)
-        summary = _dated({**todo.summary(), **_submit(todo, store, announcer)}, day)
+        summary = _dated({**todo.summary(), **_submit(todo, store, Announcer(settings))}, day)
         nights.finish(SCHEDULE, day, summary)
         return summary
+
+
+def last_night(settings: Settings) -> Mapping[str, Any] | None:
+    """The newest round's summary; None before the first."""
+    with NightStore.open(settings.database_url) as nights:
+        night = nights.last(SCHEDULE)
+    return None if night is None else night.summary or _dated({}, night.date)
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
@@ -200,7 +207,7 @@ def _oldest(judged: Sequence[Judged], count: int, day: date) -> list[JobRequest]
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 
-def _submit(todo: Plan, store: Store, announcer: Announces) -> dict[str, Any]:
+def _submit(todo: Plan, store: Store, announcer: Announcer) -> dict[str, Any]:
     jobs = JobStore.sharing(store)
     submitted: list[str] = []
     waiting: list[str] = []

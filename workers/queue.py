@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-
-from kombu.exceptions import OperationalError
+from collections.abc import Callable, Iterable
 
 from tuner.devices import devices
 from tuner.jobs import Ask, Job, Priority
-from workers.broker import WAKE, make_app
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")
@@ -36,15 +33,19 @@ class Announcer:
     """Tells workers that there is a job. A message that is lost costs time, never a job."""
 
     def __init__(self, settings: Settings) -> None:
-        self._app = make_app(settings) if settings.broker_url else None
+        self._send: Callable[[str], None] | None = None
+        if settings.broker_url:
+            from workers.broker import sender  # noqa: PLC0415  # Celery is an extra
+
+            self._send = sender(settings)
 
     def announce(self, job: Job) -> None:
         """Wake a worker for the job; never raises, as the row is there already."""
-        if self._app is None:
+        if self._send is None:
             return
         request = job.request
         queue = queue_name(request.device, job.priority, needs_gpu=request.needs_gpu)
         try:
-            self._app.send_task(WAKE, queue=queue, retry=False, ignore_result=True)
-        except OperationalError as error:
+            self._send(queue)
+        except ConnectionError as error:
             log.warning("job %s: nobody was woken: %s", job.id, error, extra={"job_id": job.id})

@@ -83,6 +83,7 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
         batch_sizes=request.batch_sizes,
         gemms=request.gemms,
         effort=request.effort,
+        wide=request.wide,
         seed=request.seed,
     )
 

@@ -50,3 +50,11 @@ Wide = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Of the search's random numbers.")]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="TUNER_SERVER",
+        help="The service's URL; default: the local store.",
+    ),
+]

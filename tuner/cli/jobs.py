@@ -1,0 +1,245 @@
+"""Post jobs to the local store or a server, and look after them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuner.cli.app import command, print_json, say
+from tuner.cli.options import (
+    BatchSizes,
+    BlockShape,
+    DeviceName,
+    DtypeName,
+    EffortName,
+    EngineSpec,
+    Ep,
+    FuseShared,
+    Gemms,
+    HiddenSize,
+    Json,
+    Measure,
+    Seed,
+    Server,
+    Target,
+    TopK,
+    Tp,
+    Wide,
+)
+
+if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
+    from tuner.jobs import Job, JobEvent
+    from tuner.store import JobStore
+
+FOLLOW_S = 0.5
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
+
+
+@contextlib.contextmanager
+def open_jobs(server: str | None) -> Iterator[JobStore]:
+    """The queue: of the local store, or behind a server's API."""
+    from tuner.errors import BadInput
+    from tuner.store import JobStore, database_url
+
+    if server is not None:
+        raise BadInput("--server is not there yet: leave it out to use the local store")
+    with JobStore.open(database_url(os.environ)) as jobs:
+        yield jobs
+
+
+@command
+def submit(
+    target: Target,
+    device: DeviceName,
+    tp: Tp = 1,
+    ep: Ep = 1,
+    dtype: DtypeName = None,
+    block_shape: BlockShape = None,
+    fuse_shared: FuseShared = None,
+    hidden_size: HiddenSize = None,
+    top_k: TopK = None,
+    batch_sizes: BatchSizes = None,
+    gemm: Gemms = "up,down",
+    measure: Measure = "gpu",
+    effort: EffortName = "standard",
+    wide: Wide = None,
+    engine: EngineSpec = "sglang",
+    seed: Seed = 0,
+    urgent: Annotated[bool, typer.Option("--urgent", help="Before the jobs that wait.")] = False,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Queue a tuning job for a worker, and print its id."""
+    from tuner.checkpoints import resolve
+    from tuner.devices import find_device
+    from tuner.jobs import JobRequest, Priority
+    from tuner.problems import parse_block_shape, parse_dtype
+    from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms
+
+    resolved = resolve(
+        target,
+        tp=tp,
+        ep=ep,
+        dtype=parse_dtype(dtype) if dtype else None,
+        block_shape=parse_block_shape(block_shape) if block_shape else None,
+        engine_version=_engine_version(engine),
+        device=find_device(device),
+        hidden_size=hidden_size,
+        top_k=top_k,
+        fuse_shared=fuse_shared,
+    )
+    request = JobRequest(
+        problem=resolved.problem,
+        device=device,
+        engine=engine,
+        measure=measure if server else _absolute(measure),
+        batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
+        gemms=parse_gemms(gemm),
+        effort=parse_effort(effort),
+        wide=wide,
+        seed=seed,
+        model="" if ":" in target else target,
+    )
+    for note in resolved.notes:
+        say(note)
+    with open_jobs(server) as jobs:
+        answer = jobs.submit(request, priority=Priority.URGENT if urgent else Priority.NORMAL)
+    if not answer.created:
+        say(f"the same was asked for before: it is {answer.job.state.value}")
+    if as_json:
+        print_json({**answer.job.as_json(), "created": answer.created})
+    else:
+        typer.echo(answer.job.id)
+
+
+@command
+def jobs(
+    device: Annotated[str | None, typer.Option(help="Only this GPU's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only queued, running, done, ...")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 50,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs, the newest first."""
+    from tuner.devices import find_device
+    from tuner.jobs import parse_state
+
+    with open_jobs(server) as queue:
+        found = queue.list(
+            device=find_device(device).name if device else None,
+            model=model,
+            state=parse_state(state) if state else None,
+            limit=limit,
+        )
+    if as_json:
+        print_json([job.as_json() for job in found])
+    else:
+        typer.echo(_job_table(found))
+
+
+@command
+def job(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", help="Show its steps to its end.")] = False,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job; with --follow, exit 1 unless it is done in the end."""
+    from tuner.jobs import JobState
+
+    with open_jobs(server) as queue:
+        found = queue.get(job_id)
+        if follow:
+            found = _follow(queue, found)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        typer.echo(_job_table([found]))
+        if found.error:
+            typer.echo(f"\n{found.error}")
+    if follow and found.state is not JobState.DONE:
+        raise typer.Exit(1)
+
+
+@command
+def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
+    """End a job; its trials stay in the store."""
+    with open_jobs(server) as queue:
+        found = queue.cancel(job_id)
+    if as_json:
+        print_json(found.as_json())
+    elif found.state.finished:
+        typer.echo(f"{found.id} is {found.state.value}")
+    else:
+        typer.echo(f"{found.id} is {found.state.value}: its worker was asked to stop")
+
+
+def _follow(queue: JobStore, found: Job) -> Job:
+    seen = 0
+    while True:
+        found = queue.get(found.id)  # before its events, so that none of them is missed
+        for event in queue.events(found.id, after=seen):
+            seen = event.seq
+            say(_event_line(event))
+        if found.state.finished:
+            return found
+        time.sleep(FOLLOW_S)
+
+
+def _event_line(event: JobEvent) -> str:
+    data: dict[str, Any] = dict(event.data)
+    if event.kind == "trials":
+        best = ", ".join(f"{at} {time_us:.1f} us" for at, time_us in data["best_us"].items())
+        text = f"{data['tried']} tried" + (f"; best {best}" if best else "")
+    else:
+        shown = ("reason", "owner", "run_id")
+        text = ", ".join(f"{name} {data[name]}" for name in shown if name in data)
+    return f"{event.at:%H:%M:%S} {event.kind}" + (f": {text}" if text else "")
+
+
+def _job_table(found: Sequence[Job]) -> str:
+    from tuner.render import table
+
+    headers = ("job", "state", "device", "model or problem", "measure", "attempts", "created")
+    rows = [
+        (
+            job.id,
+            job.state.value,
+            job.request.device,
+            job.request.model or job.request.problem.spec(),
+            job.request.measure.partition(":")[0],
+            job.attempts,
+            f"{job.created_at:%Y-%m-%d %H:%M:%S}",
+        )
+        for job in found
+    ]
+    return table(headers, rows)
+
+
+def _engine_version(spec: str) -> str | None:
+    """The version here, or the one that is named: the engine need not be on this machine."""
+    from tuner.engines import find_engine
+    from tuner.errors import UnknownEngine
+
+    try:
+        return find_engine(spec).version
+    except UnknownEngine:
+        name, equals, version = spec.partition("==")
+        if not equals:
+            raise
+        return version.strip()
+
+
+def _absolute(measure: str) -> str:
+    """A recording's path as the worker sees it, whatever its folder."""
+    from pathlib import Path
+
+    kind, colon, file = measure.partition(":")
+    return f"{kind}:{Path(file).absolute()}" if kind == "replay" and file else measure

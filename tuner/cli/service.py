@@ -1,0 +1,90 @@
+"""The service's processes: workers, and the nightly round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tuner.cli.app import command, print_json, say
+from tuner.cli.options import Json
+
+
+@command
+def worker(
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="Without a GPU: replay and predict for these alone."),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Without a GPU: how many at once.")
+    ] = 1,
+) -> None:
+    """Do the queued jobs that this machine can: one process a GPU, or some without."""
+    from workers.fleet import run_fleet
+    from workers.gpus import detect_gpus
+    from workers.settings import read_settings
+
+    settings = read_settings()
+    gpus = detect_gpus()
+    if gpus:
+        for gpu in gpus:
+            say(f"{gpu.uuid}: jobs for {gpu.device}")
+    else:
+        say("no GPU here: replay and predict jobs alone")
+    run_fleet(settings, gpus, device, processes)
+
+
+@command
+def nightly(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be queued.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Show what the last night did.")] = False,
+    watch_list: Annotated[
+        Path | None, typer.Option("--watch-list", help="A nightly.toml; default: TUNER_NIGHTLY.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Queue what is watched and missing, stale or oldest; once a date, whoever calls it."""
+    from dataclasses import replace
+
+    from tuner.errors import BadInput
+    from workers.nightly import last_night, run_nightly
+    from workers.settings import read_settings
+
+    settings = read_settings()
+    if watch_list is not None:
+        settings = replace(settings, nightly=watch_list)
+    if last:
+        found = last_night(settings)
+        if found is None:
+            raise BadInput("there was no night yet: `tuner nightly` is the first")
+        summary = found
+    else:
+        summary = run_nightly(settings, dry_run=dry_run)
+    if as_json:
+        print_json(summary)
+    else:
+        typer.echo(_night_text(summary))
+
+
+def _night_text(summary: Mapping[str, Any]) -> str:
+    from tuner.render import table
+
+    title = f"{summary['schedule']} of {summary['date']}"
+    if "skipped" in summary:
+        return f"{title}: {summary['skipped']}"
+    if "watched" not in summary:
+        return f"{title}: not finished"
+    rows = [
+        (kind, one["device"], one["model"] or one["problem"], one["measure"], one.get("why", ""))
+        for kind in ("missing", "stale", "revalidated")
+        for one in summary[kind]
+    ]
+    rows += [("error", "", one["what"], "", one["why"]) for one in summary["errors"]]
+    counts = f"{title}: {summary['watched']} watched, {len(rows)} to do"
+    if "submitted" in summary:
+        counts += f", {len(summary['submitted'])} queued, {len(summary['waiting'])} waiting before"
+    headers = ("what", "device", "model or problem", "measure", "why")
+    return counts + (f"\n\n{table(headers, rows)}" if rows else "")

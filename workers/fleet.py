@@ -1,0 +1,91 @@
+"""`tuner worker`: one worker process a GPU, started again when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from tuner.devices import find_device
+from tuner.errors import BadInput
+from tuner.store import Store
+from workers.gpus import Gpu, worker_environ
+from workers.service import asks_for
+from workers.settings import Settings
+
+RESTART_S = 2.0  # a process that cannot start must not be started in a loop
+LOOK_S = 0.5
+
+
+def run_fleet(
+    settings: Settings, gpus: Sequence[Gpu], devices: Sequence[str] | None, processes: int
+) -> None:
+    """Keep the processes going until SIGTERM or SIGINT; then let each give its job back.
+
+    Raises BadInput without a broker, UnusableStore for a store that cannot be used.
+    """
+    if settings.broker_url is None:
+        raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
+    Store.open(settings.database_url).close()  # migrated once, and refused here rather than later
+    names = [find_device(device).name for device in devices] if devices else None
+    members = [Member(i, gpu, names) for i, gpu in enumerate(gpus or (None,) * processes)]
+    stopping = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    while not stopping:
+        for member in members:
+            member.keep_alive()
+        time.sleep(LOOK_S)
+    for member in members:
+        member.stop()
+
+
+class Member:
+    """One worker process."""
+
+    def __init__(self, number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> None:
+        self._command = celery_command(number, gpu, devices)
+        self._environ = {**os.environ, **worker_environ(gpu, devices)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+
+    def keep_alive(self) -> None:
+        """Start the process if it does not run, and has not been started a moment ago."""
+        running = self._process is not None and self._process.poll() is None
+        if not running and time.monotonic() - self._started >= RESTART_S:
+            self._started = time.monotonic()
+            self._process = subprocess.Popen(  # noqa: S603 (our own command)
+                self._command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the fleet, which tells its members
+            )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+
+def celery_command(number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> list[str]:
+    """The command of one worker process."""
+    from workers.broker import CONTROL_QUEUE  # noqa: PLC0415  # Celery is an extra
+    from workers.queue import queue_names  # noqa: PLC0415
+
+    queues = [*queue_names(asks_for(gpu, devices)), CONTROL_QUEUE]
+    name = f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
+    return [
+        *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
+        *("--pool", "threads", "--concurrency", "1", "--loglevel", "INFO"),
+        *("--without-gossip", "--without-mingle", "--hostname", f"{name}@%h"),
+        *("--queues", ",".join(queues)),
+    ]
