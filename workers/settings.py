@@ -48,11 +48,11 @@ class Settings:
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of this process. Raises BadInput for a value that cannot be one."""
     values = {
-        name: _value(f"TUNER_{name.upper()}", environ)
+        name: read_value(f"TUNER_{name.upper()}", environ)
         for name in ("database_url", "broker_url", "broker_ca", "recordings", "nightly")
     }
     paths = {name: values.pop(name) for name in ("broker_ca", "recordings", "nightly")}
-    hour = _value("TUNER_NIGHTLY_HOUR", environ) or str(Settings.nightly_hour)
+    hour = read_value("TUNER_NIGHTLY_HOUR", environ) or str(Settings.nightly_hour)
     if not (hour.isascii() and hour.isdigit()):
         raise BadInput(f"TUNER_NIGHTLY_HOUR is 0 to 23, not {hour!r}")
     return Settings(
@@ -63,7 +63,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     )
 
 
-def _value(name: str, environ: Mapping[str, str]) -> str | None:
+def read_value(name: str, environ: Mapping[str, str]) -> str | None:
+    """A variable, or the content of the file that NAME_FILE names; None where neither is set."""
     if file := environ.get(f"{name}_FILE"):
         try:
             return Path(file).read_text(encoding="utf-8").strip()

@@ -154,4 +154,5 @@ winners = Table(
     _text("reason"),
     Column("published_at", UtcDateTime, nullable=False),
     UniqueConstraint("environment_id", "problem_id", "status", "batch_size", "gemm"),
+    Index(None, "environment_id", "published_at"),  # which environment is the newest
 )

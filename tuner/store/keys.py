@@ -1,0 +1,146 @@
+"""Who may use the service: keys that are shown once, and kept as hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum
+
+from sqlalchemy import Engine, RowMapping, exists, select, update
+
+from tuner.errors import BadInput, did_you_mean
+from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.job_tables import api_keys
+from tuner.store.jobs import Clock
+
+PREFIX = "tuner_"  # so that a key found in a log or a repository is known for what it is
+MIN_LENGTH = 32  # of a key from elsewhere
+USED_EVERY = timedelta(hours=1)  # how finely its last use is kept
+
+
+class Scope(IntEnum):
+    """What a key allows; each includes those below it."""
+
+    READ = 1
+    SUBMIT = 2  # and to cancel what the same key has submitted
+    ADMIN = 3  # and every job, and the watch list
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key as stored: everything but the key."""
+
+    name: str
+    scope: Scope
+    created_at: datetime  # UTC, as are the others
+    last_used_at: datetime | None  # to the hour
+    revoked_at: datetime | None
+
+
+class KeyStore(Database):
+    """Every method is one transaction, and raises UnusableStore when the database fails."""
+
+    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def add(self, name: str, scope: Scope, token: str | None = None) -> str:
+        """Store a new key of that name and return it: it cannot be had again.
+
+        `token` is a key that was made elsewhere; with the same name and scope as before, nothing
+        changes. Raises BadInput for a name or a key that is taken, or a key that is too short.
+        """
+        _check_name(name)
+        token = _checked(token) if token is not None else PREFIX + secrets.token_urlsafe(32)
+        row = {
+            "name": name,
+            "key_hash": _hash(token),
+            "scopes": [scope.name.lower()],
+            "created_at": self._clock(),
+        }
+        with self._write() as connection:
+            insert = insert_into(connection, api_keys).on_conflict_do_nothing()
+            if connection.execute(insert, row).rowcount:
+                return token
+            mine = select(api_keys).where(api_keys.c.key_hash == row["key_hash"])
+            found = connection.execute(mine).mappings().one_or_none()
+        same = found is not None and (found["name"], found["scopes"]) == (name, row["scopes"])
+        if same and found is not None and found["revoked_at"] is None:
+            return token
+        raise BadInput(f"there is, or was, a key named {name!r} already: choose another name")
+
+    def find(self, token: str) -> ApiKey | None:
+        """The key, unless it was revoked; this counts as a use."""
+        query = select(api_keys).where(
+            api_keys.c.key_hash == _hash(token), api_keys.c.revoked_at.is_(None)
+        )
+        with self._read() as connection:
+            row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            return None
+        key, now = _read(row), self._clock()
+        if key.last_used_at is None or now - key.last_used_at >= USED_EVERY:
+            with self._write() as connection:
+                mine = update(api_keys).where(api_keys.c.id == row["id"])
+                connection.execute(mine.values(last_used_at=now))
+        return key
+
+    def any(self) -> bool:
+        """Whether there is a key that was not revoked."""
+        query = select(exists().where(api_keys.c.revoked_at.is_(None)))
+        with self._read() as connection:
+            return bool(connection.execute(query).scalar_one())
+
+    def list(self) -> Sequence[ApiKey]:
+        """All keys, the revoked ones too, in order of their making."""
+        with self._read() as connection:
+            rows = connection.execute(select(api_keys).order_by(api_keys.c.id)).mappings()
+            return [_read(row) for row in rows]
+
+    def revoke(self, name: str) -> None:
+        """End a key, at once and for good. Raises BadInput for a name without a key in force."""
+        mine = update(api_keys).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
+        with self._write() as connection:
+            if connection.execute(mine.values(revoked_at=self._clock())).rowcount:
+                return
+        near = did_you_mean(name, [key.name for key in self.list() if key.revoked_at is None])
+        raise BadInput(f"no key in force is named {name!r}{near}")
+
+
+def parse_scope(text: str) -> Scope:
+    """Read `read`, `submit` or `admin`."""
+    names = [scope.name.lower() for scope in Scope]
+    if text not in names:
+        raise BadInput(f"unknown scope {text!r}{did_you_mean(text, names)}")
+    return Scope[text.upper()]
+
+
+# A key holds 256 random bits: there is nothing to guess, so nothing that a slow hash would slow.
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _checked(token: str) -> str:
+    token = token.strip()
+    if len(token) < MIN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
+        raise BadInput(f"a key has at least {MIN_LENGTH} printable characters, as random as can be")
+    return token
+
+
+def _check_name(name: str) -> None:
+    plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    if not plain or len(name) > 60 or name in ("local", "nightly"):
+        raise BadInput(f"a key's name is letters, digits, - and _: not {name!r:.80}")
+
+
+def _read(row: RowMapping) -> ApiKey:
+    return ApiKey(
+        name=row["name"],
+        scope=max(Scope[scope.upper()] for scope in row["scopes"]),
+        created_at=row["created_at"],
+        last_used_at=row["last_used_at"],
+        revoked_at=row["revoked_at"],
+    )

@@ -1,0 +1,171 @@
+"""What the service shows of the store: page by page, each page a walk along an index."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import RowMapping, func, select, tuple_
+
+from tuner.errors import BadInput
+from tuner.problems import FusedMoe, Gemm, parse_problem
+from tuner.results import Environment, Status, Trial
+from tuner.store.database import Database
+from tuner.store.job_tables import jobs
+from tuner.store.records import Winner
+from tuner.store.rows import ENVIRONMENT_FIELDS, read_environment, read_trial, read_winner
+from tuner.store.tables import environments, problems, runs, trials, winners
+
+_ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
+TrialPlace = tuple[str, int, str]  # gemm, batch size, config key
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the store holds for one problem in one environment."""
+
+    place: tuple[int, int]  # (environment, problem): where the next page goes on
+    environment: Environment
+    problem: FusedMoe
+    points: dict[Status, int]  # how many points have a winner of that status
+    oldest: datetime
+    newest: datetime
+
+
+class Lookups(Database):
+    """Every method is one transaction, and raises UnusableStore when the database fails."""
+
+    def trials(self, run_id: int, after: TrialPlace | None, limit: int) -> Sequence[Trial]:
+        """A page of a run's trials, by gemm, batch size and configuration."""
+        place = (trials.c.gemm, trials.c.batch_size, trials.c.config_key)
+        query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
+        if after is not None:
+            query = query.where(tuple_(*place) > after)
+        with self._read() as connection:
+            return [read_trial(row) for row in connection.execute(query).mappings()]
+
+    def winners_of(self, run_id: int) -> Sequence[Winner]:
+        """What is published for the run's problem in its environment: by it, or by a later run."""
+        query = (
+            select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
+            .join(problems, winners.c.problem_id == problems.c.id)
+            .join(environments, winners.c.environment_id == environments.c.id)
+            .join(
+                runs,
+                (runs.c.environment_id == winners.c.environment_id)
+                & (runs.c.problem_id == winners.c.problem_id),
+            )
+            .where(runs.c.id == run_id)
+            .order_by(winners.c.batch_size, winners.c.gemm.desc(), winners.c.status)
+        )
+        with self._read() as connection:
+            return [read_winner(row) for row in connection.execute(query).mappings()]
+
+    def winners_for(
+        self, device: str, engine: str, wanted: Collection[FusedMoe]
+    ) -> Sequence[Winner]:
+        """All winners of some problems on a device, whatever their environment."""
+        query = (
+            select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
+            .join(problems, winners.c.problem_id == problems.c.id)
+            .join(environments, winners.c.environment_id == environments.c.id)
+            .where(environments.c.device == device, environments.c.engine == engine)
+            .where(problems.c.spec.in_([problem.spec() for problem in wanted]))
+        )
+        with self._read() as connection:
+            return [read_winner(row) for row in connection.execute(query).mappings()]
+
+    def environments(self, device: str | None = None) -> Sequence[tuple[Environment, datetime]]:
+        """The environments with winners, and when the newest of them was published."""
+        newest = (
+            select(func.max(winners.c.published_at))
+            .where(winners.c.environment_id == environments.c.id)
+            .scalar_subquery()
+        )
+        query = select(*_ENVIRONMENT_COLUMNS, newest.label("newest")).order_by(environments.c.id)
+        if device is not None:
+            query = query.where(environments.c.device == device)
+        with self._read() as connection:
+            rows = connection.execute(query).mappings()
+            return [(read_environment(row), row["newest"]) for row in rows if row["newest"]]
+
+    def held(self, device: str | None, after: tuple[int, int] | None, limit: int) -> Sequence[Held]:
+        """A page of what is stored, by environment and problem."""
+        place = (winners.c.environment_id, winners.c.problem_id)
+        page = select(*place).group_by(*place).order_by(*place).limit(limit)
+        if after is not None:
+            page = page.where(tuple_(*place) > after)
+        if device is not None:
+            mine = select(environments.c.id).where(environments.c.device == device)
+            page = page.where(winners.c.environment_id.in_(mine))
+        keys = page.subquery()
+        query = (
+            select(
+                *place,
+                winners.c.status,
+                func.count().label("points"),
+                func.min(winners.c.published_at).label("oldest"),
+                func.max(winners.c.published_at).label("newest"),
+                problems.c.spec,
+                *_ENVIRONMENT_COLUMNS,
+            )
+            .join(
+                keys,
+                (keys.c.environment_id == winners.c.environment_id)
+                & (keys.c.problem_id == winners.c.problem_id),
+            )
+            .join(problems, problems.c.id == winners.c.problem_id)
+            .join(environments, environments.c.id == winners.c.environment_id)
+            .group_by(*place, winners.c.status, problems.c.spec, *_ENVIRONMENT_COLUMNS)
+            .order_by(*place)
+        )
+        with self._read() as connection:
+            return _held(connection.execute(query).mappings().all())
+
+    def unfinished(self) -> dict[tuple[str, str], int]:
+        """How many jobs are queued, leased and running, by (state, device)."""
+        query = (
+            select(jobs.c.state, jobs.c.device, func.count())
+            .where(jobs.c.state.in_(["queued", "leased", "running"]))
+            .group_by(jobs.c.state, jobs.c.device)
+        )
+        with self._read() as connection:
+            return {(state, device): count for state, device, count in connection.execute(query)}
+
+    def ping(self) -> None:
+        """Raises UnusableStore where the database does not answer."""
+        with self._read() as connection:
+            connection.execute(select(1))
+
+
+def trial_place(trial: Trial) -> TrialPlace:
+    """Where `Lookups.trials` goes on after that trial."""
+    point = trial.candidate.point
+    return point.gemm.value, point.batch_size, trial.candidate.config.key
+
+
+def parse_trial_place(values: object) -> TrialPlace:
+    """Raises BadInput."""
+    match values:
+        case [str(gemm), int(batch_size), str(key)] if gemm in {g.value for g in Gemm}:
+            return gemm, batch_size, key
+    raise BadInput("not a place in a list of trials")
+
+
+def _held(rows: Sequence[RowMapping]) -> list[Held]:
+    groups: dict[tuple[int, int], list[RowMapping]] = defaultdict(list)
+    for row in rows:
+        groups[row["environment_id"], row["problem_id"]].append(row)
+    return [
+        Held(
+            place=place,
+            environment=read_environment(group[0]),
+            problem=parse_problem(group[0]["spec"]),
+            points={Status(row["status"]): row["points"] for row in group},
+            oldest=min(row["oldest"] for row in group),
+            newest=max(row["newest"] for row in group),
+        )
+        for place, group in groups.items()
+    ]
