@@ -65,11 +65,12 @@ def build_bundle(
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
+    files = _launch_files(cluster, environments, name)
     folder = config_folder(winners, cluster, engine, device, allow_predicted=allow_predicted)
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = _notes(cluster, engine, environments, statuses)
-    files = _configs(folder) | _launch_files(cluster, environments, name)
+    files |= _configs(folder)
     files["preflight.py"] = File(_preflight(), _EXECUTABLE)
     files["cluster.json"] = _text(cluster.expected().to_json())
     files["sweep.sh"] = File(sweep_script(cluster).encode(), _EXECUTABLE)

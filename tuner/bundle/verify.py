@@ -47,7 +47,8 @@ class Verified:
             f"entries    {statuses or 'none'}",
             "signature  " + ("holds" if self.signed else "not checked: give --key PUBLIC_KEY"),
         ]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.manifest["notes"])])
+        lines += [f"note: {note}" for note in self.manifest["notes"]]
+        return "\n".join(_printable(line) for line in lines)
 
 
 def signature_path(archive: Path) -> Path:
@@ -90,6 +91,11 @@ def read_limited(path: Path, limit: int) -> bytes:
             return file.read(limit)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _printable(line: str) -> str:
+    """A bundle that nobody signed may hold control characters, which would act on a terminal."""
+    return "".join(c if c.isprintable() else " " for c in line)
 
 
 def _check_sums(files: Mapping[str, File]) -> None:

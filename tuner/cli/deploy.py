@@ -83,7 +83,8 @@ def bundle(
     path = out or Path(f"{built.name}.tar.gz")
     write_bundle(built, path, sign)
     for finding in report.findings if report else ():
-        say(f"{finding.severity.value}: {finding.message}; fix: {finding.fix}")
+        where = ", ".join(finding.nodes)
+        say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
     for note in built.notes:
         say(f"note: {note}")
     if as_json:

@@ -1,0 +1,120 @@
+"""Bundles of the example clusters, filled with winners that a store gave back."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from tuner.bundle.archive import File, pack, unpack
+from tuner.bundle.build import Bundle, build_bundle
+from tuner.cluster import Cluster, read_cluster
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
+from tuner.results import Compiled, Entry, Environment, Incumbent, MeasureKind, Status, Totals
+from tuner.store import RunKey, Store, Winner
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CAPTURES = Path(__file__).parent / "data" / "cluster"
+# example -> (device, the problem that its ranks run)
+CASES = {
+    "cluster-l40s-4x8": (
+        "L40S",
+        "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant",
+    ),
+    "cluster-h20-2x8-sglang": (
+        "H20",
+        "fused_moe:E=257,N=128,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128",
+    ),
+    "cluster-h20-2x8-vllm": (
+        "H20",
+        "fused_moe:E=256,N=128,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128",
+    ),
+}
+
+
+def example(case: str) -> Cluster:
+    return read_cluster(EXAMPLES / f"{case}.toml")
+
+
+def config(point: Point) -> Config:
+    return Config(
+        {
+            "BLOCK_SIZE_M": 16,
+            "BLOCK_SIZE_N": 64 if point.gemm is Gemm.UP else 128,
+            "BLOCK_SIZE_K": 128,
+            "GROUP_SIZE_M": 1 + point.batch_size % 7,
+            "num_warps": 4,
+            "num_stages": 3,
+        }
+    )
+
+
+def entry(point: Point, status: Status) -> Entry:
+    chosen = config(point)
+    return Entry(
+        point,
+        chosen,
+        status,
+        None if status is Status.INCUMBENT else 12.5,
+        Compiled(Status.OK, shared_bytes=20480, n_regs=80, n_spills=0),
+        {"default": Incumbent(chosen, Status.OK, 15.0)},
+        "1.200x as fast as the default configuration",
+    )
+
+
+def fill(store: Store, case: str, statuses: dict[int, Status] | None = None) -> list[Winner]:
+    """Publish a winner for every batch size, predicted unless told otherwise."""
+    device, spec = CASES[case]
+    points = tuple(Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm)
+    environment = Environment(find_device(device).name, "sglang", "0.5.16", "3.6.0", "abc")
+    kind = MeasureKind.PREDICT
+    run = store.begin_run(RunKey(parse_problem(spec), environment, kind, "quick", 0, points, "s"))
+    chosen = [
+        entry(point, (statuses or {}).get(point.batch_size, Status.PREDICTED)) for point in points
+    ]
+    store.finish_run(run, chosen, Totals())
+    return store.winners(device=environment.device, engine="sglang", engine_version="0.5.16")
+
+
+@cache
+def winners(case: str) -> list[Winner]:
+    with Store.open("sqlite://") as store:
+        return fill(store, case)
+
+
+@cache
+def built(case: str) -> Bundle:
+    return build(case)
+
+
+def build(case: str) -> Bundle:
+    return build_bundle(
+        winners(case),
+        example(case),
+        find_engine("sglang==0.5.16"),
+        find_device(CASES[case][0]),
+        allow_predicted=True,
+    )
+
+
+def files_of(bundle: Bundle) -> dict[str, File]:
+    return unpack(bundle.archive)[1]
+
+
+def place(bundle: Bundle, folder: Path) -> Path:
+    """Lay a bundle's files below `folder`, as `tar xf` would."""
+    root, files = unpack(bundle.archive)
+    for path, file in files.items():
+        target = folder / root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.data)
+        target.chmod(file.mode)
+    return folder / root
+
+
+def repack(bundle: Bundle, changes: dict[str, File | None]) -> bytes:
+    """The archive with files changed, added, or left out where None."""
+    root, files = unpack(bundle.archive)
+    merged = {**files, **changes}
+    return pack(root, {path: file for path, file in merged.items() if file is not None})
