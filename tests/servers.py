@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import redis
@@ -117,7 +118,7 @@ class Redis:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self._password = password
-        secret = f":{password}@" if password else ""
+        secret = f":{quote(password, safe='')}@" if password else ""
         self.url = f"redis://{secret}127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 from celery.schedules import crontab
@@ -10,7 +14,7 @@ from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 from tuner.errors import BadInput
 from tuner.store import Leases
 from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
-from workers.gpus import devices_of, gpu_of
+from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of
 from workers.nightly import run_nightly
 from workers.queue import Announcer
 from workers.service import Service
@@ -31,6 +35,13 @@ app.conf.beat_schedule = {
 _service: Service | None = None
 
 
+def _follow(fleet: int) -> None:
+    """End this process when `tuner worker` is gone: nobody would start or stop it any more."""
+    while os.getppid() == fleet:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     global _service
@@ -41,6 +52,8 @@ def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
         devices_of(),
     )
     _service.start()
+    if fleet := os.environ.get(FLEET_VARIABLE):
+        threading.Thread(target=_follow, args=(int(fleet),), daemon=True).start()
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]

@@ -13,7 +13,7 @@ from types import FrameType
 from tuner.devices import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
-from workers.gpus import Gpu, worker_environ
+from workers.gpus import FLEET_VARIABLE, Gpu, worker_environ
 from workers.service import asks_for
 from workers.settings import Settings
 
@@ -54,7 +54,11 @@ class Member:
 
     def __init__(self, number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> None:
         self._command = celery_command(number, gpu, devices)
-        self._environ = {**os.environ, **worker_environ(gpu, devices)}
+        self._environ = {
+            **os.environ,
+            **worker_environ(gpu, devices),
+            FLEET_VARIABLE: str(os.getpid()),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
 

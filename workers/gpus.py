@@ -13,6 +13,7 @@ from tuner.errors import UnknownDevice
 # From `tuner worker` to its processes.
 WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE
 DEVICES_VARIABLE = "TUNER_WORKER_DEVICES"
+FLEET_VARIABLE = "TUNER_WORKER_FLEET"  # the process that started it
 
 log = logging.getLogger("tuner.gpus")
 

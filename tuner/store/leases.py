@@ -22,7 +22,7 @@ from tuner.store.rows import storable
 from tuner.store.store import Store
 
 _HELD = [state.value for state in HELD]
-RETRY_DELAY = timedelta(seconds=5)  # doubled with every attempt
+RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled with every other
 
 
 class Leases(Database):
@@ -80,7 +80,9 @@ class Leases(Database):
         """Give a failed attempt back: QUEUED after a delay, or DEAD without attempts left."""
         with self._write() as connection:
             row, now = _hold(connection, lease), self._clock()
-            return _give_back(connection, row, now, reason, RETRY_DELAY * 2 ** row["attempts"])
+            return _give_back(
+                connection, row, now, reason, RETRY_DELAY * 2 ** (row["attempts"] - 1)
+            )
 
     def release(self, lease: Lease) -> None:
         """Give the job back untried, as a worker does that stops: the attempt does not count."""

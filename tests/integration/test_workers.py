@@ -1,0 +1,220 @@
+"""Real worker processes on a real Redis and PostgreSQL: work, kills, cancels."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from servers import started_redis
+from sqlalchemy import update
+from tls_proxy import tls_proxy
+from worker_processes import (
+    RECORDINGS,
+    celery_worker,
+    descendants,
+    replay,
+    running,
+    tuning_child,
+    wait_for,
+)
+
+from tuner.jobs import Job, JobRequest, JobState
+from tuner.store import JobStore
+from tuner.store.database import utc_now
+from tuner.store.job_tables import jobs as job_table
+from workers.embedded import EmbeddedWorker
+from workers.queue import Announcer
+from workers.settings import Settings
+
+PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
+
+
+class Board:
+    """Posts jobs as the API does, and looks at them."""
+
+    def __init__(self, database_url: str, broker_url: str, ca: Path | None = None) -> None:
+        self.settings = Settings(database_url, broker_url, ca)
+        self.jobs = JobStore.open(database_url)
+        self.announcer = Announcer(self.settings)
+
+    def post(self, request: JobRequest) -> str:
+        job = self.jobs.submit(request).job
+        self.announcer.announce(job)
+        return job.id
+
+    def kinds(self, job_id: str) -> list[str]:
+        return [event.kind for event in self.jobs.events(job_id)]
+
+    def finished(self, job_id: str) -> Job:
+        def look() -> Job | None:
+            job = self.jobs.get(job_id)
+            return job if job.state.finished else None
+
+        return wait_for(look)
+
+    def held(self, job_id: str) -> Job:
+        def look() -> Job | None:
+            job = self.jobs.get(job_id)
+            return job if job.owner and not job.state.finished else None
+
+        return wait_for(look)
+
+
+@pytest.fixture
+def board(postgres_url: str, redis_url: str) -> Iterator[Board]:
+    made = Board(postgres_url, redis_url)
+    yield made
+    made.jobs.close()
+
+
+@contextmanager
+def worker(board: Board, tmp_path: Path, **more: str) -> Iterator[Popen[bytes]]:
+    settings = board.settings
+    assert settings.broker_url
+    log = tmp_path / "worker.log"
+    with celery_worker(settings.database_url, settings.broker_url, log, **more) as process:
+        yield process
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> JobRequest:
+    """A job that reads a recording that never comes."""
+    os.mkfifo(tmp_path / "never.csv")
+    return replay(recording=tmp_path / "never.csv")
+
+
+def test_posted_jobs_are_done_and_published(board: Board, tmp_path: Path) -> None:
+    with worker(board, tmp_path) as process:
+        posted = [board.post(replay(seed)) for seed in range(3)]
+        done = [board.finished(job_id) for job_id in posted]
+        assert [job.state for job in done] == [JobState.DONE] * 3
+        assert len({job.run_id for job in done}) == 3
+        for job in done:
+            kinds = board.kinds(job.id)
+            assert kinds[:3] == ["submitted", "leased", "running"]
+            assert kinds[3:-1] == ["trials"] * (len(kinds) - 4)
+            assert kinds[-1] == "done"
+        log = (tmp_path / "worker.log").read_text()
+        assert "Task tuner.wake" in log  # it was Redis that woke it
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" not in loaded
+        assert "libtriton" not in loaded
+
+
+def test_work_that_cannot_be_done_fails_with_its_reason(board: Board, tmp_path: Path) -> None:
+    lacking = replay(recording=RECORDINGS / "none.csv.gz")
+    with worker(board, tmp_path):
+        failed = board.finished(board.post(lacking))
+    assert (failed.state, failed.attempts) == (JobState.FAILED, 1)
+    assert "none.csv.gz" in failed.error
+
+
+def test_a_running_job_is_cancelled_and_its_processes_end(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path) as process:
+        job_id = board.post(stuck)
+        board.held(job_id)
+        child = wait_for(lambda: tuning_child(process.pid))
+        board.jobs.cancel(job_id)
+        assert board.finished(job_id).state is JobState.CANCELLED
+        assert not running(child)
+        assert board.finished(board.post(replay())).state is JobState.DONE  # it goes on
+
+
+def test_a_killed_child_costs_one_attempt(board: Board, stuck: JobRequest, tmp_path: Path) -> None:
+    with worker(board, tmp_path) as process:
+        job_id = board.post(stuck)
+        board.held(job_id)
+        os.kill(wait_for(lambda: tuning_child(process.pid)), signal.SIGKILL)
+        wait_for(lambda: "requeued" in board.kinds(job_id))
+        assert "SIGKILL" in board.jobs.get(job_id).error
+        again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
+        assert again.state is JobState.LEASED
+
+
+def test_a_killed_worker_s_job_is_done_by_another(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path) as killed:
+        job_id = board.post(stuck)
+        first = board.held(job_id)
+        below = wait_for(lambda: descendants(killed.pid))
+        killed.kill()
+        killed.wait()
+        wait_for(lambda: not any(map(running, below)))  # the child does not outlive its parent
+    with board.jobs._write() as connection:  # its lease's time is up
+        past = utc_now() - timedelta(seconds=1)
+        connection.execute(update(job_table).values(lease_expires_at=past))
+    with worker(board, tmp_path):
+        again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
+        assert again.owner != first.owner
+
+
+def test_a_stopped_worker_gives_its_job_back(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path) as process:
+        job_id = board.post(stuck)
+        board.held(job_id)
+        process.terminate()
+        process.wait(timeout=60)
+    given_back = board.jobs.get(job_id)
+    assert (given_back.state, given_back.attempts) == (JobState.QUEUED, 0)
+    assert not descendants(process.pid)
+
+
+def test_a_job_without_a_message_is_done_all_the_same(board: Board, tmp_path: Path) -> None:
+    job_id = board.jobs.submit(replay()).job.id  # whoever should have announced it was killed
+    with worker(board, tmp_path):
+        assert board.finished(job_id).state is JobState.DONE
+
+
+def test_workers_outlive_redis(postgres_url: str, tmp_path: Path) -> None:
+    with started_redis() as redis:
+        board = Board(postgres_url, redis.url)
+        with worker(board, tmp_path):
+            assert board.finished(board.post(replay(0))).state is JobState.DONE
+            redis.stop()
+            assert board.finished(board.post(replay(1))).state is JobState.DONE
+            redis.start()
+            assert board.finished(board.post(replay(2))).state is JobState.DONE
+        board.jobs.close()
+
+
+def test_redis_behind_a_password_and_tls(postgres_url: str, tmp_path: Path) -> None:
+    with started_redis(PASSWORD) as redis, tls_proxy(redis.port, tmp_path) as proxy:
+        url = redis.url.replace("redis:", "rediss:").replace(str(redis.port), str(proxy.port))
+        (tmp_path / "broker-url").write_text(f"{url}\n")
+        board = Board(postgres_url, url, proxy.certificate)
+        more = {
+            "TUNER_BROKER_URL": "",
+            "TUNER_BROKER_URL_FILE": str(tmp_path / "broker-url"),
+            "TUNER_BROKER_CA": str(proxy.certificate),
+        }
+        with worker(board, tmp_path, **more):
+            assert board.finished(board.post(replay())).state is JobState.DONE
+            wait_for(lambda: "Task tuner.wake" in (tmp_path / "worker.log").read_text())
+        board.jobs.close()
+
+
+def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    embedded = EmbeddedWorker(Settings(url), gpus=())
+    embedded.start()
+    try:
+        with JobStore.open(url) as jobs:
+            posted = [jobs.submit(replay(seed)).job for seed in range(2)]
+            for job in posted:
+                embedded.announce(job)
+                wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
+    finally:
+        embedded.stop()
+    assert not descendants(os.getpid())
