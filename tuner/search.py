@@ -25,6 +25,7 @@ from tuner.space import Effort, Space
 
 # A kernel that does not compile or fit fails so at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
+GRID_SIZE = 1_920  # configurations of sglang's own tuning grid
 # TPE proposes repeats by design, and illegal configurations: so often it may try again.
 _TPE_ATTEMPTS = 6
 
@@ -44,7 +45,10 @@ def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
     if effort is Effort.QUICK:
         return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
     if effort is Effort.STANDARD:
-        return Budget(per_point=45, kernels=max(250, 25 * points), seeds=12)
+        # More axes, more neighbours: with 45 tries in the wide space, two runs on an H200 differed
+        # by 1.5 % at one batch size of 18.
+        per_point = 45 if space_size <= GRID_SIZE else 60
+        return Budget(per_point, kernels=max(250, 25 * points), seeds=12)
     return Budget(space_size, kernels=points * space_size, seeds=space_size)
 
 
