@@ -99,22 +99,22 @@ def build(case: str) -> Bundle:
 
 
 def files_of(bundle: Bundle) -> dict[str, File]:
-    return unpack(bundle.archive)[1]
+    return dict(unpack(bundle.archive).files)
 
 
 def place(bundle: Bundle, folder: Path) -> Path:
     """Lay a bundle's files below `folder`, as `tar xf` would."""
-    root, files = unpack(bundle.archive)
-    for path, file in files.items():
-        target = folder / root / path
+    archive = unpack(bundle.archive)
+    for path, file in archive.files.items():
+        target = folder / archive.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.data)
         target.chmod(file.mode)
-    return folder / root
+    return folder / archive.root
 
 
 def repack(bundle: Bundle, changes: dict[str, File | None]) -> bytes:
     """The archive with files changed, added, or left out where None."""
-    root, files = unpack(bundle.archive)
-    merged = {**files, **changes}
-    return pack(root, {path: file for path, file in merged.items() if file is not None})
+    archive = unpack(bundle.archive)
+    merged = {**archive.files, **changes}
+    return pack(archive.root, {path: file for path, file in merged.items() if file is not None})

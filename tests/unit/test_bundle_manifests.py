@@ -142,7 +142,9 @@ _POD = _object(
 _TEMPLATE = _object(
     ["workerTemplate"],
     size={"type": "integer", "minimum": 1},
-    restartPolicy={"enum": ["Default", "RecreateGroupOnPodRestart", "None"]},
+    restartPolicy={
+        "enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+    },
     leaderTemplate=_POD,
     workerTemplate=_POD,
 )

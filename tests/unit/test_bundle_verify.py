@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundle_cases import built, files_of, repack
+from bundle_cases import built, files_of, place, repack
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
@@ -83,7 +83,7 @@ def test_an_added_a_missing_a_longer_and_an_executable_file() -> None:
     assert "'README.md' has 5 bytes, not" in said
     readme = files_of(built(RAY))["README.md"].data
     said = refusal(repack(built(RAY), {"README.md": File(readme, 0o755)}))
-    assert said == "'README.md' has the mode 755, not 0644"
+    assert said == "'README.md' has the mode 0755, not 0644"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,7 @@ def test_an_added_a_missing_a_longer_and_an_executable_file() -> None:
         (f"{ROOT}/\x1b[2J", "is not a relative path of plain names"),
         ("elsewhere/file", f"does not lie in the folder '{ROOT}'"),
         (ROOT, f"does not lie in the folder '{ROOT}'"),
+        (f"{ROOT}/unlisted", "'unlisted' is not listed in MANIFEST.json"),
         (f"{ROOT}/README.md", "is in the archive twice"),
     ],
 )
@@ -113,7 +114,7 @@ def test_a_path_that_does_not_belong(name: str, said: str) -> None:
         (tarfile.CHRTYPE, "is a device or a pipe"),
         (tarfile.BLKTYPE, "is a device or a pipe"),
         (tarfile.FIFOTYPE, "is a device or a pipe"),
-        (tarfile.DIRTYPE, "is a folder, and bundles list files alone"),
+        (tarfile.DIRTYPE, "the archive was repacked, or holds more than its files"),
         (tarfile.CONTTYPE, "is not a plain file"),
     ],
 )
@@ -122,8 +123,31 @@ def test_a_member_that_is_no_file(kind: bytes, said: str) -> None:
 
 
 def test_a_set_user_id_file() -> None:
-    said = refusal(with_member(f"{ROOT}/x", mode=0o4755))
-    assert said.endswith("has the mode 4755, not 644 or 755")
+    script = files_of(built(RAY))["sweep.sh"].data
+    said = refusal(repack(built(RAY), {"sweep.sh": File(script, 0o4755)}))
+    assert said == "'sweep.sh' has the mode 4755, not 0755"
+    manifest = files_of(built(RAY))["MANIFEST.json"].data
+    said = refusal(repack(built(RAY), {"MANIFEST.json": File(manifest, 0o666)}))
+    assert said == "'MANIFEST.json' has the mode 0666, not 0644"
+
+
+def test_what_tar_packs_again_is_refused_for_what_was_changed(tmp_path: Path) -> None:
+    root = place(built(RAY), tmp_path)
+
+    def repacked() -> str:
+        done = subprocess.run(
+            ["tar", "cz", root.name], cwd=tmp_path, capture_output=True, check=True
+        )
+        return refusal(done.stdout)
+
+    assert repacked() == "the archive was repacked, or holds more than its files"
+    script = root / "sweep.sh"
+    script.write_text(script.read_text().replace("runs=3", "runs=4"))
+    assert repacked().startswith("'sweep.sh' was changed")
+    script.unlink()
+    assert repacked() == "'sweep.sh' is listed in MANIFEST.json and missing"
+    script.symlink_to("/etc/passwd")
+    assert repacked().endswith("is a link, to '/etc/passwd'")
 
 
 def test_the_manifest_cannot_lead_out_either() -> None:
@@ -200,7 +224,7 @@ def test_bytes_that_belong_to_no_file() -> None:
     assert refusal(data + data) == "bytes follow the end of the archive"
     assert refusal(data[:-9]) == "the archive is cut off"
     tar = gzip.decompress(data)
-    hidden = "the archive holds more than its files, or holds them otherwise"
+    hidden = "the archive was repacked, or holds more than its files"
     assert refusal(gzip.compress(tar + b"\0" * 1024 + b"hidden" * 512)) == hidden
     owned = bytearray(tar)
     owned[108:116] = b"0001750\0"  # the first member's owner, whose checksum then is another

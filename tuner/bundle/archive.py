@@ -1,7 +1,8 @@
 """Files to one archive whose bytes depend on the files alone, and back without touching the disk.
 
 An archive is a gzipped tar: regular files below one folder, sorted, with neither owners nor times.
-Reading accepts exactly what writing makes, so nothing can hide in what tar would also allow.
+Nothing can hide in what tar would also allow: `Unpacked.as_written` says whether writing the files
+again gives the very same tar.
 """
 
 from __future__ import annotations
@@ -32,13 +33,22 @@ class File:
     mode: int = 0o644
 
 
+@dataclass(frozen=True)
+class Unpacked:
+    """What an archive holds."""
+
+    root: str
+    files: Mapping[str, File]  # path below the root
+    as_written: bool
+
+
 def pack(root: str, files: Mapping[str, File]) -> bytes:
     """The archive of `files` (paths below `root`). Equal files give equal bytes."""
     return _gzip(_tar(root, files))
 
 
-def unpack(data: bytes) -> tuple[str, dict[str, File]]:
-    """(root, files) of an archive. Raises BundleRefused, which names the first thing amiss."""
+def unpack(data: bytes) -> Unpacked:
+    """Read an archive. Raises BundleRefused, which names the first thing amiss."""
     if len(data) > LARGEST_ARCHIVE:
         raise BundleRefused(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MiB")
     tar = _gunzip(data)
@@ -47,16 +57,16 @@ def unpack(data: bytes) -> tuple[str, dict[str, File]]:
     for member, content in _members(tar):
         top, _, path = checked_path(member.name).partition("/")
         root = root or top
-        if top != root or not path:
+        if top != root or (not path and not member.isdir()):
             raise BundleRefused(f"{member.name!r} does not lie in the folder {root!r}")
+        if member.isdir():
+            continue  # tar makes them; an archive that has them is not as it was written
         if path in files:
             raise BundleRefused(f"{member.name!r} is in the archive twice")
         if len(files) == MOST_FILES:
             raise BundleRefused(f"the archive holds more than {MOST_FILES} files")
         files[path] = File(content, member.mode)
-    if _tar(root, files) != tar:
-        raise BundleRefused("the archive holds more than its files, or holds them otherwise")
-    return root, files
+    return Unpacked(root, files, _tar(root, files) == tar)
 
 
 def checked_path(name: str) -> str:
@@ -120,9 +130,5 @@ def _check_kind(member: tarfile.TarInfo) -> None:
         raise BundleRefused(f"{member.name!r} is a link, to {member.linkname!r}")
     if member.isdev():
         raise BundleRefused(f"{member.name!r} is a device or a pipe")
-    if member.isdir():
-        raise BundleRefused(f"{member.name!r} is a folder, and bundles list files alone")
-    if member.type != tarfile.REGTYPE or member.issparse():
+    if not member.isdir() and (member.type != tarfile.REGTYPE or member.issparse()):
         raise BundleRefused(f"{member.name!r} is not a plain file")
-    if member.mode not in MODES:
-        raise BundleRefused(f"{member.name!r} has the mode {member.mode:o}, not 644 or 755")

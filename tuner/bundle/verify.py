@@ -72,7 +72,8 @@ def verify(path: Path, check: SignatureCheck | None = None) -> Verified:
 
 def check_bundle(data: bytes) -> dict[str, Any]:
     """The manifest of an archive that holds together. Raises BundleRefused."""
-    root, files = unpack(data)
+    archive = unpack(data)
+    root, files = archive.root, archive.files
     if NAME not in files:
         raise BundleRefused(f"the archive holds no {NAME}")
     manifest = read_manifest(files[NAME].data)
@@ -81,6 +82,8 @@ def check_bundle(data: bytes) -> dict[str, Any]:
     check_files(manifest, files)
     _check_sums(files)
     _check_entries(manifest, files)
+    if not archive.as_written:
+        raise BundleRefused("the archive was repacked, or holds more than its files")
     return manifest
 
 
