@@ -68,8 +68,8 @@ def test_shellcheck_would_find_something(tmp_path: Path) -> None:
     assert subprocess.run([SHELLCHECK, tmp_path / "bad.sh"], capture_output=True).returncode == 1
 
 
-# What the users ran. H20: sglang's issue 4978. L40S: sglang's own guide for 32 L40S. What differs is
-# listed in docs/deploy.md, and here.
+# What the users ran. H20: sglang's issue 4978. L40S: sglang's own guide for 32 L40S.
+# What differs is listed in docs/deploy.md, and here.
 
 
 @pytest.mark.parametrize("rank", [0, 1])
