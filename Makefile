@@ -7,7 +7,7 @@ ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
 TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v))
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test chaos lint clean
 
 install: $(VENV)/.installed $(ENGINE)
 
@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --group dev --editable '.[compile,postgres,service]' 'triton==3.6.0' 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[api,compile,postgres,service]' 'triton==3.6.0' 'torch==2.13.0'
 	touch $@
 
 # The wheel's files alone: its dependencies (torch, CUDA libraries: gigabytes) are not wanted here.
@@ -29,12 +29,17 @@ $(ENGINES)/sglang-%: | $(VENV)/.installed
 	mv $@.part $@
 
 demo: install
-	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --measure predict
+	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --no-fuse-shared --device L40S --measure predict
 	$(BIN)/tuner export --device L40S --out configs_out --allow-predicted
-	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json --device L40S
+	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json \
+	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
 
 test: install $(VENV)/.installed-dev $(TEST_ENGINES)
 	$(BIN)/python -m pytest -m 'not gpu'
+
+# About ten minutes on two cores. It kills only what it started.
+chaos: install $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/chaos.md
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 from celery.schedules import crontab
 from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 
-from tuner.errors import BadInput
+from tuner.errors import BadInput, UnusableStore
 from tuner.store import Leases
 from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
 from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of
@@ -20,6 +21,7 @@ from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
 
+log = logging.getLogger("tuner.worker")
 settings = read_settings()
 if settings.broker_url is None:
     raise BadInput("a Celery worker needs TUNER_BROKER_URL, a redis:// or rediss:// URL")
@@ -45,8 +47,13 @@ def _follow(fleet: int) -> None:
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     global _service
+    try:
+        leases = Leases.open(settings.database_url)
+    except UnusableStore as error:  # Celery would go on without: whoever started this tries again
+        log.error("%s", error)
+        os._exit(1)
     _service = Service(
-        Leases.open(settings.database_url),
+        leases,
         Announcer(settings),
         gpu_of(),
         devices_of(),

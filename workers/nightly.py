@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from tuner.engines import find_engine
 from tuner.errors import TunerError, UnknownEngine
@@ -124,7 +124,13 @@ def plan(watch_list: WatchList, store: Store, day: date) -> Plan:
     return Plan(judged, _oldest(judged, watch_list.revalidate, day), errors)
 
 
-def judge(requests: Iterable[JobRequest], store: Store) -> list[Judged]:
+class HasWinners(Protocol):
+    """A store, or a part of one that has all winners of the problems that are judged."""
+
+    def winners(self, *, device: str, engine: str) -> Sequence[Winner]: ...
+
+
+def judge(requests: Iterable[JobRequest], store: HasWinners) -> list[Judged]:
     """How each request stands in the store."""
     stored: dict[tuple[str, str, str], list[Winner]] = {}
     judged = []
@@ -137,7 +143,7 @@ def judge(requests: Iterable[JobRequest], store: Store) -> list[Judged]:
     return judged
 
 
-def _winners(store: Store, device: str, engine: str, measure: str) -> list[Winner]:
+def _winners(store: HasWinners, device: str, engine: str, measure: str) -> list[Winner]:
     """What counts as an answer: for a prediction, a measured result as well."""
     winners = store.winners(device=device, engine=engine)
     if measure == MeasureKind.PREDICT.value:

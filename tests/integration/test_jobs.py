@@ -253,6 +253,11 @@ class TestListing:
         assert ids(jobs.list(device="NVIDIA_L40S", state=JobState.QUEUED)) == [mine.id]
         assert ids(jobs.list(device="NVIDIA_A10")) == []
 
+    def test_counts(self, jobs: JobStore) -> None:
+        first, *_ = [jobs.submit(request).job.id for request in seeded(3)]
+        jobs.cancel(first)
+        assert jobs.counts() == {JobState.QUEUED: 2, JobState.CANCELLED: 1}
+
     def test_an_unknown_job(self, jobs: JobStore) -> None:
         with pytest.raises(UnknownJob, match="nope"):
             jobs.get("nope")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Engine, delete, select, tuple_, update
+from sqlalchemy import Connection, Engine, delete, func, select, tuple_, update
 
 from tuner.errors import IdempotencyConflict
 from tuner.jobs import (
@@ -121,6 +121,12 @@ class JobStore(Database):
         )
         with self._read() as connection:
             return [read_event(row) for row in connection.execute(query).mappings()]
+
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs stand where; a state without any is left out."""
+        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        with self._read() as connection:
+            return {JobState(state): count for state, count in connection.execute(query)}
 
     def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
         """Drop old keys; the number dropped. Their jobs stay."""
