@@ -131,7 +131,7 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
             f"that TUNER_ENGINE_PATH names"
         )
     matching = found if version is None else [p for p in found if p.version == version]
-    if not matching:
+    if version is not None and not matching:
         versions = sorted({package.version for package in found}, key=version_order)
         near = did_you_mean(version, versions)
         raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}")

@@ -16,6 +16,7 @@ from tuner.store.database import Database
 from tuner.store.job_tables import jobs
 from tuner.store.records import Winner
 from tuner.store.rows import ENVIRONMENT_FIELDS, read_environment, read_trial, read_winner
+from tuner.store.store import in_force
 from tuner.store.tables import environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
@@ -63,19 +64,32 @@ class Lookups(Database):
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
-    def winners_for(
+    def winners_of_problems(
         self, device: str, engine: str, wanted: Collection[FusedMoe]
-    ) -> Sequence[Winner]:
-        """All winners of some problems on a device, whatever their environment."""
+    ) -> list[Winner]:
+        """The winners in force of some problems; and of each environment one of its newest,
+        whatever its problem, so that it can be told which environment is the newest.
+        """
+        newest = winners.alias()
+        newest_of_each = (
+            select(newest.c.id)
+            .where(newest.c.environment_id == environments.c.id)
+            .where(newest.c.status.in_([Status.OK.value, Status.PREDICTED.value]))
+            .order_by(newest.c.published_at.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
         query = (
             select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
             .join(problems, winners.c.problem_id == problems.c.id)
             .join(environments, winners.c.environment_id == environments.c.id)
             .where(environments.c.device == device, environments.c.engine == engine)
-            .where(problems.c.spec.in_([problem.spec() for problem in wanted]))
         )
+        mine = query.where(problems.c.spec.in_([problem.spec() for problem in wanted]))
         with self._read() as connection:
-            return [read_winner(row) for row in connection.execute(query).mappings()]
+            found = [read_winner(row) for row in connection.execute(mine).mappings()]
+            others = connection.execute(query.where(winners.c.id == newest_of_each)).mappings()
+            return in_force(found) + [read_winner(row) for row in others]
 
     def environments(self, device: str | None = None) -> Sequence[tuple[Environment, datetime]]:
         """The environments with winners, and when the newest of them was published."""

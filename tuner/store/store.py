@@ -97,7 +97,7 @@ class Store(Database):
         )
         with self._read() as connection:
             found = [read_winner(row) for row in connection.execute(query).mappings()]
-        return _in_force(found)
+        return in_force(found)
 
     # In the caller's transaction, so that a subclass may add to it.
 
@@ -141,7 +141,9 @@ class Store(Database):
 _TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
 
 
-def _in_force(found: list[Winner]) -> list[Winner]:
+def in_force(found: list[Winner]) -> list[Winner]:
+    """Those that count, of all winners of their problems; see `Store.winners`."""
+
     def place(winner: Winner) -> tuple[FusedMoe, int]:
         return winner.problem, winner.entry.point.batch_size
 

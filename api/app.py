@@ -1,0 +1,90 @@
+"""The application: routes, what stands around them, and the store behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from api import errors
+from api.auth import Authenticate
+from api.metrics import Metrics
+from api.middleware import CheckBody, Observe
+from api.routes import coverage, events, health, jobs, results, tables
+from api.settings import ApiSettings
+from api.state import Api
+from tuner.jobs import Job
+from tuner.store import Store
+from tuner.store.lookups import Lookups
+from workers.reconcile import Announces
+from workers.settings import Settings
+
+DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' Triton kernels.
+
+Errors are problem details (RFC 9457). Lists go on where `after` is the `next` of the page before.
+"""
+
+
+def create_app(settings: ApiSettings, announcer: Announces | None = None) -> FastAPI:
+    """The API over the store that the settings name; it is opened, and migrated, at start-up.
+
+    `announcer` wakes workers: by default those of the settings' broker, if there is one.
+    Serving raises UnusableStore where the store cannot be opened.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with Store.open(settings.service.database_url) as store:
+            wakes = announcer or _announcer(settings.service)
+            metrics = Metrics(Lookups.sharing(store).unfinished)
+            app.state.api = Api(settings, store, wakes, metrics)
+            yield
+
+    app = FastAPI(
+        title="engine-tuner",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # the pages fetch their scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for part in (jobs, events, results, coverage, tables, health):
+        app.include_router(part.router)
+    errors.install(app)
+    # Added last is outermost: named and counted, then known, then read.
+    app.add_middleware(CheckBody, largest=settings.max_body_bytes)
+    app.add_middleware(Authenticate)
+    app.add_middleware(Observe)
+    _describe_problems(app)
+    return app
+
+
+class _Nobody:
+    def announce(self, job: Job) -> None:
+        """Workers find the job when they look."""
+
+
+def _announcer(settings: Settings) -> Announces:
+    if settings.broker_url is None:
+        return _Nobody()
+    from workers.queue import Announcer  # noqa: PLC0415 (without a broker, no Celery is needed)
+
+    return Announcer(settings)
+
+
+def _describe_problems(app: FastAPI) -> None:
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = make()
+        schemas = schema["components"]["schemas"]
+        if "Problem" not in schemas:
+            problem = errors.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= problem.pop("$defs")
+            schemas["Problem"] = problem
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,109 @@
+"""What is tuned, stale or missing: of what is stored, and of what is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from tuner.jobs import JobRequest
+from tuner.problems import FusedMoe
+from tuner.results import Environment
+from tuner.store import Winner
+from tuner.store.lookups import Held, Lookups
+from workers.nightly import Standing, judge
+from workers.watches import WatchList
+
+_FIELDS = ("engine_version", "kernel_hash", "triton", "torch", "cuda", "driver")
+
+
+def stored_rows(
+    held: Iterable[Held], environments: Iterable[tuple[Environment, datetime]]
+) -> list[dict[str, Any]]:
+    """What is stored, and whether its environment is its device's newest."""
+    newest: dict[tuple[str, str, str], tuple[datetime, Environment]] = {}
+    for environment, at in environments:
+        kind = _kind(environment)
+        if kind not in newest or newest[kind][0] < at:
+            newest[kind] = at, environment
+    return [_stored_row(one, newest[_kind(one.environment)][1]) for one in held]
+
+
+def watched_rows(
+    watch_list: WatchList, device: str | None, skip: int, limit: int, lookups: Lookups
+) -> list[dict[str, Any]]:
+    """A page of the watched keys, in the order of the list, and how each stands."""
+    every = (request for watch in watch_list.watches for request in watch.requests())
+    mine = (request for request in every if device is None or _device_of(request) == device)
+    page = list(islice(mine, skip, skip + limit))
+    requests = [request for request in page if isinstance(request, JobRequest)]
+    store = _PartOfStore(lookups, {request.problem for request in requests})
+    judged = iter(judge(requests, store))
+    rows = []
+    for one in page:
+        if isinstance(one, JobRequest):
+            found = next(judged)
+            rows.append(_watched_row(one, found.standing.value, found.why, found.tuned_at))
+        else:
+            rows.append(_error_row(*one))
+    return rows
+
+
+@dataclass(frozen=True)
+class _PartOfStore:
+    lookups: Lookups
+    wanted: set[FusedMoe]
+
+    def winners(self, *, device: str, engine: str) -> Sequence[Winner]:
+        return self.lookups.winners_of_problems(device, engine, self.wanted)
+
+
+def _kind(environment: Environment) -> tuple[str, str, str]:
+    # A recording and a model of the device are environments beside the device's own.
+    source = environment.driver.partition(" ")[0]
+    measured = "gpu" if source and source != "recording" else source
+    return environment.device, environment.engine, measured
+
+
+def _stored_row(held: Held, newest: Environment) -> dict[str, Any]:
+    old, new = asdict(held.environment), asdict(newest)
+    changed = [name for name in _FIELDS if old[name] != new[name]]
+    return {
+        "device": held.environment.device,
+        "problem": held.problem.spec(),
+        "environment": old,
+        "standing": (Standing.STALE if changed else Standing.TUNED).value,
+        "why": "; ".join(f"{name} is now {new[name][:40]}" for name in changed),
+        "points": {status.value: count for status, count in sorted(held.points.items())},
+        "oldest": held.oldest,
+        "newest": held.newest,
+    }
+
+
+def _watched_row(
+    request: JobRequest, standing: str, why: str, tuned_at: datetime | None
+) -> dict[str, Any]:
+    return {
+        "model": request.model,
+        "problem": request.problem.spec(),
+        "device": request.device,
+        "engine": request.engine,
+        "measure": request.measure,
+        "standing": standing,
+        "why": why,
+        "tuned_at": tuned_at,
+    }
+
+
+def _error_row(what: str, why: str) -> dict[str, Any]:
+    model, _, device = what.rpartition(" on ")
+    empty = {"problem": "", "engine": "", "measure": "", "tuned_at": None}
+    return {**empty, "model": model, "device": device, "standing": "error", "why": why}
+
+
+def _device_of(request: JobRequest | tuple[str, str]) -> str:
+    if isinstance(request, JobRequest):
+        return request.device
+    return request[0].rpartition(" on ")[2]

@@ -1,0 +1,151 @@
+"""Every answer that is an error: RFC 9457 problem details, with the nearest valid choice."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from tuner.errors import (
+    BadInput,
+    ExportRefused,
+    TunerError,
+    UnknownJob,
+    UnusableStore,
+    WorkFailed,
+    did_you_mean,
+)
+
+log = logging.getLogger("tuner.api")
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_S = 5
+# The first class of an error's ancestry that is here decides.
+_STATUSES: dict[type[BaseException], int] = {
+    UnknownJob: 404,
+    ExportRefused: 409,
+    UnusableStore: 503,
+    BadInput: 422,
+    WorkFailed: 409,
+    TunerError: 500,
+}
+
+
+class Mistake(BaseModel):
+    """One thing wrong with a request."""
+
+    pointer: str = Field(description="Where: a JSON pointer into the body, or a parameter's name.")
+    detail: str
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str = Field(description="about:blank, or a urn that names the kind of error.")
+    title: str
+    status: int
+    detail: str = Field(description="One line for people, naming the nearest valid choice.")
+    request_id: str = Field(description="As in the header X-Request-ID and the server's log.")
+    errors: list[Mistake] = []
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entries of a route's errors, beyond those that any route may answer."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": schema}},
+        }
+        for status in sorted({400, 401, 403, 413, 422, 429, 500, 503, *statuses})
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Have all errors of the app answered as problems, and its schema say so."""
+    app.add_exception_handler(TunerError, _on_tuner_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+
+
+def problem_response(
+    request_id: str,
+    status: int,
+    detail: str = "",
+    *,
+    kind: str = "about:blank",
+    headers: Mapping[str, str] | None = None,
+    errors: Sequence[Mistake] = (),
+) -> JSONResponse:
+    """A problem as a response."""
+    title = HTTPStatus(status).phrase
+    problem = Problem(
+        type=kind,
+        title=title,
+        status=status,
+        detail=detail or title,
+        request_id=request_id,
+        errors=list(errors),
+    )
+    content = problem.model_dump(exclude_defaults=True)
+    return JSONResponse(content, status, headers, media_type=MEDIA_TYPE)
+
+
+async def _on_tuner_error(request: Request, error: Exception) -> Response:
+    kinds = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+    status, detail, headers = next(kinds), str(error), {}
+    if status >= 500:
+        # The client can do nothing with where the store is, and need not know it.
+        log.error("%s", detail)
+        detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
+        headers["Retry-After"] = str(RETRY_S)
+    kind = f"urn:engine-tuner:error:{_kebab(type(error).__name__)}"
+    return problem_response(request_id(request), status, detail, kind=kind, headers=headers)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code < 400:
+        return Response(status_code=error.status_code, headers=error.headers)
+    return problem_response(
+        request_id(request), error.status_code, error.detail, headers=error.headers
+    )
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    mistakes = [_mistake(one) for one in error.errors()[:20]]
+    detail = "; ".join(_line(mistake) for mistake in mistakes[:3])
+    kind = "urn:engine-tuner:error:invalid-request"
+    return problem_response(request_id(request), 422, detail, kind=kind, errors=mistakes)
+
+
+def request_id(request: Request) -> str:
+    return str(request.scope["state"].get("request_id", ""))
+
+
+def _mistake(error: Mapping[str, Any]) -> Mistake:
+    place = [str(part) for part in error["loc"]]
+    text = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] in ("enum", "literal_error") and isinstance(error["input"], str):
+        choices = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+        text += did_you_mean(error["input"][:100], choices)
+    if place[0] == "body":
+        return Mistake(pointer="/" + "/".join(place[1:]), detail=text)
+    return Mistake(pointer=place[-1], detail=text)
+
+
+def _line(mistake: Mistake) -> str:
+    return f"{mistake.pointer.lstrip('/')}: {mistake.detail}".removeprefix(": ")
+
+
+def _kebab(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()

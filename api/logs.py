@@ -1,0 +1,39 @@
+"""Logs as JSON, one object a line, with the ids of requests and jobs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import datetime, timezone
+
+# Of the request that is being answered; threads that answer it inherit it.
+current_request: ContextVar[str] = ContextVar("current_request", default="")
+
+_OURS = ("job_id", "client", "method", "path", "route", "status", "ms", "address")
+
+
+class JsonFormatter(logging.Formatter):
+    """A record and what came with it in `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at": datetime.fromtimestamp(record.created, timezone.utc).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := current_request.get():
+            line["request_id"] = request_id
+        line |= {name: vars(record)[name] for name in _OURS if name in vars(record)}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_json(level: int = logging.INFO) -> None:
+    """Send every logger's records to stderr as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,200 @@
+"""Around every request: its id, its line in the log, its figures; and what bodies may be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from typing import NoReturn
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth import Caller
+from api.errors import problem_response
+from api.logs import current_request
+
+log = logging.getLogger("tuner.api.access")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+DEEPEST = 64  # of JSON's nesting; a config.json has 6
+_MOST_DIGITS = 400  # of a number: beyond, Python takes quadratic time, then refuses
+_IN_THREAD_BYTES = 1 << 16  # a larger body would hold up the other requests
+
+
+class Observe:
+    """ASGI middleware: names, logs, times and counts a request, and answers for its bugs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+        token = current_request.set(request_id)
+        started, status = time.perf_counter(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"
+                self._count(scope, status, time.perf_counter() - started)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            log.exception("a request failed")
+            if status:
+                raise  # the answer has begun: the connection must break
+            await problem_response(request_id, 500)(scope, receive, send_named)
+        finally:
+            self._log(scope, status, time.perf_counter() - started)
+            current_request.reset(token)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        metrics, route = scope["app"].state.api.metrics, _route(scope)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        metrics.requests.labels(method, route, status).inc()
+        metrics.seconds.labels(method, route).observe(seconds)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        caller, job_id = scope["state"].get("caller"), scope["state"].get("job_id")
+        extra = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "route": _route(scope),
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+            "client": caller.name if isinstance(caller, Caller) else None,
+            "job_id": job_id or scope.get("path_params", {}).get("job_id"),
+        }
+        said = {name: value for name, value in extra.items() if value is not None}
+        log.info("%s %s %d", scope["method"], scope["path"], status, extra=said)
+
+
+class Refused(Exception):
+    """A body that nobody shall read."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class CheckBody:
+    """ASGI middleware: reads a body to its bounded end, and lets plain JSON alone through."""
+
+    def __init__(self, app: ASGIApp, largest: int) -> None:
+        self._app = app
+        self._largest = largest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+            if len(body) > _IN_THREAD_BYTES:
+                await run_in_threadpool(check_json, body)
+            elif body:
+                check_json(body)
+        except Refused as refusal:
+            response = problem_response(scope["state"]["request_id"], refusal.status, str(refusal))
+            await response(scope, receive, send)
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, receive_again, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "0")
+        if not declared.isdigit() or int(declared[:20]) > self._largest:
+            raise self._too_large()
+        chunks, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the body was cut off")
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            size += len(chunk)
+            if size > self._largest:
+                raise self._too_large()
+            chunks.append(chunk)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if size and kind != "application/json":
+            raise Refused(415, "send JSON, as Content-Type: application/json")
+        return b"".join(chunks)
+
+    def _too_large(self) -> Refused:
+        return Refused(413, f"a body has at most {self._largest} bytes")
+
+
+def check_json(body: bytes) -> None:
+    """Raises Refused for what is not plain JSON, or no database could hold."""
+    try:
+        value = json.loads(
+            body.decode(), parse_constant=_no_number, parse_int=_bounded, parse_float=_finite
+        )
+    except RecursionError:
+        raise Refused(400, f"the JSON is nested more than {DEEPEST} deep") from None
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from None
+    _check_values(value)
+
+
+def _check_values(value: object) -> None:
+    level, depth = [value], 0
+    while level:
+        if depth > DEEPEST:
+            raise Refused(400, f"the JSON is nested more than {DEEPEST} deep")
+        below: list[object] = []
+        for one in level:
+            if isinstance(one, str):
+                _check_text(one)
+            elif isinstance(one, list):
+                below.extend(one)
+            elif isinstance(one, dict):
+                below.extend(one.keys())
+                below.extend(one.values())
+        level, depth = below, depth + 1
+
+
+def _check_text(text: str) -> None:
+    if "\0" in text or not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise Refused(400, "a string holds a NUL or half a character")
+
+
+def _bounded(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError("a number has too many digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if abs(number) == float("inf"):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def _route(scope: Scope) -> str:
+    return getattr(scope.get("route"), "path", "unmatched")

@@ -1,0 +1,91 @@
+"""From a request's body to what the tuner's rooms take. Nothing here reads a file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from api.schemas_in import SubmitJob, WatchIn
+from tuner.checkpoints import (
+    Resolved,
+    find_preset,
+    parse_checkpoint,
+    parse_config_name,
+    resolve,
+    resolve_model,
+)
+from tuner.devices import find_device
+from tuner.errors import BadInput
+from tuner.jobs import JobRequest
+from tuner.problems import FusedMoe, Gemm
+from workers.settings import Settings
+from workers.watches import Watch, engine_version
+
+
+def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
+    """The job, and what was assumed of its model. Raises BadInput."""
+    check_measure(body.measure, settings)
+    resolved, label = _resolve(body)
+    gemms = tuple(gemm for gemm in Gemm if gemm in body.gemms)
+    request = JobRequest(
+        problem=resolved.problem,
+        device=body.device,
+        engine=body.engine,
+        measure=body.measure,
+        batch_sizes=tuple(body.batch_sizes) if body.batch_sizes else None,
+        gemms=gemms,
+        effort=body.effort,
+        wide=body.wide,
+        seed=body.seed,
+        model=body.name or label,
+    )
+    return request, resolved.notes
+
+
+def watch_of(body: WatchIn, settings: Settings) -> Watch:
+    """The watch, its models and devices by the tables' own names. Raises BadInput."""
+    check_measure(body.measure, settings)
+    values: dict[str, Any] = body.model_dump(mode="json")
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    lists["models"] = tuple(_plain_name(text) for text in body.models)
+    lists["devices"] = tuple(find_device(text).name for text in body.devices)
+    return Watch(**{**values, **lists})
+
+
+def check_measure(measure: str, settings: Settings) -> None:
+    """Raises BadInput for a replay where nobody has said which folder has the recordings."""
+    if measure.startswith("replay:") and settings.recordings is None:
+        raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
+
+
+def _resolve(body: SubmitJob) -> tuple[Resolved, str]:
+    options: dict[str, Any] = {
+        "tp": body.tp,
+        "ep": body.ep,
+        "dtype": body.dtype,
+        "block_shape": body.block_shape,
+        "engine_version": engine_version(body.engine),
+        "device": find_device(body.device),
+        "fuse_shared": body.fuse_shared,
+    }
+    if isinstance(body.model, dict):
+        name = body.name or "config.json"
+        model = parse_checkpoint(json.dumps(body.model).encode(), name)
+        return resolve_model(model, **options), name
+    options |= {"hidden_size": body.hidden_size, "top_k": body.top_k}
+    text = _plain_name(body.model)
+    label = text if _is_preset(text) else ""
+    return resolve(text, **options), label
+
+
+def _plain_name(text: str) -> str:
+    """A preset's own name, or a problem or warning as it is; whatever else it may look like, no
+    path: that would tell a client what files the server has.
+
+    Raises UnknownModel.
+    """
+    return find_preset(text).name if _is_preset(text) else text
+
+
+def _is_preset(text: str) -> bool:
+    return not text.startswith(f"{FusedMoe.family}:") and parse_config_name(text) is None

@@ -1,0 +1,1 @@
+"""Handlers: each calls one room and shapes its answer."""

@@ -1,0 +1,74 @@
+"""What is tuned, stale or missing, and what is watched."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.exceptions import HTTPException
+
+from api.auth import Admin, Reader
+from api.coverage import stored_rows, watched_rows
+from api.errors import responses
+from api.paging import next_cursor, read_cursor, read_one, read_pair
+from api.requests import watch_of
+from api.schemas_in import StoredPage, WatchedPage, WatchIn
+from api.schemas_out import HeldPageOut, NightOut, WatchedPageOut, WatchesOut, WatchOut
+from api.state import ApiDep
+from tuner.devices import find_device
+from workers.nightly import watch_list_of
+
+router = APIRouter(prefix="/v1", tags=["coverage"])
+
+
+@router.get("/coverage", response_model=HeldPageOut, responses=responses())
+def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """List what is stored, by device and environment, and whether it is stale."""
+    device = find_device(page.device).name if page.device else None
+    found = api.lookups.held(device, read_cursor(page.after, read_pair), page.limit)
+    return {
+        "stored": stored_rows(found, api.lookups.environments(device)),
+        "next": next_cursor(found, page.limit, lambda held: held.place),
+    }
+
+
+@router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())
+def watched(page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """List what is watched, by the list's own order: tuned, stale or missing."""
+    device = find_device(page.device).name if page.device else None
+    skip = read_cursor(page.after, read_one) or 0
+    watch_list = watch_list_of(api.settings.service, api.nights)
+    rows = watched_rows(watch_list, device, skip, page.limit, api.lookups)
+    return {"watched": rows, "next": next_cursor(rows, page.limit, lambda _: [skip + page.limit])}
+
+
+@router.get("/watches", response_model=WatchesOut, responses=responses())
+def list_watches(caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """List the watches that were added over the API."""
+    return {"watches": [asdict(watch) for watch in api.nights.watches()]}
+
+
+@router.post("/watches", status_code=201, response_model=WatchOut, responses=responses(415))
+def add_watch(body: WatchIn, caller: Admin, api: ApiDep) -> dict[str, Any]:
+    """Keep models tuned. An equal watch that is there already is answered instead."""
+    watch = watch_of(body, api.settings.service)
+    return asdict(api.nights.add_watch(watch.as_json(), watch.key, caller.name))
+
+
+@router.delete("/watches/{watch_id}", status_code=204, responses=responses(404))
+def remove_watch(
+    watch_id: Annotated[int, Path(ge=1, lt=1 << 31)], caller: Admin, api: ApiDep
+) -> None:
+    """Stop keeping its models tuned. What is stored stays."""
+    if not api.nights.remove_watch(watch_id):
+        raise HTTPException(404, f"there is no watch {watch_id}")
+
+
+@router.get("/nights/last", response_model=NightOut, responses=responses(404))
+def last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show what the last night did."""
+    night = api.nights.last()
+    if night is None:
+        raise HTTPException(404, "there was no night yet")
+    return asdict(night)

@@ -1,0 +1,77 @@
+"""A job's steps as they happen: server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from api.auth import Reader
+from api.errors import responses
+from api.schemas_out import EventOut
+from api.state import ApiDep
+from api.text import JobId
+from tuner.errors import UnusableStore
+from tuner.jobs import Job
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+LOOK_S = 0.5  # for new steps
+BATCH = 500
+COME_AGAIN_MS = 2000  # what a client waits when the stream breaks
+
+LastEventId = Annotated[
+    int, Header(ge=0, lt=1 << 31, description="The last event had: the stream goes on after it.")
+]
+
+
+def _job_with_more(
+    job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0
+) -> Job:
+    """The job, before the stream begins: afterwards it is too late for another status."""
+    job = api.jobs.get(job_id)
+    if job.state.finished and not api.jobs.events(job_id, last_event_id, 1):
+        raise HTTPException(204)  # which tells a browser not to come again
+    if api.streams >= api.settings.streams:
+        text = f"{api.streams} event streams are open, and no more may be"
+        raise HTTPException(503, text, {"Retry-After": "5"})
+    return job
+
+
+@router.get(
+    "/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses={
+        **responses(404),
+        200: {"description": "Each event's id is its number, its event its kind, its data:"},
+        204: {"description": "The job has ended and there are no more events."},
+    },
+)
+async def follow(
+    job: Annotated[Job, Depends(_job_with_more)], api: ApiDep, last_event_id: LastEventId = 0
+) -> AsyncIterator[EventOut]:
+    """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
+    ends_at = time.monotonic() + api.settings.stream_s
+    with api.streaming():
+        seen, finished = last_event_id, False
+        yield ServerSentEvent(comment="steps of a job", retry=COME_AGAIN_MS)  # type: ignore[misc]
+        while not finished and time.monotonic() < ends_at:
+            try:
+                # The job before its events, so that none of them is missed at the end.
+                finished = (await run_in_threadpool(api.jobs.get, job.id)).state.finished
+                events = await run_in_threadpool(api.jobs.events, job.id, seen, BATCH)
+            except UnusableStore:
+                return  # the client comes again, with the last id it has
+            for event in events:
+                seen = event.seq
+                data = event.as_json()
+                yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
+            finished = finished and len(events) < BATCH
+            if not events and not finished:
+                await anyio.sleep(LOOK_S)

@@ -1,0 +1,39 @@
+"""Whether the server is there, and what it counts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from api.auth import Reader
+from api.errors import responses
+from api.metrics import CONTENT_TYPE
+from api.schemas_out import StatusOut
+from api.state import ApiDep
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", response_model=StatusOut)
+async def healthz() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", response_model=StatusOut, responses={503: responses(503)[503]})
+def readyz(api: ApiDep) -> dict[str, str]:
+    """Say whether the store answers, so that requests can be served."""
+    api.lookups.ping()
+    return {"status": "ok"}
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        **responses(),
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+    },
+)
+def metrics(caller: Reader, api: ApiDep) -> Response:
+    """Show the counters, in Prometheus' text format."""
+    return Response(api.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,128 @@
+"""Post jobs, look at them, end them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, BackgroundTasks, Header, Query, Request, Response
+from starlette.exceptions import HTTPException
+
+from api.auth import Caller, Reader, Submitter
+from api.errors import responses
+from api.paging import next_cursor, read_cursor, read_time_and_id
+from api.requests import job_request
+from api.schemas_in import JobPage, SubmitJob
+from api.schemas_out import JobOut, JobsOut, SubmittedOut
+from api.state import Api, ApiDep
+from api.text import JobId
+from tuner.devices import find_device
+from tuner.jobs import Job, Priority, Submitted
+from tuner.store.keys import Scope
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+RETRY_S = 5  # when to look again
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="Any text that names this submission: sent again, it is not done again.",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=SubmittedOut,
+    responses={
+        **responses(409, 415),
+        202: {
+            "description": "Accepted, and committed to the store.",
+            "headers": {
+                "Location": {"schema": {"type": "string"}, "description": "The job's URL."},
+                "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."},
+            },
+        },
+    },
+)
+def submit(
+    body: SubmitJob,
+    request: Request,
+    response: Response,
+    later: BackgroundTasks,
+    caller: Submitter,
+    api: ApiDep,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Queue a tuning job. An equal job that is unfinished or a day old is answered instead."""
+    limiter = request.scope["state"]["limiter"]
+    limiter.check(api.settings.submit_rate, "submit", caller.name)
+    wanted, notes = job_request(body, api.settings.service)
+    with api.alone(caller.name, idempotency_key):
+        answer = api.jobs.submit(
+            wanted,
+            priority=Priority.URGENT if body.urgent else Priority.NORMAL,
+            client=caller.name,
+            idempotency_key=idempotency_key,
+            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+        )
+    if answer.created:
+        later.add_task(api.announcer.announce, answer.job)  # a slow broker delays nobody
+    _note(request, api, answer)
+    response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
+    response.headers["Retry-After"] = str(RETRY_S)
+    if answer.replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return {**answer.job.as_json(), "created": answer.created, "notes": list(notes)}
+
+
+@router.get("", response_model=JobsOut, responses=responses())
+def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """List jobs, the newest first."""
+    found = api.jobs.list(
+        device=find_device(page.device).name if page.device else None,
+        model=page.model,
+        state=page.state,
+        after=read_cursor(page.after, read_time_and_id),
+        limit=page.limit,
+    )
+    cursor = next_cursor(found, page.limit, lambda job: [job.created_at.isoformat(), job.id])
+    return {"jobs": [job.as_json() for job in found], "next": cursor}
+
+
+@router.get("/{job_id}", response_model=JobOut, responses=responses(404))
+def show(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show a job."""
+    return api.jobs.get(job_id).as_json()
+
+
+@router.post(
+    "/{job_id}/cancel",
+    response_model=JobOut,
+    responses={
+        **responses(404),
+        202: {"model": JobOut, "description": "Its worker was asked to stop."},
+    },
+)
+def cancel(job_id: JobId, response: Response, caller: Submitter, api: ApiDep) -> dict[str, Any]:
+    """End a job; its trials stay. For all who were given this job, if others asked for the same."""
+    _check_own(api.jobs.get(job_id), caller)
+    job = api.jobs.cancel(job_id)
+    response.status_code = 200 if job.state.finished else 202
+    return job.as_json()
+
+
+def _check_own(job: Job, caller: Caller) -> None:
+    if caller.scope < Scope.ADMIN and job.client != caller.name:
+        text = f"job {job.id} was posted by {job.client}: they or a key of scope admin may end it"
+        raise HTTPException(403, text)
+
+
+def _note(request: Request, api: Api, answer: Submitted) -> None:
+    request.scope["state"]["job_id"] = answer.job.id
+    device, created = answer.job.request.device, str(answer.created).lower()
+    api.metrics.submitted.labels(device, created).inc()

@@ -1,0 +1,153 @@
+"""What came of a job: winners, trials, and the files that an engine loads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi import Path as InPath
+from starlette.exceptions import HTTPException
+
+from api.auth import Reader
+from api.errors import responses
+from api.paging import next_cursor, read_cursor
+from api.schemas_in import Page
+from api.schemas_out import TrialsOut, WinnersOut
+from api.state import ApiDep
+from api.text import EngineSpec, JobId
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import UnknownDevice
+from tuner.export import export_device
+from tuner.problems import Candidate
+from tuner.results import Compiled, Incumbent, Trial
+from tuner.store import Winner
+from tuner.store.lookups import parse_trial_place, trial_place
+
+router = APIRouter(prefix="/v1", tags=["results"])
+
+_TIME = 315_532_800  # 1980: tar programs warn of a time at the very beginning of the clock
+
+
+@router.get("/jobs/{job_id}/winners", response_model=WinnersOut, responses=responses(404))
+def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show what is published for a job's problem in the environment that it ran in."""
+    job = api.jobs.get(job_id)
+    found = api.lookups.winners_of(job.run_id) if job.run_id is not None else []
+    return {
+        "problem": job.request.problem.spec(),
+        "environment": asdict(found[0].environment) if found else None,
+        "winners": [_winner(winner) for winner in found],
+    }
+
+
+@router.get("/jobs/{job_id}/trials", response_model=TrialsOut, responses=responses(404))
+def trials(
+    job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
+    """List what a job tried, by gemm, batch size and configuration."""
+    job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_place)
+    found = api.lookups.trials(job.run_id, after, page.limit) if job.run_id is not None else []
+    cursor = next_cursor(found, page.limit, trial_place)
+    return {"trials": [_trial(trial) for trial in found], "next": cursor}
+
+
+@router.get(
+    "/exports/{device}.tar",
+    response_class=Response,
+    responses={
+        **responses(404, 409),
+        200: {
+            "description": "The files, under one folder; equal stores give equal bytes.",
+            "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        304: {"description": "As If-None-Match has it."},
+    },
+)
+def export(
+    device: Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")],
+    caller: Reader,
+    api: ApiDep,
+    engine: EngineSpec = "sglang",
+    allow_predicted: bool = False,
+    if_none_match: Annotated[str | None, Header(max_length=200)] = None,
+) -> Response:
+    """Download a device's winners as a folder that the engine can be pointed at."""
+    try:
+        card = find_device(device)
+    except UnknownDevice as error:
+        raise HTTPException(404, str(error)) from None
+    found = find_engine(engine)
+    with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
+        root = Path(folder)
+        export_device(api.store, card, found, root, allow_predicted=allow_predicted)
+        name = f"{card.name}-{found.name}-{found.version}"
+        data = _tar(name, root)
+    tag = f'"{hashlib.sha256(data).hexdigest()}"'
+    headers = {"ETag": tag, "Content-Disposition": f'attachment; filename="{name}.tar"'}
+    if if_none_match == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type="application/x-tar", headers=headers)
+
+
+def _tar(name: str, root: Path) -> bytes:
+    """The folder's files as a tar whose bytes depend on nothing else."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            data = path.read_bytes()
+            info = tarfile.TarInfo(f"{name}/{path.relative_to(root).as_posix()}")
+            info.size, info.mode, info.mtime = len(data), 0o644, _TIME
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    measured = trial.measurement
+    return {
+        **_result(trial.candidate, trial.compiled),
+        "status": measured.status,
+        "median_us": measured.median_us,
+        "min_us": measured.min_us,
+        "samples": measured.samples,
+        "compile_status": trial.compiled.status,
+        "detail": measured.detail or trial.compiled.detail,
+    }
+
+
+def _winner(winner: Winner) -> dict[str, Any]:
+    entry = winner.entry
+    return {
+        **_result(Candidate(entry.point, entry.config), entry.compiled),
+        "status": entry.status,
+        "median_us": entry.median_us,
+        "incumbents": _incumbents(entry.incumbents),
+        "reason": entry.reason,
+        "run_id": winner.run_id,
+        "published_at": winner.published_at,
+    }
+
+
+def _result(candidate: Candidate, compiled: Compiled) -> dict[str, Any]:
+    return {
+        "gemm": candidate.point.gemm.value,
+        "batch_size": candidate.point.batch_size,
+        "config": dict(candidate.config),
+        "shared_bytes": compiled.shared_bytes,
+        "n_regs": compiled.n_regs,
+        "n_spills": compiled.n_spills,
+    }
+
+
+def _incumbents(found: Mapping[str, Incumbent]) -> dict[str, Any]:
+    return {
+        name: {"config": dict(one.config), "status": one.status, "median_us": one.median_us}
+        for name, one in found.items()
+    }

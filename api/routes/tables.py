@@ -1,0 +1,28 @@
+"""What can be tuned: the tables of devices and models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.auth import Reader
+from api.errors import responses
+from api.schemas_out import DevicesOut, ModelsOut
+from tuner.checkpoints import presets
+from tuner.devices import devices
+
+router = APIRouter(prefix="/v1", tags=["tables"])
+
+
+@router.get("/devices", response_model=DevicesOut, responses=responses())
+def list_devices(caller: Reader) -> dict[str, Any]:
+    """List the GPUs that can be tuned for."""
+    return {"devices": [asdict(device) for device in devices()]}
+
+
+@router.get("/models", response_model=ModelsOut, responses=responses())
+def list_models(caller: Reader) -> dict[str, Any]:
+    """List the models known by name."""
+    return {"models": [asdict(model) for model in presets()]}

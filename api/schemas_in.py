@@ -1,0 +1,136 @@
+"""What requests may hold. Unknown fields are refused, with the nearest known one."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
+from tuner.errors import did_you_mean
+from tuner.jobs import JobState
+from tuner.problems import Dtype, Gemm
+from tuner.space import Effort
+
+
+def _number(value: object) -> object:
+    # Pydantic would take "8" and true; but its strict numbers refuse 8.0, which JSON calls whole.
+    if isinstance(value, str | bool):
+        raise ValueError("should be a number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Count = Annotated[Whole, Field(ge=1, le=4096)]
+Size = Annotated[Whole, Field(ge=1, le=1 << 24)]
+BatchSize = Annotated[Whole, Field(ge=1, lt=1 << 20)]
+Flag = Annotated[bool, Field(strict=True)]
+ModelText = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=2000,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        description="A preset of GET /v1/models, a problem (fused_moe:E=..,N=..,K=..,top_k=..,"
+        "dtype=..), or an engine's warning that it found no config file. Never a path.",
+        examples=["deepseek-r1"],
+    ),
+]
+
+
+class Strict(BaseModel):
+    """A table of known fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_fields(cls, values: object) -> object:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    near = did_you_mean(str(name)[:100], cls.model_fields)
+                    raise ValueError(f"unknown field {str(name)[:100]!r}{near}")
+        return values
+
+
+class SubmitJob(Strict):
+    """A tuning job to queue."""
+
+    model: ModelText | dict[str, Any] = Field(
+        description="A model's name, as below, or the object of its config.json."
+    )
+    device: DeviceName
+    name: Name | None = Field(None, description="What to call the model in lists.")
+    tp: Count = Field(1, description="Tensor-parallel size.")
+    ep: Count = Field(1, description="Expert-parallel size.")
+    dtype: Dtype | None = Field(None, description="Default: the model's own.")
+    block_shape: tuple[Annotated[Whole, Field(ge=0, lt=1 << 20)], BatchSize] | None = Field(
+        None, description="Quantisation block (n, k); default: the model's own."
+    )
+    fuse_shared: Flag | None = Field(
+        None,
+        description="Count shared experts among the routed ones; default: as the engine does.",
+    )
+    hidden_size: Size | None = Field(None, description="For a warning that lacks it.")
+    top_k: Count | None = Field(None, description="For a warning that lacks it.")
+    engine: EngineSpec = "sglang"
+    measure: Measure = "gpu"
+    batch_sizes: list[BatchSize] | None = Field(
+        None, min_length=1, max_length=64, description="Default: the engine's own."
+    )
+    gemms: list[Gemm] = Field([Gemm.UP, Gemm.DOWN], min_length=1, max_length=2)
+    effort: Effort = Effort.STANDARD
+    wide: Flag | None = Field(
+        None,
+        description="Search beyond the engine's own grid; default: where times are measured.",
+    )
+    seed: Whole = Field(0, ge=0, lt=1 << 63)
+    urgent: Flag = Field(False, description="Before the jobs that wait.")
+
+    def canonical(self) -> bytes:
+        """Equal for equal requests, however their JSON was written."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
+
+
+class Page(Strict):
+    """Which page of a list."""
+
+    after: Cursor | None = None
+    limit: int = Field(50, ge=1, le=1000)
+
+
+class JobPage(Page):
+    """Which jobs to list."""
+
+    device: DeviceName | None = None
+    model: Name | None = Field(None, description="As the job's request names it.")
+    state: JobState | None = None
+
+
+class StoredPage(Page):
+    """Which stored results to list."""
+
+    device: DeviceName | None = None
+
+
+class WatchedPage(Page):
+    """Which watched keys to judge."""
+
+    device: DeviceName | None = None
+    limit: int = Field(20, ge=1, le=100)
+
+
+class WatchIn(Strict):
+    """Models to keep tuned: every combination of these, as a [[watch]] of nightly.toml."""
+
+    models: list[ModelText] = Field(min_length=1, max_length=100)
+    devices: list[DeviceName] = Field(min_length=1, max_length=100)
+    tp: list[Count] = Field([1], min_length=1, max_length=20)
+    ep: list[Count] = Field([1], min_length=1, max_length=20)
+    dtypes: list[Dtype] = Field([], max_length=10, description="Default: the model's own.")
+    batch_sizes: list[BatchSize] = Field([], max_length=64, description="Default: the engine's.")
+    engine: EngineSpec = "sglang"
+    measure: Measure = "gpu"
+    effort: Effort = Effort.STANDARD

@@ -1,0 +1,243 @@
+"""What answers hold. Times are microseconds (`_us`), sizes of memory bytes (`_bytes`)."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from tuner.jobs import JobState
+from tuner.results import Status
+
+
+class RequestOut(BaseModel):
+    """What a job tunes."""
+
+    problem: str
+    device: str
+    engine: str
+    measure: str
+    batch_sizes: list[int] | None
+    gemms: list[str]
+    effort: str
+    wide: bool | None
+    seed: int
+    model: str
+
+
+class JobOut(BaseModel):
+    """A job as it stands."""
+
+    id: str
+    state: JobState
+    priority: str
+    request: RequestOut
+    client: str = Field(description="Whoever asked first: a key's name, nightly or local.")
+    attempts: int
+    cancel_requested: bool
+    run_id: int | None
+    error: str
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+
+class SubmittedOut(JobOut):
+    """A job as it was accepted."""
+
+    created: bool = Field(description="False: an equal job was there, and this is it.")
+    notes: list[str] = Field(description="What was assumed of the model.")
+
+
+class JobsOut(BaseModel):
+    """A page of jobs, the newest first."""
+
+    jobs: list[JobOut]
+    next: str | None = Field(description="`after` of the next page; null on the last.")
+
+
+class EventOut(BaseModel):
+    """A step of a job, as it comes in an event stream's `data`."""
+
+    seq: int
+    kind: str
+    at: datetime
+    data: dict[str, Any]
+
+
+class ResultOut(BaseModel):
+    """A configuration, compiled and perhaps timed."""
+
+    gemm: str
+    batch_size: int
+    config: dict[str, int]
+    status: Status
+    median_us: float | None
+    shared_bytes: int | None
+    n_regs: int | None
+    n_spills: int | None
+
+
+class TrialOut(ResultOut):
+    """A configuration that was tried."""
+
+    min_us: float | None
+    samples: int
+    compile_status: Status
+    detail: str
+
+
+class IncumbentOut(BaseModel):
+    """What the engine would run without this tuner."""
+
+    config: dict[str, int]
+    status: Status
+    median_us: float | None
+
+
+class WinnerOut(ResultOut):
+    """A configuration that was chosen."""
+
+    incumbents: dict[str, IncumbentOut]
+    reason: str
+    run_id: int = Field(description="The run that published it: the job's own, or a later one.")
+    published_at: datetime
+
+
+class TrialsOut(BaseModel):
+    """A page of trials, by gemm, batch size and configuration."""
+
+    trials: list[TrialOut]
+    next: str | None
+
+
+class WinnersOut(BaseModel):
+    """What is published for a job's problem, in the environment it ran in."""
+
+    problem: str
+    environment: EnvironmentOut | None = Field(description="Null until a worker has begun.")
+    winners: list[WinnerOut]
+
+
+class EnvironmentOut(BaseModel):
+    """What a time depends on; empty where nothing was measured on a GPU."""
+
+    device: str
+    engine: str
+    engine_version: str
+    triton: str
+    kernel_hash: str
+    torch: str
+    cuda: str
+    driver: str
+
+
+class HeldOut(BaseModel):
+    """What is stored of a problem in an environment."""
+
+    device: str
+    problem: str
+    environment: EnvironmentOut
+    standing: str = Field(description="tuned, or stale: the device has a newer environment.")
+    why: str
+    points: dict[str, int] = Field(description="Points by their winners' status.")
+    oldest: datetime
+    newest: datetime
+
+
+class HeldPageOut(BaseModel):
+    """A page of what is stored."""
+
+    stored: list[HeldOut]
+    next: str | None
+
+
+class WatchedOut(BaseModel):
+    """How a watched key stands."""
+
+    model: str
+    problem: str
+    device: str
+    engine: str
+    measure: str
+    standing: str = Field(description="tuned, stale, missing, or error: no job can be made of it.")
+    why: str
+    tuned_at: datetime | None
+
+
+class WatchedPageOut(BaseModel):
+    """A page of what is watched."""
+
+    watched: list[WatchedOut]
+    next: str | None
+
+
+class WatchOut(BaseModel):
+    """A watch that was added over the API."""
+
+    id: int
+    watch: dict[str, Any]
+    client: str
+    created_at: datetime
+
+
+class WatchesOut(BaseModel):
+    """The watches that were added over the API; a nightly.toml may have more."""
+
+    watches: list[WatchOut]
+
+
+class NightOut(BaseModel):
+    """What the last night did."""
+
+    schedule: str
+    date: date
+    summary: dict[str, Any] | None = Field(description="Null: it was not finished.")
+    started_at: datetime
+    finished_at: datetime | None
+
+
+class DeviceOut(BaseModel):
+    """A GPU that can be tuned for."""
+
+    name: str
+    aliases: list[str]
+    arch: int
+    sm_count: int
+    memory_bytes: int
+    bandwidth_gbs: float
+    shared_optin_bytes: int
+
+
+class DevicesOut(BaseModel):
+    """The GPUs that can be tuned for."""
+
+    devices: list[DeviceOut]
+
+
+class ModelOut(BaseModel):
+    """A model known by name. Sizes are those of the whole model."""
+
+    name: str
+    aliases: list[str]
+    architecture: str
+    E: int
+    intermediate: int
+    hidden: int
+    top_k: int
+    n_shared_experts: int
+    quantization: str
+    dtype: str | None
+
+
+class ModelsOut(BaseModel):
+    """The models known by name."""
+
+    models: list[ModelOut]
+
+
+class StatusOut(BaseModel):
+    """That the server is there."""
+
+    status: str

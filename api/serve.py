@@ -1,0 +1,61 @@
+"""Run the API in this process, with workers in it where no broker would reach others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import uvicorn
+
+from api.app import create_app
+from api.auth import is_loopback
+from api.logs import log_json
+from api.settings import ApiSettings
+from tuner.errors import BadInput
+from tuner.store.keys import KeyStore
+from workers.embedded import EmbeddedWorker
+
+GRACE_S = 5  # for open event streams, when the process is asked to stop
+
+
+def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None:
+    """Answer requests until the process is asked to stop.
+
+    Raises BadInput for an address that others can reach, while the store has no key.
+    """
+    refuse_open_door(settings, host)
+    log_json()
+    with _embedded(settings, workers) as worker:
+        uvicorn.run(
+            create_app(settings, worker),
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # whoever could set them would be on loopback to us
+            timeout_graceful_shutdown=GRACE_S,
+        )
+
+
+def refuse_open_door(settings: ApiSettings, host: str) -> None:
+    """Raises BadInput for an address beyond loopback while there is no key."""
+    with KeyStore.open(settings.service.database_url) as keys:
+        if not is_loopback(host) and not keys.any():
+            raise BadInput(
+                f"{host} can be reached by others: make a key first, with "
+                "`tuner keys add NAME --scope admin`, or serve on 127.0.0.1"
+            )
+
+
+@contextlib.contextmanager
+def _embedded(settings: ApiSettings, workers: bool) -> Iterator[EmbeddedWorker | None]:
+    if not workers:
+        yield None
+        return
+    worker = EmbeddedWorker(settings.service)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()

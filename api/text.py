@@ -1,0 +1,85 @@
+"""Kinds of text that may come in, each with its bounds, for schemas and handlers alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from tuner.engines import parse_spec
+from tuner.errors import BadInput
+from tuner.ways import parse_source
+
+_PLAIN = r"^[^\x00-\x1f\x7f]*$"  # no NUL, which PostgreSQL cannot hold, and no line breaks
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=_PLAIN)]
+DeviceName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=60,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$",
+        description="A GPU of GET /v1/devices, by any of its names.",
+        examples=["L40S", "NVIDIA_H200"],
+    ),
+]
+JobId = Annotated[
+    str,
+    Path(
+        min_length=26,
+        max_length=26,
+        pattern=r"^[0-9a-hjkmnp-tv-z]*$",
+        description="As the job's submission answered it.",
+    ),
+]
+Cursor = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=400,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        description="`next` of the page before.",
+    ),
+]
+
+
+def _engine(text: str) -> str:
+    parse_spec(text)
+    return text
+
+
+def _measure(text: str) -> str:
+    source = parse_source(text)
+    # Which files a server has is no concern of its clients: a name, not a path.
+    if source.recording is not None and str(source.recording) != source.recording.name:
+        raise BadInput(f"a recording is named, without a folder: not {text[:100]!r}")
+    return text
+
+
+EngineSpec = Annotated[
+    str,
+    AfterValidator(_engine),
+    Field(max_length=60, pattern=r"^[A-Za-z0-9_-]+(==[A-Za-z0-9.+!_-]+)?$"),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^sglang(==[0-9][A-Za-z0-9.+]{0,30})?$",
+            "description": "An engine, or exactly one version of it.",
+            "examples": ["sglang", "sglang==0.5.16"],
+        }
+    ),
+]
+Measure = Annotated[
+    str,
+    AfterValidator(_measure),
+    Field(max_length=120, pattern=r"^[A-Za-z0-9:._/-]+$"),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^(gpu|predict|replay:[A-Za-z0-9_][A-Za-z0-9._-]{0,99})$",
+            "description": "gpu, predict, or replay:NAME of a recording that the workers have.",
+            "examples": ["gpu", "predict"],
+        }
+    ),
+]
