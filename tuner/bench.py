@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tuner.compile import Compiler
 from tuner.measure import Measurer
-from tuner.problems import Candidate
-from tuner.results import Compiled, Measurement, Totals, Trial
+from tuner.problems import Candidate, Point
+from tuner.results import Compiled, Totals, Trial, untimed
 
 
 class Bench(Protocol):
@@ -33,9 +33,13 @@ class Bench(Protocol):
 class SerialBench:
     """Measures in the caller's process, between compiles that run beside it."""
 
-    def __init__(self, compiler: Compiler, measurer: Measurer) -> None:
+    def __init__(
+        self, compiler: Compiler, measurer: Measurer, points: Collection[Point] | None = None
+    ) -> None:
+        """`points` are those to take times of, all by default; elsewhere compiling is enough."""
         self._compiler = compiler
         self._measurer = measurer
+        self._points = points
         self.totals = Totals()
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
@@ -48,8 +52,8 @@ class SerialBench:
         return trials
 
     def _trial(self, candidate: Candidate, compiled: Compiled) -> Trial:
-        if not compiled.ok:
-            return Trial(candidate, compiled, Measurement(compiled.status, detail=compiled.detail))
+        if not compiled.ok or (self._points is not None and candidate.point not in self._points):
+            return untimed(candidate, compiled)
         started = time.perf_counter()
         measurement = self._measurer.measure(candidate, compiled)
         self.totals.measure_s += time.perf_counter() - started

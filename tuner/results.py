@@ -74,6 +74,12 @@ class Trial:
     measurement: Measurement
 
 
+def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
+    """What failed to compile, or compiled where nobody asked for a time."""
+    status = Status.INCUMBENT if compiled.ok else compiled.status
+    return Trial(candidate, compiled, Measurement(status, detail=compiled.detail))
+
+
 @dataclass(frozen=True)
 class Incumbent:
     """What the engine would run at a point without this tuner."""

@@ -173,6 +173,7 @@ class Session:
             gpus=request.source.gpus,
             routing=request.source.routing,
             largest_batch_size=max(point.batch_size for point in self.points),
+            points=self.points,
         )
         self._resources.callback(bench.close)
         return bench
@@ -200,7 +201,7 @@ class Session:
         request = self.request
         if self._recording:
             replay = Replay(self._recording)
-            return SerialBench(replay, replay), self._search()
+            return SerialBench(replay, replay, self.points), self._search()
         if request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
         predictor = Predictor(request.device, request.problem, self._corpus)
@@ -214,7 +215,7 @@ class Session:
             for point, some in chosen.items()
             for config in _best_of_each_block(some)
         ]
-        return SerialBench(self._compiler, predictor), Listed(listed)
+        return SerialBench(self._compiler, predictor, self.points), Listed(listed)
 
     def _search(self) -> Search:
         request = self.request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tuner.compile import Farm, KernelCompiler
@@ -11,7 +11,7 @@ from tuner.devices import Device
 from tuner.errors import BadInput
 from tuner.measure.lane import Lane, Limits, Ticket
 from tuner.problems import Candidate, Config, FusedMoe, Point
-from tuner.results import Measurement, Status, Totals, Trial
+from tuner.results import Measurement, Status, Totals, Trial, untimed
 
 LOOK_S = 0.01  # how long one look for results lasts while compiles are also awaited
 RACE_LIMIT_S = 120.0
@@ -21,8 +21,15 @@ INPUT_SEED = 20  # of weights, activations and routings: the same for every run
 class GpuBench:
     """A `Bench` on the GPUs of `lanes`; each point is measured on one of them, always the same."""
 
-    def __init__(self, compiler: KernelCompiler, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self,
+        compiler: KernelCompiler,
+        lanes: Sequence[Lane],
+        points: Collection[Point] | None = None,
+    ) -> None:
+        """`points` are those to take times of, all by default; elsewhere compiling is enough."""
         self._compiler = compiler
+        self._points = points
         self._lanes = lanes
         self._lane_of: dict[Point, Lane] = {}
         self._compiling = 0
@@ -82,12 +89,11 @@ class GpuBench:
         self._compiling -= len(compiled)
         done = []
         for candidate, result in compiled:
-            if result.ok:
+            if result.ok and (self._points is None or candidate.point in self._points):
                 self._first = self._first or time.perf_counter()
                 self._lane(candidate.point).put(Ticket(candidate, result))
             else:
-                failed = Measurement(result.status, detail=result.detail)
-                done.append(Trial(candidate, result, failed))
+                done.append(untimed(candidate, result))
         for lane in self._lanes:
             for ticket, measurement in lane.collect(LOOK_S if wait and not done else 0.0):
                 done.append(Trial(ticket.candidate, ticket.compiled, measurement))
@@ -119,6 +125,7 @@ def open_gpu_bench(
     gpus: Sequence[str],
     routing: Path | None,
     largest_batch_size: int,
+    points: Collection[Point] | None = None,
     limits: Limits = Limits(),
 ) -> GpuBench:
     """A bench on the GPUs that CUDA calls `gpus`, with `engine` (name==version)'s kernels.
@@ -146,4 +153,4 @@ def open_gpu_bench(
         for lane in lanes:
             lane.close()
         raise
-    return GpuBench(compiler, lanes)
+    return GpuBench(compiler, lanes, points)
