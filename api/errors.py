@@ -115,9 +115,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code < 400:
         return Response(status_code=error.status_code, headers=error.headers)
-    return problem_response(
-        request_id(request), error.status_code, error.detail, headers=error.headers
-    )
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the routes of a path are apart, and each names its own method
+        path = getattr(request.scope.get("route"), "path", "")
+        operations = request.app.openapi()["paths"].get(path, {})
+        headers["Allow"] = ", ".join(name.upper() for name in operations)
+    return problem_response(request_id(request), error.status_code, error.detail, headers=headers)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:

@@ -28,6 +28,7 @@ TunerError                      the root: catch this to catch them all
     ├── MeasurerFailed
     ├── NotEnoughMemory
     ├── ExportRefused
+    ├── ServerUnavailable
     └── StaleLease
 
 An error's message defaults to the first line of its class's docstring.
@@ -160,6 +161,10 @@ class ExportRefused(WorkFailed):
 
 class BundleRefused(WorkFailed):
     """The archive is not a bundle as it was made."""
+
+
+class ServerUnavailable(WorkFailed):
+    """The server does not answer, or not as this version expects."""
 
 
 class StaleLease(WorkFailed):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import groupby
@@ -111,17 +111,23 @@ def export_device(
 
     Raises ExportRefused where the store has none for this engine version.
     """
+    winners = stored_winners(store, device, engine)
+    root = out or engine.package_root
+    files = export(winners, engine, device, root, allow_predicted=allow_predicted)
+    if out is None:
+        return ExportReport(root, files, 0, None)
+    return ExportReport(root, files, carry_packaged(engine, root), engine.config_dir_variable)
+
+
+def stored_winners(store: Store, device: Device, engine: Engine) -> list[Winner]:
+    """What there is to export. Raises ExportRefused where there is nothing."""
     winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: "
             f"run `tuner tune MODEL --device {device.name}` first"
         )
-    root = out or engine.package_root
-    files = export(winners, engine, device, root, allow_predicted=allow_predicted)
-    if out is None:
-        return ExportReport(root, files, 0, None)
-    return ExportReport(root, files, carry_packaged(engine, root), engine.config_dir_variable)
+    return winners
 
 
 def export(
@@ -149,6 +155,13 @@ def export(
     return files
 
 
+def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
+    """The files that come with the engine: the path under `configs/`, and where each lies."""
+    source = engine.package_root / "configs"
+    for path in sorted(source.rglob("*.json")):
+        yield path.relative_to(source), path
+
+
 def carry_packaged(engine: Engine, root: Path) -> int:
     """Copy the files that come with the engine under `root`; returns how many were written.
 
@@ -158,10 +171,8 @@ def carry_packaged(engine: Engine, root: Path) -> int:
     Raises UnwritableOutput where the folder cannot be written.
     """
     _prove_writable(root)
-    source = engine.package_root / "configs"
     written = 0
-    for path in sorted(source.rglob("*.json")):
-        relative = path.relative_to(source)
+    for relative, path in packaged_files(engine):
         target = root / "configs" / relative
         data = path.read_bytes()
         ours = (root / PROVENANCE / relative).exists()

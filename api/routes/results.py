@@ -25,7 +25,8 @@ from api.text import EngineSpec, JobId
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnknownDevice
-from tuner.export import export_device
+from tuner.export import export as export_files
+from tuner.export import packaged_files, stored_winners
 from tuner.problems import Candidate
 from tuner.results import Compiled, Incumbent, Trial
 from tuner.store import Winner
@@ -85,11 +86,15 @@ def export(
     except UnknownDevice as error:
         raise HTTPException(404, str(error)) from None
     found = find_engine(engine)
+    tuned = stored_winners(api.store, card, found)
+    name = f"{card.name}-{found.name}-{found.version}"
     with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
         root = Path(folder)
-        export_device(api.store, card, found, root, allow_predicted=allow_predicted)
-        name = f"{card.name}-{found.name}-{found.version}"
-        data = _tar(name, root)
+        export_files(tuned, found, card, root, allow_predicted=allow_predicted)
+        # The packaged files beside them, without a copy of each.
+        files = {f"configs/{path.as_posix()}": file for path, file in packaged_files(found)}
+        files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
+        data = _tar(name, files)
     tag = f'"{hashlib.sha256(data).hexdigest()}"'
     headers = {"ETag": tag, "Content-Disposition": f'attachment; filename="{name}.tar"'}
     if if_none_match == tag:
@@ -97,13 +102,13 @@ def export(
     return Response(data, media_type="application/x-tar", headers=headers)
 
 
-def _tar(name: str, root: Path) -> bytes:
-    """The folder's files as a tar whose bytes depend on nothing else."""
+def _tar(folder: str, files: Mapping[str, Path]) -> bytes:
+    """The files under a folder, as a tar whose bytes depend on nothing else."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in sorted(path for path in root.rglob("*") if path.is_file()):
-            data = path.read_bytes()
-            info = tarfile.TarInfo(f"{name}/{path.relative_to(root).as_posix()}")
+        for path in sorted(files):
+            data = files[path].read_bytes()
+            info = tarfile.TarInfo(f"{folder}/{path}")
             info.size, info.mode, info.mtime = len(data), 0o644, _TIME
             archive.addfile(info, io.BytesIO(data))
     return out.getvalue()

@@ -33,8 +33,8 @@ from tuner.cli.options import (
 )
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
+    from tuner.client import Queue
     from tuner.jobs import Job, JobEvent
-    from tuner.store import JobStore
 
 FOLLOW_S = 0.5
 
@@ -42,13 +42,15 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it
 
 
 @contextlib.contextmanager
-def open_jobs(server: str | None) -> Iterator[JobStore]:
+def open_jobs(server: str | None) -> Iterator[Queue]:
     """The queue: of the local store, or behind a server's API."""
-    from tuner.errors import BadInput
+    if server is not None:
+        from tuner.client import RemoteQueue, api_key
+
+        yield RemoteQueue(server, api_key(os.environ))
+        return
     from tuner.store import JobStore, database_url
 
-    if server is not None:
-        raise BadInput("--server is not there yet: leave it out to use the local store")
     with JobStore.open(database_url(os.environ)) as jobs:
         yield jobs
 
@@ -181,7 +183,7 @@ def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
         typer.echo(f"{found.id} is {found.state.value}: its worker was asked to stop")
 
 
-def _follow(queue: JobStore, found: Job) -> Job:
+def _follow(queue: Queue, found: Job) -> Job:
     seen = 0
     while True:
         found = queue.get(found.id)  # before its events, so that none of them is missed

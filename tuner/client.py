@@ -1,0 +1,244 @@
+"""A service's queue over HTTP, as `tuner.store.JobStore` is it in this process.
+
+With the standard library alone: the base package installs into an engine's environment, where
+every further requirement may move one of the engine's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import json
+import secrets
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import platformdirs
+
+from tuner.errors import BadInput, ServerUnavailable, UnknownJob
+from tuner.jobs import Job, JobEvent, JobRequest, JobState, Priority, Submitted, read_request
+
+KEY_VARIABLE = "TUNER_API_KEY"
+TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
+ATTEMPTS = 3  # of a submission, which its idempotency key makes one
+LARGEST_ANSWER = 64 << 20
+
+
+class Queue(Protocol):
+    """What a `JobStore` and a server do alike."""
+
+    def submit(self, request: JobRequest, *, priority: Priority) -> Submitted: ...
+
+    def get(self, job_id: str) -> Job: ...
+
+    def list(
+        self,
+        *,
+        device: str | None = None,
+        model: str | None = None,
+        state: JobState | None = None,
+        limit: int = 50,
+    ) -> Sequence[Job]: ...
+
+    def cancel(self, job_id: str) -> Job: ...
+
+    def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent] | Iterator[JobEvent]: ...
+
+
+class RemoteQueue:
+    """A server's queue. Raises ServerUnavailable where it does not answer, and BadInput, with the
+    server's own words, for what it refuses.
+    """
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = _checked_url(url)
+        self._key = key
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
+        if _is_loopback(self._url):
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def submit(self, request: JobRequest, *, priority: Priority = Priority.NORMAL) -> Submitted:
+        """Post a job; asked again, when no answer came, it is not posted again."""
+        body = request.as_json()
+        body |= {"model": body.pop("problem"), "urgent": priority is Priority.URGENT}
+        if request.model:
+            body["name"] = request.model
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        for attempt in range(ATTEMPTS):
+            try:
+                answer = self._ask("POST", "/v1/jobs", body, headers)
+                break
+            except ServerUnavailable:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        return Submitted(_read_job(answer), created=bool(answer["created"]))
+
+    def get(self, job_id: str) -> Job:
+        """Raises UnknownJob."""
+        return _read_job(self._ask("GET", _job_path(job_id)))
+
+    def list(
+        self,
+        *,
+        device: str | None = None,
+        model: str | None = None,
+        state: JobState | None = None,
+        limit: int = 50,
+    ) -> Sequence[Job]:
+        """Jobs, the newest first."""
+        wanted = {"device": device, "model": model, "state": state and state.value, "limit": limit}
+        query = urllib.parse.urlencode({k: v for k, v in wanted.items() if v is not None})
+        return [_read_job(values) for values in self._ask("GET", f"/v1/jobs?{query}")["jobs"]]
+
+    def cancel(self, job_id: str) -> Job:
+        """Raises UnknownJob."""
+        return _read_job(self._ask("POST", f"{_job_path(job_id)}/cancel"))
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
+        """A job's events above `after`, as they happen, to its end or the stream's."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        with self._open("GET", f"{_job_path(job_id)}/events", None, headers) as answer:
+            try:
+                for data in _event_data(answer):
+                    yield _read_event(job_id, data)
+            except (OSError, http.client.HTTPException, ValueError):
+                return  # it broke: whoever follows asks again
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        with self._open(method, path, body, headers or {}) as answer:
+            try:
+                values = json.loads(answer.read(LARGEST_ANSWER))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise ServerUnavailable(f"{self._url}: no whole answer came: {error}") from None
+        if not isinstance(values, dict):
+            raise ServerUnavailable(f"{self._url} does not answer as a tuner's service does")
+        return values
+
+    @contextlib.contextmanager
+    def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> Iterator[IO[bytes]]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, dict(headers), method=method)  # noqa: S310 (checked)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        if self._key:
+            request.add_header("Authorization", f"Bearer {self._key}")
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                yield answer
+        except urllib.error.HTTPError as error:
+            raise _translated(error, self._url) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ServerUnavailable(f"{self._url} does not answer: {reason}") from None
+
+
+def api_key(environ: Mapping[str, str]) -> str | None:
+    """TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's own `api-key` file.
+
+    Raises BadInput for a file that others may read.
+    """
+    if key := environ.get(KEY_VARIABLE):
+        return key
+    given = environ.get(f"{KEY_VARIABLE}_FILE")
+    usual = platformdirs.user_config_path("tuner", appauthor=False) / "api-key"
+    path = Path(given) if given else usual
+    if not given and not path.exists():
+        return None
+    try:
+        if path.stat().st_mode & 0o077:
+            raise BadInput(f"others may read the key in {path}: run `chmod 600 {path}`")
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read the key in {path}: {error}") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """None: the key goes to the server that was named, and no other."""
+
+
+def _checked_url(text: str) -> str:
+    url = urllib.parse.urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.username:
+        raise BadInput(f"a server is like http://HOST:PORT or https://HOST: not {text!r}")
+    return text.rstrip("/")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _job_path(job_id: str) -> str:
+    return f"/v1/jobs/{urllib.parse.quote(job_id, safe='')}"
+
+
+def _translated(error: urllib.error.HTTPError, url: str) -> Exception:
+    try:
+        problem = json.loads(error.read(1 << 16))
+        text = str(problem["detail"])
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        text = f"{error.code} {error.reason}"
+    if error.code >= 500 or error.code == 429:
+        return ServerUnavailable(f"{url}: {text}")
+    if error.code == 401:
+        return BadInput(f"{url}: {text} (set {KEY_VARIABLE})")
+    return UnknownJob(text) if error.code == 404 else BadInput(f"{url}: {text}")
+
+
+def _event_data(answer: IO[bytes]) -> Iterator[Mapping[str, Any]]:
+    for line in answer:
+        name, _, value = line.decode().rstrip("\r\n").partition(": ")
+        if name == "data":  # the server writes each event's data on one line
+            yield json.loads(value)
+
+
+def _read_event(job_id: str, values: Mapping[str, Any]) -> JobEvent:
+    at = datetime.fromisoformat(values["at"])
+    return JobEvent(job_id, values["seq"], values["kind"], at, values["data"])
+
+
+def _read_job(values: Mapping[str, Any]) -> Job:
+    try:
+        times = {
+            name: datetime.fromisoformat(values[name].replace("Z", "+00:00"))
+            for name in ("created_at", "updated_at", "finished_at")
+            if values[name] is not None
+        }
+        return Job(
+            id=values["id"],
+            request=read_request(values["request"]),
+            priority=Priority[values["priority"].upper()],
+            state=JobState(values["state"]),
+            client=values["client"],
+            attempts=values["attempts"],
+            owner="",  # who works on it, and until when, is the service's own business
+            lease_expires_at=None,
+            cancel_requested=values["cancel_requested"],
+            run_id=values["run_id"],
+            error=values["error"],
+            available_at=times["created_at"],
+            created_at=times["created_at"],
+            updated_at=times["updated_at"],
+            finished_at=times.get("finished_at"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ServerUnavailable(f"the server's answer is not a job: {error!r}") from None
