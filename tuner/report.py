@@ -57,7 +57,7 @@ class Report:
         ]
         t = self.totals
         cost = (
-            f"{t.configs_compiled} kernels compiled in {t.compile_s:.1f} s of processes, "
+            f"{t.configs_compiled} kernels, {t.compile_s:.1f} s of compile processes, "
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
         return "\n".join([table((*headers, "status", "why"), rows), "", cost])
