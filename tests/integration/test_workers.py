@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -202,6 +203,45 @@ def test_redis_behind_a_password_and_tls(postgres_url: str, tmp_path: Path) -> N
             assert board.finished(board.post(replay())).state is JobState.DONE
             wait_for(lambda: "Task tuner.wake" in (tmp_path / "worker.log").read_text())
         board.jobs.close()
+
+
+@pytest.fixture
+def fleet(board: Board) -> Iterator[Popen[bytes]]:
+    environ = {
+        **os.environ,
+        "TUNER_DATABASE_URL": board.settings.database_url,
+        "TUNER_BROKER_URL": str(board.settings.broker_url),
+    }
+    command = [sys.executable, "-c", "from tuner.cli import main; main()", "worker"]
+    process = Popen([*command, "--device", "H200", "--processes", "2"], env=environ)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def members(fleet: Popen[bytes]) -> list[int]:
+    return [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
+
+
+def test_tuner_worker_starts_its_processes_again_and_stops_them(fleet: Popen[bytes]) -> None:
+    first = wait_for(lambda: found if len(found := members(fleet)) == 2 else None)
+    os.kill(first[0], signal.SIGKILL)
+    second = wait_for(
+        lambda: found if len(found := members(fleet)) == 2 and first[0] not in found else None
+    )
+    fleet.terminate()
+    assert fleet.wait(timeout=60) == 0
+    assert not any(map(running, second))
+
+
+def test_no_worker_outlives_tuner_worker(
+    fleet: Popen[bytes], board: Board, stuck: JobRequest
+) -> None:
+    board.held(board.post(stuck))  # one of them is at work
+    found = wait_for(lambda: found if len(found := members(fleet)) == 2 else None)
+    fleet.kill()
+    fleet.wait()
+    wait_for(lambda: not any(map(running, found)))
 
 
 def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,13 +78,13 @@ def _night_text(summary: Mapping[str, Any]) -> str:
     if "watched" not in summary:
         return f"{title}: not finished"
     rows = [
-        (kind, one["device"], one["model"] or one["problem"], one["measure"], one.get("why", ""))
+        (kind, one["device"], one["model"], one["problem"], one["measure"], one.get("why", ""))
         for kind in ("missing", "stale", "revalidated")
         for one in summary[kind]
     ]
-    rows += [("error", "", one["what"], "", one["why"]) for one in summary["errors"]]
+    rows += [("error", "", one["what"], "", "", one["why"]) for one in summary["errors"]]
     counts = f"{title}: {summary['watched']} watched, {len(rows)} to do"
     if "submitted" in summary:
         counts += f", {len(summary['submitted'])} queued, {len(summary['waiting'])} waiting before"
-    headers = ("what", "device", "model or problem", "measure", "why")
+    headers = ("what", "device", "model", "problem", "measure", "why")
     return counts + (f"\n\n{table(headers, rows)}" if rows else "")

@@ -13,7 +13,7 @@ from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.job_tables import nightly_runs, watches
 from tuner.store.jobs import Clock
 
-GIVEN_UP = timedelta(minutes=10)  # a night begun before, and not finished, was killed
+GIVEN_UP = timedelta(minutes=5)  # a night begun before that, and not finished, was killed
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""`tuner submit`, `jobs`, `job`, `cancel` and `nightly` on a local store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+from worker_processes import PROBLEM, RECORDING
+
+from tuner.cli import app
+from workers.embedded import EmbeddedWorker
+from workers.settings import Settings
+
+Tuner = Callable[..., Result]
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    found = f"sqlite:///{tmp_path / 'tuner.db'}"
+    monkeypatch.setenv("TUNER_DATABASE_URL", found)
+    for name in ("TUNER_BROKER_URL", "TUNER_SERVER", "TUNER_NIGHTLY", "TUNER_RECORDINGS"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+@pytest.fixture
+def tuner(url: str) -> Tuner:
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+REPLAY = (
+    *("submit", PROBLEM.spec(), "--device", "H200", "--batch-sizes", "2,16"),
+    *("--effort", "quick", "--measure"),
+)
+
+
+def test_a_job_is_posted_followed_and_listed(tuner: Tuner, url: str) -> None:
+    posted = tuner(*REPLAY, f"replay:{RECORDING}")
+    assert posted.exit_code == 0, posted.stderr
+    job_id = posted.stdout.strip()
+    worker = EmbeddedWorker(Settings(url), gpus=())
+    worker.start()
+    try:
+        followed = tuner("job", job_id, "--follow", "--json")
+    finally:
+        worker.stop()
+    assert followed.exit_code == 0
+    assert json.loads(followed.stdout)["state"] == "done"
+    steps = [line.split()[1].rstrip(":") for line in followed.stderr.splitlines()]
+    assert (steps[:3], steps[-1]) == (["submitted", "leased", "running"], "done")
+    assert "best M=2 up" in followed.stderr
+    listed = json.loads(tuner("jobs", "--state", "done", "--json").stdout)
+    assert [job["id"] for job in listed] == [job_id]
+    again = tuner(*REPLAY, f"replay:{RECORDING}")
+    assert again.stdout.strip() == job_id
+    assert "it is done" in again.stderr
+
+
+def test_a_recording_is_named_as_the_worker_will_see_it(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(RECORDING.parent)
+    posted = tuner(*REPLAY, f"replay:{RECORDING.name}", "--json")
+    assert json.loads(posted.stdout)["request"]["measure"] == f"replay:{RECORDING}"
+
+
+def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:
+    job_id = tuner(*REPLAY, f"replay:{RECORDING}", "--urgent").stdout.strip()
+    assert "cancelled" in tuner("cancel", job_id).stdout
+    followed = tuner("job", job_id, "--follow")
+    assert followed.exit_code == 1
+    assert "cancelled" in followed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("job", "nope"), "there is no job 'nope'"),
+        (("cancel", "nope"), "there is no job 'nope'"),
+        (("jobs", "--state", "runing"), "did you mean 'running'"),
+        (("jobs", "--device", "L40X"), "did you mean 'L40'"),
+        (("submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+        ((*REPLAY, "guess"), "unknown way of measuring"),
+        (("nightly", "--last"), "there was no night yet"),
+        (("nightly", "--watch-list", "none.toml"), "No such file"),
+        (("worker",), "TUNER_BROKER_URL"),
+    ],
+)
+def test_bad_input_is_one_line(tuner: Tuner, arguments: tuple[str, ...], reason: str) -> None:
+    refused = tuner(*arguments)
+    assert refused.exit_code == 2
+    assert reason in refused.stderr
+    assert refused.stdout == ""
+    assert json.loads(tuner("jobs", "--json").stdout) == []
+
+
+def test_a_night_is_shown_before_and_after(tuner: Tuner, tmp_path: Path) -> None:
+    watch_list = tmp_path / "nightly.toml"
+    watch_list.write_text(
+        '[[watch]]\nmodels = ["deepseek-r1"]\ndevices = ["L40S"]\ntp = [8, 16]\n'
+        'dtypes = ["int8_w8a8"]\nmeasure = "predict"\n'
+    )
+    dry = tuner("nightly", "--dry-run", "--watch-list", str(watch_list))
+    assert "2 watched, 2 to do" in dry.stdout
+    assert "NVIDIA_L40S" in dry.stdout
+    assert json.loads(tuner("jobs", "--json").stdout) == []
+    assert "2 queued" in tuner("nightly", "--watch-list", str(watch_list)).stdout
+    assert len(json.loads(tuner("jobs", "--json").stdout)) == 2
+    last = json.loads(tuner("nightly", "--last", "--json").stdout)
+    assert len(last["submitted"]) == 2
+    assert "2 queued" in tuner("nightly", "--last").stdout

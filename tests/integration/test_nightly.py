@@ -1,0 +1,163 @@
+"""The nightly round, on each database: what it finds, and that a second one does no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from tuner.jobs import JobState
+from tuner.problems import Config, FusedMoe, Gemm, Point, parse_problem
+from tuner.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
+from tuner.store import JobStore, NightStore, RunKey, Store
+from tuner.store.database import utc_now
+from tuner.store.nights import GIVEN_UP
+from workers.nightly import SCHEDULE, Standing, last_night, plan, run_nightly, watch_list_of
+from workers.settings import Settings
+from workers.watches import Watch
+
+ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
+DAY = date(2026, 11, 1)
+PROBLEMS = [parse_problem(f"fused_moe:E=8,N={n},K=1024,top_k=2,dtype=bfloat16") for n in (512, 256)]
+ENVIRONMENT = Environment(
+    "NVIDIA_L40S", "sglang", "9.9.9", "3.6.0", "ab" * 32, "2.11.0", "13.0", "580.1"
+)
+WATCH = Watch(
+    tuple(problem.spec() for problem in PROBLEMS), ("L40S",), batch_sizes=(1, 2), engine=ENGINE
+)
+
+
+@pytest.fixture
+def settings(store_url: str, tmp_path: Path) -> Settings:
+    lines = [f"{name} = {value!r}" for name, value in WATCH.as_json().items()]
+    path = tmp_path / "nightly.toml"
+    path.write_text("\n".join(["revalidate = 1", "[[watch]]", *lines]).replace("'", '"'))
+    return Settings(store_url, nightly=path)
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    with Store.open(settings.database_url) as opened:
+        yield opened
+
+
+def tuned(
+    store: Store,
+    problem: FusedMoe,
+    environment: Environment = ENVIRONMENT,
+    sizes: tuple[int, ...] = (1, 2),
+    status: Status = Status.OK,
+) -> None:
+    points = tuple(Point(size, gemm) for size in sizes for gemm in Gemm)
+    key = RunKey(problem, environment, MeasureKind.GPU, "standard", 0, points, "sglang")
+    config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
+    entries = [Entry(point, config, status, 9.0, compiled, {}, "") for point in points]
+    store.finish_run(store.begin_run(key), entries, Totals())
+
+
+def standings(settings: Settings, store: Store) -> list[Standing]:
+    watch_list = watch_list_of(settings, NightStore.sharing(store))
+    return [one.standing for one in plan(watch_list, store, DAY).watched]
+
+
+class TestPlan:
+    def test_nothing_stored_is_all_missing(self, settings: Settings, store: Store) -> None:
+        assert standings(settings, store) == [Standing.MISSING] * 2
+
+    def test_what_is_stored_is_tuned(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0])
+        assert standings(settings, store) == [Standing.TUNED, Standing.MISSING]
+
+    def test_a_point_that_lacks_is_missing(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], sizes=(1,))
+        assert standings(settings, store)[0] is Standing.MISSING
+
+    def test_a_prediction_is_no_measurement(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], status=Status.PREDICTED)
+        assert standings(settings, store)[0] is Standing.MISSING
+
+    @pytest.mark.parametrize("field", ["triton", "kernel_hash", "torch", "cuda", "driver"])
+    def test_a_changed_environment_makes_the_others_stale(
+        self, settings: Settings, store: Store, field: str
+    ) -> None:
+        tuned(store, PROBLEMS[0])
+        tuned(store, PROBLEMS[1], replace(ENVIRONMENT, **{field: "new"}))
+        assert standings(settings, store) == [Standing.STALE, Standing.TUNED]
+        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        assert field in plan(watch_list, store, DAY).watched[0].why
+
+    def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))
+        assert standings(settings, store)[0] is Standing.STALE
+
+    def test_the_oldest_is_measured_again_as_a_run_of_its_own(
+        self, settings: Settings, store: Store
+    ) -> None:
+        tuned(store, PROBLEMS[1])
+        tuned(store, PROBLEMS[0])
+        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        (again,) = plan(watch_list, store, DAY).revalidate
+        assert (again.problem, again.seed) == (PROBLEMS[1], DAY.toordinal())
+
+    def test_watches_of_the_api_count(self, settings: Settings, store: Store) -> None:
+        more = replace(WATCH, devices=("H200",))
+        nights = NightStore.sharing(store)
+        added = nights.add_watch(more.as_json(), more.key, "team")
+        assert nights.add_watch(more.as_json(), more.key, "again") == added
+        assert standings(settings, store) == [Standing.MISSING] * 4
+        assert nights.remove_watch(added.id)
+        assert not nights.remove_watch(added.id)
+        assert nights.watches() == []
+
+
+class TestRound:
+    def test_a_round_queues_the_difference_once(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0])
+        first = run_nightly(settings, today=DAY)
+        assert (len(first["missing"]), len(first["revalidated"])) == (1, 1)
+        queued = JobStore.sharing(store).list(state=JobState.QUEUED)
+        assert sorted(job.id for job in queued) == sorted(first["submitted"])
+        assert {job.client for job in queued} == {SCHEDULE}
+        assert last_night(settings) == first
+        assert "skipped" in run_nightly(settings, today=DAY)
+        assert last_night(settings) == first
+        next_night = run_nightly(settings, today=DAY + timedelta(days=1))
+        missing = [job.id for job in queued if job.request.problem == PROBLEMS[1]]
+        assert next_night["waiting"] == missing  # still queued: not queued again
+
+    def test_two_beats_at_once_queue_each_job_once(self, settings: Settings, store: Store) -> None:
+        with ThreadPoolExecutor(3) as pool:
+            rounds = list(pool.map(lambda _: run_nightly(settings, today=DAY), range(3)))
+        assert sorted("skipped" in one for one in rounds) == [False, True, True]
+        assert len(JobStore.sharing(store).list()) == 2
+
+    def test_a_dry_run_writes_nothing(self, settings: Settings, store: Store) -> None:
+        assert len(run_nightly(settings, dry_run=True, today=DAY)["missing"]) == 2
+        assert JobStore.sharing(store).list() == []
+        assert last_night(settings) is None
+        assert "skipped" not in run_nightly(settings, today=DAY)
+
+    def test_a_round_that_was_killed_is_taken_over(self, store: Store) -> None:
+        began = utc_now()
+        first = NightStore(store._engine, lambda: began)
+        assert first.begin(SCHEDULE, DAY)
+        assert not first.begin(SCHEDULE, DAY)
+        late = NightStore(store._engine, lambda: began + GIVEN_UP + timedelta(seconds=1))
+        assert late.begin(SCHEDULE, DAY)
+        assert not late.begin(SCHEDULE, DAY)
+        late.finish(SCHEDULE, DAY, {"watched": 0})
+        much_later = NightStore(store._engine, lambda: began + 10 * GIVEN_UP)
+        assert not much_later.begin(SCHEDULE, DAY)
+
+    def test_schedules_and_dates_are_apart(self, store: Store) -> None:
+        nights = NightStore.sharing(store)
+        assert nights.begin("a", DAY)
+        assert nights.begin("b", DAY)
+        assert nights.begin("a", DAY + timedelta(days=1))
+        last = nights.last("b")
+        assert last is not None
+        assert (last.date, last.summary, last.finished_at) == (DAY, None, None)

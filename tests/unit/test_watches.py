@@ -1,0 +1,117 @@
+"""The watch list: read, refused, and spread out into requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import MalformedWatchList
+from tuner.jobs import JobRequest
+from tuner.space import Effort
+from workers.watches import REVALIDATE, Watch, read_watch, read_watch_list
+
+FULL = """
+revalidate = 3
+
+[[watch]]
+models = ["deepseek-r1"]
+devices = ["L40S", "H200"]
+tp = [8, 16]
+dtypes = ["int8_w8a8"]
+batch_sizes = [1, 2]
+engine = "sglang==0.5.16"
+measure = "predict"
+effort = "quick"
+
+[[watch]]
+models = ["fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"]
+devices = ["A100"]
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "nightly.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_list_is_read(tmp_path: Path) -> None:
+    found = read_watch_list(written(tmp_path, FULL))
+    assert found.revalidate == 3
+    first, second = found.watches
+    assert first == Watch(
+        models=("deepseek-r1",),
+        devices=("L40S", "H200"),
+        tp=(8, 16),
+        dtypes=("int8_w8a8",),
+        batch_sizes=(1, 2),
+        engine="sglang==0.5.16",
+        measure="predict",
+        effort="quick",
+    )
+    assert (second.tp, second.ep, second.measure) == ((1,), (1,), "gpu")
+    assert read_watch_list(written(tmp_path, "")).revalidate == REVALIDATE
+
+
+def test_a_watch_comes_back_from_json() -> None:
+    watch = Watch(("deepseek-r1",), ("L40S",), tp=(8,), dtypes=("int8_w8a8",))
+    assert read_watch(watch.as_json()) == watch
+    assert watch.key != Watch(("deepseek-r1",), ("L40S",), tp=(16,)).key
+
+
+def test_a_watch_stands_for_every_combination(tmp_path: Path) -> None:
+    watch = read_watch_list(written(tmp_path, FULL)).watches[0]
+    requests = [one for one in watch.requests() if isinstance(one, JobRequest)]
+    assert {(one.device, one.problem.N) for one in requests} == {
+        ("NVIDIA_L40S", 256),
+        ("NVIDIA_L40S", 128),
+        ("NVIDIA_H200", 256),
+        ("NVIDIA_H200", 128),
+    }
+    assert {(one.measure, one.effort, one.batch_sizes, one.model) for one in requests} == {
+        ("predict", Effort.QUICK, (1, 2), "deepseek-r1")
+    }
+
+
+def test_one_that_cannot_be_does_not_stop_the_others() -> None:
+    watch = Watch(("deepseek-r1", "no-such-model"), ("L40S",), tp=(8, 7), dtypes=("int8_w8a8",))
+    found = list(watch.requests())
+    assert sum(isinstance(one, JobRequest) for one in found) == 1
+    reasons = dict(one for one in found if isinstance(one, tuple))
+    assert "no-such-model" in reasons["no-such-model TP 8 EP 1 int8_w8a8 on L40S"]
+    assert "7" in reasons["deepseek-r1 TP 7 EP 1 int8_w8a8 on L40S"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("revalidate = ", "not TOML"),
+        ("revalidate = -1", "revalidate must be 0 to 1000"),
+        ("watches = 1", "unknown field watches; did you mean 'watch'"),
+        ("[watch]\nmodels = ['a']", r"write \[\[watch\]\]"),
+        ("[[watch]]\nmodels = ['deepseek-r1']", "watch 1: .*device"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40X']", "watch 1: .*did you mean 'L40'"),
+        ("[[watch]]\nmodels = 'a'\ndevices = ['L40S']", "watch 1.models must be a list"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ntp = [0]", "watch 1.tp"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ntp = [true]", "watch 1.tp"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ndtype = 'fp8'", "did you mean 'dtypes'"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\nmeasure = 'guess'", "guess"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ndtypes = ['fp9']", "fp9"),
+    ],
+)
+def test_a_malformed_list_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(MalformedWatchList, match=reason) as caught:
+        read_watch_list(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MalformedWatchList, match="No such file"):
+        read_watch_list(tmp_path / "none.toml")
+
+
+def test_a_watch_of_very_many_is_refused() -> None:
+    many = list(range(1, 100))
+    with pytest.raises(MalformedWatchList, match="4096"):
+        read_watch({"models": ["a"], "devices": ["L40S"], "tp": many, "ep": many})
