@@ -38,6 +38,11 @@ class _Field:
     trials: Mapping[Gemm, Mapping[Config, Trial]]
     incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
 
+    @property
+    def predicted(self) -> bool:
+        trials = (trial for some in self.trials.values() for trial in some.values())
+        return any(trial.measurement.status is Status.PREDICTED for trial in trials)
+
     def total_us(self, choice: Choice) -> float | None:
         """Microseconds of the gemms in turn, or None where one of them has no time."""
         total = 0.0
@@ -191,7 +196,8 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
             best, best_us = neighbour, neighbour_us
     if incumbent_us is None:
         return best, f"the {name} configuration cannot run here" if incumbent else "fastest"
-    return best, f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
+    gain = f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
+    return best, f"predicted {gain}" if field.predicted else gain
 
 
 def _incumbent(field: _Field) -> tuple[str, Choice | None]:
