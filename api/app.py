@@ -37,7 +37,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with Store.open(settings.service.database_url) as store:
-            wakes = announcer or _announcer(settings.service)
+            wakes = _announcer(settings.service) if announcer is None else announcer
             metrics = Metrics(Lookups.sharing(store).unfinished)
             app.state.api = Api(settings, store, wakes, metrics)
             yield

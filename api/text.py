@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import Path
@@ -11,6 +12,7 @@ from tuner.engines import parse_spec
 from tuner.errors import BadInput
 from tuner.ways import parse_source
 
+_RECORDING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _PLAIN = r"^[^\x00-\x1f\x7f]*$"  # no NUL, which PostgreSQL cannot hold, and no line breaks
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=_PLAIN)]
@@ -52,7 +54,7 @@ def _engine(text: str) -> str:
 def _measure(text: str) -> str:
     source = parse_source(text)
     # Which files a server has is no concern of its clients: a name, not a path.
-    if source.recording is not None and str(source.recording) != source.recording.name:
+    if source.recording is not None and not _RECORDING.fullmatch(text.partition(":")[2]):
         raise BadInput(f"a recording is named, without a folder: not {text[:100]!r}")
     return text
 

@@ -1,0 +1,389 @@
+"""The API's important paths over real HTTP, on each database."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from api_server import JOB, NEVER, Server, serving
+from store_writer import KEY, POINTS, batch
+
+from api.settings import ApiSettings
+from tuner.jobs import Ask, Job, JobState
+from tuner.problems import Config
+from tuner.results import Compiled, Entry, Incumbent, Status, Totals
+from tuner.store import JobStore, Leases
+from workers.settings import Settings
+
+_CONFIG = Config(
+    {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+)
+ENTRY = Entry(
+    POINTS[0],
+    _CONFIG,
+    Status.OK,
+    10.0,
+    Compiled(Status.OK, shared_bytes=73_728, n_regs=128, n_spills=0),
+    {"default": Incumbent(_CONFIG.replace(num_stages=2), Status.OK, 12.5, 49_152)},
+    "faster than default",
+)
+
+
+class Announced(list[Job]):
+    """Who was woken."""
+
+    def announce(self, job: Job) -> None:
+        self.append(job)
+
+
+@pytest.fixture
+def announced() -> Announced:
+    return Announced()
+
+
+@pytest.fixture
+def server(store_url: str, announced: Announced) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(store_url)), announced) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For requests that must not get as far as the store."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'tuner.db'}"
+    with serving(ApiSettings(Settings(url))) as running:
+        yield running
+
+
+@pytest.fixture
+def leases(server: Server, store_url: str) -> Iterator[Leases]:
+    with Leases.open(store_url) as opened:
+        yield opened
+
+
+def work(leases: Leases, *, finish: bool = True) -> Job:
+    """What a worker does with the next job: some trials, then the end."""
+    lease = leases.claim([Ask(needs_gpu=True), Ask(needs_gpu=False)], "test")
+    assert lease is not None
+    store = leases.store(lease)
+    run = store.begin_run(KEY)
+    store.add_trials(run, batch(0))
+    if finish:
+        store.finish_run(run, [ENTRY], Totals(measurements=100))
+    return JobStore.sharing(leases).get(lease.job_id)
+
+
+def events_of(text: bytes) -> list[dict[str, object]]:
+    blocks = [block for block in text.decode().split("\n\n") if "data: " in block]
+    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [{**one, "data": json.loads(one["data"])} for one in fields]
+
+
+class TestSubmit:
+    def test_a_job_is_accepted_stored_and_announced(
+        self, server: Server, announced: Announced, leases: Leases
+    ) -> None:
+        answer = server.call("POST", "/v1/jobs", JOB)
+        assert (answer.status, answer.headers["retry-after"]) == (202, "5")
+        job = answer.json
+        assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+        assert (job["state"], job["client"], job["created"]) == ("queued", "local", True)
+        assert job["request"]["device"] == "NVIDIA_L40S"
+        assert job["request"]["problem"].startswith("fused_moe:E=257,N=64,K=7168,top_k=9")
+        assert "fuses the shared experts" in job["notes"][0]
+        assert server.call("GET", answer.headers["location"]).json["id"] == job["id"]
+        assert JobStore.sharing(leases).get(job["id"]).state is JobState.QUEUED
+        eventually(lambda: [one.id for one in announced] == [job["id"]])
+
+    def test_a_model_is_a_problem_a_warning_or_a_config_json_too(self, server: Server) -> None:
+        problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
+        config = {
+            "architectures": ["MixtralForCausalLM"],
+            "num_local_experts": 8,
+            "intermediate_size": 14336,
+            "hidden_size": 4096,
+            "num_experts_per_tok": 2,
+            "torch_dtype": "bfloat16",
+        }
+        warning = (
+            "Using default MoE kernel config. Config file not found at "
+            "/x/E=8,N=1792,device_name=NVIDIA_L40S.json"
+        )
+        given = [(problem, {}), (config, {"tp": 8}), (warning, {"hidden_size": 4096, "top_k": 2})]
+        jobs = [
+            server.call("POST", "/v1/jobs", {"model": model, "device": "L40S", **more})
+            for model, more in given
+        ]
+        assert [job.status for job in jobs] == [202] * 3
+        assert jobs[0].json["request"]["problem"] == problem
+        mixtral = "fused_moe:E=8,N=1792,K=4096,top_k=2,dtype=bfloat16"
+        assert [job.json["request"]["problem"] for job in jobs[1:]] == [mixtral] * 2
+        assert jobs[2].json["id"] == jobs[1].json["id"]  # one problem, one job
+
+    def test_the_same_key_and_body_is_the_same_job(self, server: Server) -> None:
+        headers = {"Idempotency-Key": "a-1"}
+        first = server.call("POST", "/v1/jobs", JOB, headers)
+        spaced = json.dumps(dict(reversed(JOB.items())), indent=4).encode()
+        again = server.call("POST", "/v1/jobs", spaced, headers)
+        assert (again.status, again.json["id"]) == (202, first.json["id"])
+        assert (again.headers["idempotent-replayed"], again.json["created"]) == ("true", False)
+        other = server.call("POST", "/v1/jobs", {**JOB, "seed": 1}, headers)
+        assert "used before with another body" in other.problem(422)
+        assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
+
+    def test_a_key_at_work_is_a_conflict(self, server: Server) -> None:
+        with server.app.state.api.alone("local", "b-1"):
+            answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"})
+        assert "is being worked on" in answer.problem(409)
+        assert answer.headers["retry-after"] == "1"
+        assert server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"}).status == 202
+
+    def test_eight_at_once_with_one_key_make_one_job(self, server: Server) -> None:
+        def post(seed: int) -> tuple[int, str]:
+            answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "c-1"})
+            return answer.status, answer.json.get("id", "")
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = set(pool.map(post, range(8)))
+        assert {status for status, _ in answers} <= {202, 409}
+        assert len({job for status, job in answers if status == 202}) == 1
+        assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
+
+    def test_an_equal_job_is_not_queued_twice(self, server: Server) -> None:
+        first, again = server.submit(), server.submit(urgent=True)
+        assert (again["id"], again["created"]) == (first["id"], False)
+        assert server.call("GET", f"/v1/jobs/{first['id']}").json["priority"] == "urgent"
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"model": "deepseek-r11"}, "did you mean 'deepseek-r1'?"),
+            ({"device": "L41S"}, "did you mean 'L40S'?"),
+            ({"dtype": "int8_w8a9"}, "did you mean 'int8_w8a8'?"),
+            ({"engine": "sglagn"}, "did you mean 'sglang'?"),
+            ({"measure": "predikt"}, "did you mean 'predict'?"),
+            ({"efort": "quick"}, "unknown field 'efort'; did you mean 'effort'?"),
+            ({"tp": 3}, "the nearest that works is tp="),
+            ({"tp": "8"}, "tp: should be a number"),
+            ({"tp": True}, "tp: should be a number"),
+            ({"seed": 1 << 63}, "seed: Input should be less than"),
+            ({"seed": int("9" * 300)}, "seed: "),
+            ({"batch_sizes": []}, "batch_sizes: List should have at least 1 item"),
+            ({"model": {"architectures": ["LlamaForCausalLM"]}}, "not a mixture-of-experts model"),
+            ({"measure": "replay:h200.csv"}, "TUNER_RECORDINGS names no folder"),
+        ],
+    )
+    def test_a_mistake_is_named_with_what_is_nearest(
+        self, untouched: Server, change: dict[str, object], said: str
+    ) -> None:
+        answer = untouched.call("POST", "/v1/jobs", {**JOB, **change})
+        assert said in answer.problem(422)
+        assert untouched.call("GET", "/v1/jobs").json["jobs"] == []
+
+
+class TestList:
+    def test_pages_meet_and_filters_hold(self, server: Server, leases: Leases) -> None:
+        made = [server.submit(seed=seed)["id"] for seed in range(5)]
+        other = server.submit(device="H200", model="mixtral-8x7b", dtype=None, tp=8)["id"]
+        found, after = [], ""
+        while after is not None:
+            page = server.call("GET", f"/v1/jobs?limit=2{after}").json
+            found += [job["id"] for job in page["jobs"]]
+            after = page["next"] and f"&after={page['next']}"
+        assert found == [other, *reversed(made)]
+        done = work(leases)
+
+        def ids(query: str) -> list[str]:
+            return [job["id"] for job in server.call("GET", f"/v1/jobs?{query}").json["jobs"]]
+
+        assert ids("device=h200") == ids("model=mixtral-8x7b") == [other]
+        assert ids("state=done") == [done.id] == [made[0]]
+        assert ids("state=done&device=H200") == []
+
+    @pytest.mark.parametrize(
+        ("query", "said"),
+        [
+            ("state=runing", "did you mean 'running'?"),
+            ("device=L41S", "did you mean 'L40S'?"),
+            ("stat=done", "did you mean 'state'?"),
+            ("after=AAAA", "take `next` of the page before"),
+            ("after=WyIyMDI2IiwgIngiXQ", "take `next` of the page before"),
+            ("limit=0", "limit: "),
+            ("model=%00", "model: "),
+        ],
+    )
+    def test_a_mistake_is_named(self, untouched: Server, query: str, said: str) -> None:
+        assert said in untouched.call("GET", f"/v1/jobs?{query}").problem(422)
+
+
+class TestCancel:
+    def test_a_queued_job_ends_and_a_running_one_is_asked_to(
+        self, server: Server, leases: Leases
+    ) -> None:
+        running, queued = server.submit(seed=1)["id"], server.submit(seed=2)["id"]
+        work(leases, finish=False)
+        ended = server.call("POST", f"/v1/jobs/{queued}/cancel")
+        assert (ended.status, ended.json["state"]) == (200, "cancelled")
+        asked = server.call("POST", f"/v1/jobs/{running}/cancel")
+        assert (asked.status, asked.json["cancel_requested"]) == (202, True)
+        assert server.call("POST", f"/v1/jobs/{queued}/cancel").json == ended.json
+
+    def test_no_job_is_not_found(self, server: Server) -> None:
+        for method, path in [("POST", "cancel"), ("GET", "events"), ("GET", "trials")]:
+            answer = server.call(method, f"/v1/jobs/{NEVER}/{path}")
+            assert "there is no job" in answer.problem(404)
+
+
+class TestEvents:
+    def test_a_job_is_followed_to_its_end(self, server: Server, leases: Leases) -> None:
+        job_id = server.submit()["id"]
+        answers = []
+        path = f"/v1/jobs/{job_id}/events"
+        follower = threading.Thread(target=lambda: answers.append(server.call("GET", path)))
+        follower.start()
+        eventually(lambda: server.app.state.api.streams == 1)
+        work(leases)
+        follower.join(30)
+        (answer,) = answers
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer.body)
+        assert [one["event"] for one in events] == [
+            "submitted", "leased", "running", "trials", "done",
+        ]  # fmt: skip
+        assert [one["id"] for one in events] == ["1", "2", "3", "4", "5"]
+        assert events[3]["data"]["data"]["new"] == 100  # type: ignore[index]
+        eventually(lambda: server.app.state.api.streams == 0)
+
+    def test_a_broken_stream_goes_on_after_the_last_event(
+        self, server: Server, leases: Leases
+    ) -> None:
+        path = f"/v1/jobs/{server.submit()['id']}/events"
+        work(leases)
+        rest = server.call("GET", path, headers={"Last-Event-ID": "3"})
+        assert [one["id"] for one in events_of(rest.body)] == ["4", "5"]
+        after_all = server.call("GET", path, headers={"Last-Event-ID": "5"})
+        assert (after_all.status, after_all.body) == (204, b"")
+        assert "last-event-id" in server.call("GET", path, headers={"Last-Event-ID": "x"}).problem(
+            422
+        )
+
+
+class TestResults:
+    def test_winners_and_trials_of_a_job(self, server: Server, leases: Leases) -> None:
+        job_id = server.submit()["id"]
+        assert server.call("GET", f"/v1/jobs/{job_id}/winners").json["winners"] == []
+        work(leases)
+        (winner,) = server.call("GET", f"/v1/jobs/{job_id}/winners").json["winners"]
+        assert (winner["batch_size"], winner["gemm"], winner["status"]) == (1, "up", "ok")
+        found, after = [], ""
+        while after is not None:
+            page = server.call("GET", f"/v1/jobs/{job_id}/trials?limit=30{after}").json
+            found += [(one["gemm"], one["config"]["num_stages"]) for one in page["trials"]]
+            after = page["next"] and f"&after={page['next']}"
+        assert len(found) == len(set(found)) == 100
+        assert found[0][0] == "down" and found[-1][0] == "up"
+
+    def test_an_export_is_the_same_tar_each_time(self, server: Server, leases: Leases) -> None:
+        assert "no winners for NVIDIA_L40S" in server.call("GET", "/v1/exports/L40S.tar").problem(
+            409
+        )
+        server.submit()
+        work(leases)
+        first, again = (server.call("GET", "/v1/exports/L40S.tar") for _ in range(2))
+        assert (first.status, first.body) == (200, again.body)
+        with tarfile.open(fileobj=io.BytesIO(first.body)) as tar:
+            members = tar.getmembers()
+        folder = "NVIDIA_L40S-sglang-0.5.16"
+        file = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json"
+        names = {member.name for member in members}
+        assert f"{folder}/configs/triton_3_6_0/{file}" in names
+        assert f"{folder}/provenance/triton_3_6_0/{file}" in names
+        assert len(names) > 300  # the engine's own beside it
+        assert {(m.uid, m.gid, m.uname, m.mode, m.mtime) for m in members} == {
+            (0, 0, "", 0o644, 315_532_800)
+        }
+        tag = {"If-None-Match": first.headers["etag"]}
+        assert server.call("GET", "/v1/exports/L40S.tar", headers=tag).status == 304
+
+
+class TestCoverage:
+    def test_what_is_stored_and_what_is_watched(self, server: Server, leases: Leases) -> None:
+        problem = KEY.problem.spec()
+        watch = {
+            "models": [problem, "DeepSeek_R1"],
+            "devices": ["l40s"],
+            "tp": [32],
+            "dtypes": ["int8_w8a8"],
+            "batch_sizes": [1],
+            "measure": "replay:x.csv",
+        }
+        said = server.call("POST", "/v1/watches", watch).problem(422)
+        assert "TUNER_RECORDINGS" in said
+        added = server.call("POST", "/v1/watches", {**watch, "measure": "gpu"})
+        assert added.status == 201
+        assert added.json["watch"]["models"] == [problem, "deepseek-r1"]
+        standings = [
+            (one["problem"], one["standing"])
+            for one in server.call("GET", "/v1/coverage/watched?device=L40S").json["watched"]
+        ]
+        assert [standing for _, standing in standings] == ["missing", "missing"]
+        server.submit()
+        work(leases)
+        (stored,) = server.call("GET", "/v1/coverage").json["stored"]
+        assert (stored["problem"], stored["standing"]) == (problem, "tuned")
+        assert stored["points"] == {"ok": 1}
+        assert server.call("GET", "/v1/coverage?device=H200").json["stored"] == []
+        gone = server.call("DELETE", f"/v1/watches/{added.json['id']}")
+        assert (gone.status, gone.body) == (204, b"")
+        assert server.call("GET", "/v1/watches").json == {"watches": []}
+        assert server.call("GET", "/v1/coverage/watched").json == {"watched": [], "next": None}
+        server.call("DELETE", f"/v1/watches/{added.json['id']}").problem(404)
+
+
+def test_the_tables_and_the_counters(server: Server) -> None:
+    devices = server.call("GET", "/v1/devices").json["devices"]
+    assert "NVIDIA_L40S" in {device["name"] for device in devices}
+    models = server.call("GET", "/v1/models").json["models"]
+    assert "deepseek-r1" in {model["name"] for model in models}
+    server.submit()
+    metrics = server.call("GET", "/metrics").body.decode()
+    assert 'tuner_jobs_unfinished{device="NVIDIA_L40S",state="queued"} 1.0' in metrics
+    assert 'tuner_jobs_submitted_total{created="true",device="NVIDIA_L40S"} 1.0' in metrics
+    assert 'route="/v1/jobs",status="202"} 1.0' in metrics
+    assert server.call("GET", "/v1/nights/last").problem(404) == "there was no night yet"
+
+
+def test_a_path_names_its_methods(server: Server) -> None:
+    answer = server.call("PUT", "/v1/jobs", {})
+    answer.problem(405)
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "POST"}
+
+
+def test_the_api_imports_nothing_heavy() -> None:
+    code = "import sys, api.app, api.serve; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "triton", "optuna", "numpy", "celery", "workers.app"}
+    assert heavy & set(run.stdout.split()) == set()
+
+
+def eventually(condition) -> None:
+    """Waits, without a clock of its own, for what another thread is about to do."""
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it did not happen")
