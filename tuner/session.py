@@ -32,7 +32,7 @@ from tuner.measure.replay import Replay
 from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Point
 from tuner.report import Report
 from tuner.results import Entry, Environment, MeasureKind, Totals
-from tuner.search import Search, budget_for
+from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
 from tuner.space import Effort, Space, space_for
 from tuner.store import RunJournal, RunKey, RunState, Store
@@ -134,6 +134,18 @@ class Session:
             self._recording.check(request.problem, points, request.device)
         return points
 
+    @cached_property
+    def tries(self) -> dict[int, int]:
+        """How many configurations each batch size may be tried with, all gemms together."""
+        each = self._budget.per_point
+        if self.request.source.kind is MeasureKind.PREDICT:
+            blocks = len(self._spaces[self.points[0].gemm].axes["BLOCK_SIZE_M"])
+            each = blocks * PREDICT_PER_BLOCK
+        return {
+            size: each * len(self.request.gemms)
+            for size in sorted({point.batch_size for point in self.points})
+        }
+
     # Parts
 
     @cached_property
@@ -227,9 +239,12 @@ class Session:
             self._corpus,
             known=self._known(),
         )
+        return Search(self._spaces, self.points, seeds, self._budget, request.seed)
+
+    @cached_property
+    def _budget(self) -> Budget:
         size = max(len(space) for space in self._spaces.values())
-        budget = budget_for(request.effort, len(self.points), size)
-        return Search(self._spaces, self.points, seeds, budget, request.seed)
+        return budget_for(self.request.effort, len(self.points), size)
 
     def _plan(self) -> Plan:
         return Plan(

@@ -103,7 +103,7 @@ def tune(
             say(f"{kind.value}: {name}")
         with (
             Store.open(database_url(os.environ)) as store,
-            closing(Progress(sys.stderr)) as progress,
+            closing(Progress(sys.stderr, session.tries)) as progress,
         ):
             report = session.run(store, progress, record=record)
     if as_json:
