@@ -173,3 +173,28 @@ def export(
         print_json(report.as_json())
     else:
         typer.echo(report.as_text())
+
+
+@command
+def prove(
+    device: DeviceName,
+    out: Annotated[
+        Path, typer.Option("--out", help="What `export` wrote; default: configs_out.")
+    ] = Path("configs_out"),
+    as_json: Json = False,
+) -> None:
+    """Run exported files through the engine's own loader and layer, on the GPU.
+
+    Exit 1 where an output is wrong, or a layer slower than without the files. The engine must be
+    importable here.
+    """
+    from tuner.devices import find_device
+    from tuner.prove import prove as prove_root
+
+    proof = prove_root(out, find_device(device).name)
+    if as_json:
+        print_json(proof.as_json())
+    else:
+        typer.echo(proof.as_text())
+    if not proof.proven:
+        raise typer.Exit(1)
