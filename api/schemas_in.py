@@ -21,10 +21,13 @@ def _number(value: object) -> object:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_number)]
-Count = Annotated[Whole, Field(ge=1, le=4096)]
-Size = Annotated[Whole, Field(ge=1, le=1 << 24)]
-BatchSize = Annotated[Whole, Field(ge=1, lt=1 << 20)]
+# The bounds come first: behind a validator of ours they would not show in the schema.
+Count = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_number)]
+Size = Annotated[int, Field(ge=1, le=1 << 24), BeforeValidator(_number)]
+BatchSize = Annotated[int, Field(ge=1, lt=1 << 20), BeforeValidator(_number)]
+Groups = Annotated[int, Field(ge=0, lt=1 << 20), BeforeValidator(_number)]
+# Up to where every JSON reader has whole numbers exactly.
+Seed = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_number)]
 Flag = Annotated[bool, Field(strict=True)]
 ModelText = Annotated[
     str,
@@ -58,6 +61,12 @@ class Strict(BaseModel):
 class SubmitJob(Strict):
     """A tuning job to queue."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"model": "deepseek-r1", "tp": 32, "dtype": "int8_w8a8", "device": "L40S"}]
+        }
+    )
+
     model: ModelText | dict[str, Any] = Field(
         description="A model's name, as below, or the object of its config.json."
     )
@@ -66,7 +75,7 @@ class SubmitJob(Strict):
     tp: Count = Field(1, description="Tensor-parallel size.")
     ep: Count = Field(1, description="Expert-parallel size.")
     dtype: Dtype | None = Field(None, description="Default: the model's own.")
-    block_shape: tuple[Annotated[Whole, Field(ge=0, lt=1 << 20)], BatchSize] | None = Field(
+    block_shape: tuple[Groups, BatchSize] | None = Field(
         None, description="Quantisation block (n, k); default: the model's own."
     )
     fuse_shared: Flag | None = Field(
@@ -86,7 +95,7 @@ class SubmitJob(Strict):
         None,
         description="Search beyond the engine's own grid; default: where times are measured.",
     )
-    seed: Whole = Field(0, ge=0, lt=1 << 63)
+    seed: Seed = 0
     urgent: Flag = Field(False, description="Before the jobs that wait.")
 
     def canonical(self) -> bytes:
@@ -124,6 +133,12 @@ class WatchedPage(Page):
 
 class WatchIn(Strict):
     """Models to keep tuned: every combination of these, as a [[watch]] of nightly.toml."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"models": ["deepseek-r1"], "devices": ["L40S"], "tp": [8, 16]}]
+        }
+    )
 
     models: list[ModelText] = Field(min_length=1, max_length=100)
     devices: list[DeviceName] = Field(min_length=1, max_length=100)

@@ -11,11 +11,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
 from api.settings import ApiSettings
+from tuner.jobs import Ask, Job
+from tuner.problems import Config
+from tuner.results import Compiled, Entry, Incumbent, Status, Totals
+from tuner.store import JobStore, Leases
 from workers.reconcile import Announces
 
+_CONFIG = Config(
+    {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+)
+ENTRY = Entry(
+    POINTS[0],
+    _CONFIG,
+    Status.OK,
+    10.0,
+    Compiled(Status.OK, shared_bytes=73_728, n_regs=128, n_spills=0),
+    {"default": Incumbent(_CONFIG.replace(num_stages=2), Status.OK, 12.5, 49_152)},
+    "faster than default",
+)
 JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
 NEVER = "0" * 26  # an id that no job has
 
@@ -108,3 +132,15 @@ def serving(settings: ApiSettings, announcer: Announces | None = None) -> Iterat
     finally:
         server.should_exit = True
         thread.join(30)
+
+
+def work(leases: Leases, *, finish: bool = True) -> Job:
+    """What a worker does with the next job: some trials, then the end."""
+    lease = leases.claim([Ask(needs_gpu=True), Ask(needs_gpu=False)], "test")
+    assert lease is not None
+    store = leases.store(lease)
+    run = store.begin_run(KEY)
+    store.add_trials(run, batch(0))
+    if finish:
+        store.finish_run(run, [ENTRY], Totals(measurements=100))
+    return JobStore.sharing(leases).get(lease.job_id)
