@@ -229,8 +229,16 @@ class Session:
         ]
         return SerialBench(self._compiler, predictor, self.points), Listed(listed)
 
-    def _search(self) -> Search:
+    def _search(self) -> Strategy:
         request = self.request
+        if request.effort is Effort.EXHAUSTIVE:  # nothing to learn from on the way
+            return Listed(
+                [
+                    Candidate(point, config)
+                    for point in self.points
+                    for config in self._spaces[point.gemm].configs()
+                ]
+            )
         seeds = seeds_for(
             self.points,
             request.problem,
