@@ -16,9 +16,9 @@ from tuner.bench import Bench, SerialBench
 from tuner.choose import Policy
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices import Device
-from tuner.engines import Engine, ShippedFile, launch_config
-from tuner.engines.config_files import read_lenient
+from tuner.engines import Engine, ShippedFile
 from tuner.errors import BadInput
+from tuner.incumbents import incumbents
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.predict import Predictor
@@ -267,31 +267,18 @@ class Session:
 
     @cached_property
     def _incumbents(self) -> Mapping[Point, Mapping[str, Config]]:
-        """For every point that a file must hold: the engine's sizes, the requested, the shipped."""
         request = self.request
-        sizes = {*BATCH_SIZES, *(p.batch_size for p in self.points), *self._shipped_sizes()}
-        found: dict[Point, dict[str, Config]] = {}
-        for size in sorted(sizes):
-            by_name = request.engine.incumbents(request.problem, request.device, size, self._triton)
-            for gemm in request.gemms:
-                configs = {name: launch_config(pair[gemm]) for name, pair in by_name.items()}
-                found[Point(size, gemm)] = configs
-        return found
+        return incumbents(
+            request.engine,
+            request.problem,
+            request.device,
+            self._triton,
+            request.gemms,
+            [point.batch_size for point in self.points],
+        )
 
     def _known(self) -> dict[Point, Sequence[Config]]:
         return {point: list(self._incumbents[point].values()) for point in self.points}
-
-    def _shipped_sizes(self) -> set[int]:
-        request = self.request
-        engine = request.engine
-        sizes: set[int] = set()
-        for gemm in self.file_names:
-            path = engine.find_file(
-                engine.package_root, request.problem, request.device, gemm, self._triton
-            )
-            if path:
-                sizes.update(read_lenient(path).entries)
-        return sizes
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
