@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
+from typing import NoReturn
 
 import uvicorn
 
@@ -25,6 +27,9 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
     """
     refuse_open_door(settings, host)
     log_json()
+    # Uvicorn ends its work, and then the signal comes again: now to end ours.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     with _embedded(settings, workers) as worker:
         uvicorn.run(
             create_app(settings, worker),
@@ -36,6 +41,10 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
             proxy_headers=False,  # whoever could set them would be on loopback to us
             timeout_graceful_shutdown=GRACE_S,
         )
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)
 
 
 def refuse_open_door(settings: ApiSettings, host: str) -> None:
