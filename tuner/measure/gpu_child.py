@@ -27,6 +27,7 @@ import triton
 
 from tuner.compile.kernel import compile_kernel
 from tuner.engines import find_engine
+from tuner.errors import BadInput
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.layer import (
     WORST_ERROR,
@@ -143,7 +144,10 @@ def main() -> None:
         except torch.OutOfMemoryError as error:
             _send(answers, {"status": "out_of_memory", "detail": _line(error)})
             os._exit(3)
-        except RuntimeError as error:  # every CUDA error is one, and sticks to the context
+        except BadInput as error:
+            _send(answers, {"status": "bad_input", "detail": str(error)})
+            os._exit(3)
+        except Exception as error:  # a CUDA error sticks to the context; others are as unexpected
             _send(answers, {"status": Status.CRASHED.value, "detail": _line(error)})
             os._exit(3)
         _send(answers, {**reply, "seconds": time.perf_counter() - started})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.errors import MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.problems import Candidate
 from tuner.results import Compiled, Measurement, Status
 
@@ -39,17 +39,28 @@ class Ticket:
 class Lane:
     """Measures candidates in order. Any CUDA error costs the child, and one candidate its trial."""
 
-    def __init__(self, setup: Mapping[str, Any], env: dict[str, str], limits: Limits) -> None:
-        self._setup, self._env, self._limits = dict(setup), env, limits
+    def __init__(
+        self,
+        setup: Mapping[str, Any],
+        env: dict[str, str],
+        limits: Limits,
+        module: str = CHILD_MODULE,
+    ) -> None:
+        """`module` is the program to measure with; it speaks as `CHILD_MODULE` does."""
+        self._setup, self._env, self._limits, self._module = dict(setup), env, limits, module
         self._queue: deque[Ticket] = deque()
         self._sent: deque[Ticket] = deque()
         self._head_since = 0.0
         self._best_us: dict[Any, float] = {}
         self.replaced = 0
         self.busy_s = 0.0
-        self._child = ChildProcess(CHILD_MODULE, env)
-        self._spare = ChildProcess(CHILD_MODULE, env)
-        self.ready = self._set_up()
+        self._child = ChildProcess(module, env)
+        self._spare = ChildProcess(module, env)
+        try:
+            self.ready = self._set_up()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def idle(self) -> bool:
@@ -85,6 +96,8 @@ class Lane:
         except (ChildDied, TimeoutError):
             self._replace()
             return None
+        if answer.get("status") == "out_of_memory":
+            raise NotEnoughMemory(answer["detail"])
         if answer.get("status") == Status.CRASHED.value:
             self._replace()
             return None
@@ -146,7 +159,7 @@ class Lane:
                 f"{self.replaced} measuring processes were lost in a row of one run: "
                 f"look at the GPU (nvidia-smi, dmesg) before going on"
             )
-        self._child, self._spare = self._spare, ChildProcess(CHILD_MODULE, self._env)
+        self._child, self._spare = self._spare, ChildProcess(self._module, self._env)
         self._set_up()
 
     def _set_up(self) -> dict[str, Any]:
@@ -155,6 +168,8 @@ class Lane:
             ready = self._child.ask({"op": "setup", **self._setup}, SETUP_LIMIT_S)
         except (ChildDied, TimeoutError) as error:
             raise MeasurerUnavailable(f"the measuring process did not start: {error}") from None
+        if ready.get("status") == "bad_input":
+            raise BadInput(ready["detail"])
         if "status" in ready:
             raise MeasurerUnavailable(f"the GPU cannot be used: {ready['detail']}")
         if ready["needed_bytes"] > ready["free_bytes"]:

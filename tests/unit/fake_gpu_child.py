@@ -1,0 +1,64 @@
+"""Speaks `tuner.measure.gpu_child`'s protocol without a GPU: a config says what becomes of it.
+
+`US` is its time in microseconds; `ACT` is one of the ways to fail below, or absent.
+"""
+
+import json
+import os
+import signal
+import sys
+
+CRASH, DIE, HANG, OUT_OF_MEMORY, WRONG = 1, 2, 3, 4, 5
+READY = {
+    "device": "NVIDIA_FAKE",
+    "torch": "2",
+    "cuda": "13",
+    "driver": "1",
+    "free_bytes": 1000,
+    "needed_bytes": 10,
+}
+
+
+def say(**values: object) -> None:
+    print(json.dumps({"seconds": 0.001, **values}), flush=True)
+
+
+def measurement(status: str, config: dict[str, int], request: dict) -> dict[str, object]:
+    ok = status == "ok"
+    return {
+        "status": status,
+        "median_us": config["US"] if ok else None,
+        "min_us": config["US"] if ok else None,
+        "samples": request.get("rounds", 3) if ok else 0,
+        "detail": f"{os.getpid()} {request.get('best_us')}",
+    }
+
+
+def act(config: dict[str, int]) -> str:
+    """The status to answer with, if there is an answer."""
+    what = config.get("ACT")
+    if what == DIE:
+        os._exit(7)
+    if what == HANG:
+        signal.pause()
+    if what in (CRASH, OUT_OF_MEMORY):
+        say(status="crashed" if what == CRASH else "out_of_memory", detail="as asked")
+        os._exit(3)
+    return "wrong_result" if what == WRONG else "ok"
+
+
+def main() -> None:
+    say(imported=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["op"] == "setup":
+            say(**READY | request["answer"])
+        elif request["op"] == "measure":
+            say(**measurement(act(request["config"]), request["config"], request))
+        else:
+            configs = request["configs"]
+            say(measurements=[measurement(act(c), c, request) for c in configs])
+
+
+if __name__ == "__main__":
+    main()

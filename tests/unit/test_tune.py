@@ -1,0 +1,239 @@
+"""The loop: nothing is tried twice, stored trials answer first, races decide."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tuner.choose import FINAL_BLOCKS, FINALISTS, Policy, choose, finalists
+from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.results import Compiled, Measurement, Status, Totals, Trial
+from tuner.tune import RACE_ROUNDS, Listed, Plan, tune
+
+SIZES = (8, 16)
+POINTS = [Point(size, gemm) for size in SIZES for gemm in Gemm]
+
+
+def config(block_m: int, n: int = 0) -> Config:
+    return Config({"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": n})
+
+
+DEFAULT, OTHER = config(16, 1), config(16, 2)
+
+
+def ok(us: float) -> Measurement:
+    return Measurement(Status.OK, us)
+
+
+def trial(point: Point, one: Config, us: float) -> Trial:
+    return Trial(Candidate(point, one), Compiled(Status.OK), ok(us))
+
+
+def us_of(candidate: Candidate) -> float:
+    """Lower BLOCK_SIZE_N is slower: OTHER beats DEFAULT."""
+    return 100.0 - candidate.config["BLOCK_SIZE_N"] + candidate.point.batch_size
+
+
+class MemoryBench:
+    """Answers `at_once` of what waits at each poll, last submitted first."""
+
+    def __init__(self, at_once: int = 3, polls: int | None = None) -> None:
+        self.submitted: list[Candidate] = []
+        self.totals = Totals()
+        self._waiting: list[Candidate] = []
+        self._at_once, self._polls = at_once, polls
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        self.submitted += candidates
+        self._waiting += candidates
+
+    def poll(self, wait: bool) -> list[Trial]:
+        if self._polls is not None:
+            self._polls -= 1
+            if self._polls < 0:
+                raise KeyboardInterrupt
+        some = [self._waiting.pop() for _ in range(min(self._at_once, len(self._waiting)))]
+        return [trial(c.point, c.config, us_of(c)) for c in some]
+
+
+class MemoryJournal:
+    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+        self.kept = list(trials)
+
+    def trials(self) -> Sequence[Trial]:
+        return list(self.kept)
+
+    def add(self, trials: Sequence[Trial]) -> None:
+        self.kept += trials
+
+
+class Waves:
+    """Asks for a wave when all of the last one is told."""
+
+    def __init__(self, waves: Sequence[Sequence[Candidate]]) -> None:
+        self.told: list[Candidate] = []
+        self._waves = [list(wave) for wave in waves]
+        self._open: set[Candidate] = set()
+
+    def ask(self) -> list[Candidate]:
+        if self._open or not self._waves:
+            return []
+        wave = self._waves.pop(0)
+        self._open = set(wave) - set(self.told)
+        return wave
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        self.told.append(candidate)
+        self._open.discard(candidate)
+
+
+class MemoryRacer:
+    def __init__(self, us: Callable[[Point, Config], float | None]) -> None:
+        self.raced: dict[Point, list[Config]] = {}
+        self.rounds: set[int] = set()
+        self._us = us
+
+    def race(
+        self, point: Point, configs: Sequence[Config], rounds: int
+    ) -> dict[Config, Measurement]:
+        self.raced[point] = list(configs)
+        self.rounds.add(rounds)
+        times = {one: self._us(point, one) for one in configs}
+        return {one: ok(us) for one, us in times.items() if us is not None}
+
+
+def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> Plan:
+    return Plan(requested, {point: {"default": DEFAULT} for point in POINTS}, Policy(noise))
+
+
+def waves() -> list[list[Candidate]]:
+    return [
+        [Candidate(point, config(16, n)) for n in ns for point in POINTS]
+        for ns in ((1, 2, 3), (4, 5), (5, 6, 7))  # DEFAULT among them, and one asked for twice
+    ]
+
+
+def run(strategy, bench, journal, racer=None, plan=plan()):
+    return tune(plan, strategy, bench, journal, lambda trial: None, racer)
+
+
+def chosen(entries) -> set[Config]:
+    return {entry.config for entry in entries}
+
+
+def test_nothing_is_measured_twice():
+    bench = MemoryBench()
+    entries = run(Waves(waves()), bench, MemoryJournal())
+    assert len(bench.submitted) == len(set(bench.submitted)) == 7 * len(POINTS)
+    assert chosen(entries) == {config(16, 7)}
+
+
+def test_answers_of_one_poll_are_told_in_the_order_of_asking():
+    strategy = Waves(waves()[:1])
+    run(strategy, MemoryBench(at_once=100), MemoryJournal())
+    asked = [Candidate(point, DEFAULT) for point in POINTS]
+    asked += [c for c in waves()[0] if c not in asked]
+    assert strategy.told == asked
+
+
+def test_every_trial_is_kept_before_it_is_told():
+    journal = MemoryJournal()
+
+    class Watching(Waves):
+        def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+            assert candidate in {kept.candidate for kept in journal.kept}
+            super().tell(candidate, measurement)
+
+    strategy = Watching(waves())
+    run(strategy, MemoryBench(), journal)
+    assert set(strategy.told) == {kept.candidate for kept in journal.kept}
+
+
+@pytest.mark.parametrize("polls", [0, 1, 4, 7])
+def test_an_interrupted_run_goes_on_where_it_stopped(polls):
+    whole = run(Waves(waves()), MemoryBench(), MemoryJournal())
+    journal = MemoryJournal()
+    with pytest.raises(KeyboardInterrupt):
+        run(Waves(waves()), MemoryBench(polls=polls), journal)
+    finished = {kept.candidate for kept in journal.kept}
+    assert len(finished) < 7 * len(POINTS)
+    bench = MemoryBench()
+    assert run(Waves(waves()), bench, journal) == whole
+    assert finished.isdisjoint(bench.submitted)
+    assert len(finished) + len(bench.submitted) == 7 * len(POINTS)
+
+
+def test_a_finished_run_needs_no_bench():
+    journal = MemoryJournal()
+    whole = run(Waves(waves()), MemoryBench(), journal)
+    bench = MemoryBench()
+    assert run(Waves(waves()), bench, journal) == whole
+    assert bench.submitted == []
+
+
+def test_the_race_overrules_the_search():
+    def slow_seven(point: Point, one: Config) -> float:
+        return 200.0 if one == config(16, 7) else 100.0 - one["BLOCK_SIZE_N"]
+
+    racer = MemoryRacer(slow_seven)
+    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(), racer)
+    assert chosen(entries) == {config(16, 6)}
+    assert {entry.median_us for entry in entries} == {94.0}
+    assert racer.rounds == {RACE_ROUNDS}
+    assert {entry.incumbents["default"].median_us for entry in entries} == {99.0}
+
+
+def test_every_incumbent_is_raced_and_stands_within_the_noise():
+    racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"] / 100)
+    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(), racer, plan(noise=0.01))
+    assert set(racer.raced) == set(POINTS)
+    assert all(DEFAULT in raced for raced in racer.raced.values())
+    assert chosen(entries) == {DEFAULT}
+
+
+def test_what_the_race_could_not_time_is_not_chosen():
+    racer = MemoryRacer(lambda point, one: None if one["BLOCK_SIZE_N"] == 7 else 50.0)
+    entries = run(Waves(waves()), MemoryBench(), MemoryJournal(), racer)
+    assert config(16, 7) not in chosen(entries)
+
+
+def test_only_requested_points_are_raced_and_all_get_an_entry():
+    requested = [point for point in POINTS if point.batch_size == 8]
+    racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"])
+    listed = Listed([Candidate(point, OTHER) for point in requested])
+    entries = run(listed, MemoryBench(), MemoryJournal(), racer, plan(requested))
+    assert set(racer.raced) == set(requested)
+    assert [entry.point for entry in entries] == sorted(POINTS)
+    assert {e.config for e in entries if e.point.batch_size == 8} == {OTHER}
+
+
+def test_finalists_are_few_and_hold_incumbents_winners_and_neighbours():
+    trials = [
+        trial(point, config(block, n), 100.0 + block + n + point.batch_size % 16)
+        for point in POINTS
+        for block in (16, 32, 64)
+        for n in range(10)
+    ]
+    incumbents = {point: {"default": config(64, 9)} for point in POINTS}
+    best_at_16 = [trial(point, config(16, 0), 10.0) for point in POINTS if point.batch_size == 16]
+    best_at_8 = [trial(point, config(32, 5), 20.0) for point in POINTS if point.batch_size == 8]
+    trials += best_at_16 + best_at_8
+    entries = choose(trials, incumbents, Policy(noise=0.0), SIZES)
+    found = finalists(trials, incumbents, entries, SIZES)
+    for point in POINTS:
+        here = {t.candidate.config for t in found if t.candidate.point == point}
+        assert {config(64, 9), config(16, 0), config(32, 5)} <= here
+        assert len(here) <= FINAL_BLOCKS * FINALISTS + 3
+
+
+def test_a_final_has_no_candidate_without_a_time():
+    failed = Trial(
+        Candidate(POINTS[0], config(16, 9)),
+        Compiled(Status.OUT_OF_RESOURCES),
+        Measurement(Status.OUT_OF_RESOURCES),
+    )
+    trials = [failed, *(trial(point, OTHER, 5.0) for point in POINTS)]
+    incumbents = {point: {"default": config(16, 9)} for point in POINTS}
+    entries = choose(trials, incumbents, Policy(noise=0.0), SIZES)
+    found = finalists(trials, incumbents, entries, SIZES)
+    assert failed not in found
+    assert len(found) == len(POINTS)
