@@ -3,7 +3,7 @@
     python benchmarks/h200/planted.py OUT.json [LAUNCHES]
 
 An engine is made up in a temporary folder: the installed sglang's config files beside a kernel of
-ours that is right where GROUP_SIZE_M is 1 and bad in one of four ways where it is not. A tuning
+ours that is right where GROUP_SIZE_M is 1 and bad on purpose where it is not. A tuning
 run over good and bad candidates must end with the right status for each, choose no bad one, and
 leave no process and no GPU memory behind. Needs the GPU and an sglang on disk.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -75,12 +76,13 @@ def planted(count: int) -> list[Candidate]:
         found += some[: round(count * share)]
     huge = [
         Candidate(point, config(256, group, stages, 256, 8))
-        for stages in (7, 8, 9, 10)
+        for stages in (7, 8, 9, 10, 11)
         for group in (1, 2)
         for point in points
     ]
     found += huge[: count - len(found)]
-    return sorted(found, key=lambda c: hash((c.config.key, c.point.batch_size)) % 1009)
+    random.Random(0).shuffle(found)  # noqa: S311 (no secret)
+    return found
 
 
 def made_up_engine(folder: Path) -> None:
