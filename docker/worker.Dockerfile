@@ -1,0 +1,22 @@
+# A GPU worker: the tuner in an engine's own image, so that what is tuned is what is served.
+#   docker build -f docker/worker.Dockerfile --build-arg SGLANG_IMAGE=lmsysorg/sglang:v0.5.16 .
+ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.16
+FROM ${SGLANG_IMAGE}
+USER root
+WORKDIR /opt/engine-tuner
+COPY pyproject.toml README.md ./
+COPY tuner tuner
+COPY workers workers
+COPY api api
+COPY migrations migrations
+# Nothing that the engine has may change its version, or another engine would be tuned.
+RUN python3 -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' > /tmp/engine.txt \
+ && python3 -m pip install --no-cache-dir --constraint /tmp/engine.txt ".[postgres,service]" \
+ && rm /tmp/engine.txt
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/tuner tuner
+ENV HOME=/var/lib/tuner \
+    PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /var/lib/tuner
+ENTRYPOINT []
+CMD ["tuner", "worker"]

@@ -1,0 +1,191 @@
+"""docker-compose.yml without Docker: its schema, its promises, and its commands as processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import JOB, Server
+from servers import started_redis
+
+from api.settings import read_api_settings
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = [name for name in SERVICES if name not in ("postgres", "redis")]
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    folder = tmp_path / "secrets"
+    subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", folder], check=True)
+    return folder
+
+
+def test_it_is_a_compose_file() -> None:
+    command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    subprocess.run([*command, ROOT / "docker-compose.yml"], check=True)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_service_is_healthy_or_done_and_nobody_is_root(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] in ("10001", "postgres", "redis")
+    once = service["restart"] == "no"
+    assert once or "healthcheck" in service or name == "beat"
+    for other, how in service.get("depends_on", {}).items():
+        wanted = "service_completed_successfully" if other == "migrate" else "service_healthy"
+        assert how == {"condition": wanted}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_secret_is_a_value(name: str, secrets: Path) -> None:
+    service = SERVICES[name]
+    text = yaml.safe_dump(service)
+    mounted = set(re.findall(r"/run/secrets/(\w+)", text))
+    assert mounted <= set(service.get("secrets", ()))
+    assert {secrets / one for one in mounted} <= set(secrets.iterdir())
+    for variable, value in service.get("environment", {}).items():
+        secret = re.search("PASSWORD|KEY|URL", variable)
+        assert not secret or (variable.endswith("_FILE") and value.startswith("/run/secrets/"))
+
+
+def test_every_variable_is_one_that_is_read() -> None:
+    class Asked(dict[str, str]):
+        def get(self, name: str, default: Any = None) -> Any:
+            self[name] = ""
+            return default
+
+    asked = Asked()
+    read_api_settings(asked)
+    known = set(asked)
+    for name in OURS:
+        assert set(SERVICES[name]["environment"]) <= known
+
+
+def test_only_the_worker_reserves_gpus() -> None:
+    reserving = [name for name, service in SERVICES.items() if "deploy" in service]
+    assert reserving == ["worker"]
+    (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
+@pytest.mark.parametrize("name", ["api", "worker"])
+def test_the_dockerfiles_copy_what_is_there(name: str) -> None:
+    text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
+    copied = {
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)
+        for source in line.split()[:-1]
+    }
+    assert all((ROOT / source).exists() for source in copied)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
+    assert copied <= kept  # what .dockerignore leaves out cannot be copied
+    assert re.findall(r"^USER (\w+)$", text, re.MULTILINE)[-1] == "10001"
+
+
+def test_secrets_are_made_once_and_are_the_owners(secrets: Path) -> None:
+    before = {path: path.read_text() for path in secrets.iterdir()}
+    subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", secrets], check=True)
+    assert before == {path: path.read_text() for path in secrets.iterdir()}
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert len(set(before.values())) == 5
+    assert len(before[secrets / "admin_key"]) > 64
+
+
+class Processes:
+    """The compose file's commands, with its secrets and servers of this machine."""
+
+    def __init__(self, secrets: Path, folder: Path, stack: ExitStack) -> None:
+        self._secrets, self._folder, self._stack = secrets, folder, stack
+
+    def run(self, name: str) -> None:
+        """To its end."""
+        subprocess.run(self._command(name), env=self._environ(name), check=True, timeout=120)
+
+    def start(self, name: str) -> Path:
+        """Its log; it is stopped with the test."""
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self._command(name), env=self._environ(name), stdout=out, stderr=out
+            )
+        self._stack.callback(process.wait, 90)
+        self._stack.callback(process.terminate)
+        return log
+
+    def is_healthy(self, name: str, port: int = 0) -> bool:
+        """What the service's health check says."""
+        how, *test = SERVICES[name]["healthcheck"]["test"]
+        if how == "CMD-SHELL":
+            test = ["sh", "-c", *test]
+        test[-1] = test[-1].replace("$$", "$").replace(":8765", f":{port}")
+        environ = {**self._environ(name), "HOSTNAME": socket.gethostname()}
+        environ["PATH"] = f"{BIN}{os.pathsep}{environ['PATH']}"
+        return subprocess.run(test, env=environ, capture_output=True, timeout=60).returncode == 0
+
+    def _command(self, name: str) -> list[str]:
+        given = [self._here(word) for word in SERVICES[name]["command"]]
+        return [str(BIN / given[0]), *given[1:]]
+
+    def _environ(self, name: str) -> dict[str, str]:
+        ours = {k: v for k, v in os.environ.items() if not k.startswith("TUNER_")}
+        wanted: Mapping[str, str] = SERVICES[name]["environment"]
+        return {**ours, **{k: self._here(v) for k, v in wanted.items()}}
+
+    def _here(self, word: str) -> str:
+        port = {"8765": "0"}.get(word, word)
+        nightly = port.replace("/etc/tuner/nightly.toml", str(ROOT / "nightly.toml"))
+        return nightly.replace("/run/secrets", str(self._secrets)).replace(
+            "/tmp/beat",  # noqa: S108
+            str(self._folder / "beat"),
+        )
+
+
+@pytest.fixture
+def processes(secrets: Path, tmp_path: Path, postgres_url: str) -> Iterator[Processes]:
+    password = (secrets / "redis_password").read_text()
+    with started_redis(password) as redis, ExitStack() as stack:
+        for name, url in (("database_url", postgres_url), ("broker_url", redis.url)):
+            (secrets / name).chmod(0o600)
+            (secrets / name).write_text(url)
+        yield Processes(secrets, tmp_path, stack)
+
+
+def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> None:
+    processes.run("migrate")
+    processes.run("migrate")  # as at the next `up`
+    api = processes.start("api")
+    beat = processes.start("beat")
+    processes.start("worker-cpu")
+    port = int(wait_for(api, r"Uvicorn running on http://0\.0\.0\.0:(\d+)"))
+    server = Server(port, None, (secrets / "admin_key").read_text())
+    assert server.call("GET", "/v1/jobs", key="x").status == 401
+    answer = server.call("POST", "/v1/jobs", {**JOB, "measure": "predict", "batch_sizes": [1]})
+    assert answer.status == 202
+    followed = server.call("GET", f"{answer.headers['location']}/events")
+    assert followed.body.decode().count("event: done") == 1
+    wait_for(beat, r"(beat: Starting)")
+    assert processes.is_healthy("api", port) and not processes.is_healthy("api", port + 1)
+    assert processes.is_healthy("worker-cpu")
+
+
+def wait_for(log: Path, pattern: str) -> str:
+    """The pattern's group, once the log has it."""
+    for _ in range(600):
+        if found := re.search(pattern, log.read_text()):
+            return found[1]
+        threading.Event().wait(0.1)
+    raise AssertionError(log.read_text())
