@@ -24,10 +24,12 @@ import optuna
 from tuner.devices import Device, find_device
 from tuner.engines import Engine, ShippedFile, find_engine
 from tuner.errors import UnknownDevice
+from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Candidate, Config, Gemm, Point
 from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
+from tuner.session import FORESEEN
 from tuner.space import Effort, Space, space_for
 
 RECORDING = Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")
@@ -96,15 +98,25 @@ def ours(seeds: Seeds) -> Contender:
     return contend
 
 
-def seeds_from(setting: Setting, files: list[ShippedFile], *, heuristic: bool = True) -> Seeds:
-    """The engine's own choice for each point, and the winners in `files`."""
+def seeds_from(
+    setting: Setting, files: list[ShippedFile], *, heuristic: bool = True, model: bool = True
+) -> Seeds:
+    """The engine's own choice for each point, the winners in `files`, the device model's firsts."""
     problem, device, engine = setting.recording.problem, setting.device, setting.engine
     known = {
         point: [engine.default_config(problem, device, point.batch_size)]
         for point in setting.points
         if heuristic
     }
-    return seeds_for(setting.points, problem, device, setting.spaces, files, known=known)
+    predictor = Predictor(device, problem, files)
+    foreseen = {
+        point: predictor.shortlist(point, setting.spaces[point.gemm].configs(), FORESEEN)
+        for point in setting.points
+        if model
+    }
+    return seeds_for(
+        setting.points, problem, device, setting.spaces, files, known=known, foreseen=foreseen
+    )
 
 
 def random_search(setting: Setting, meter: Meter, seed: int) -> None:
@@ -191,11 +203,13 @@ def ablations(setting: Setting) -> Iterator[tuple[str, Contender]]:
         "16-bit only": [f for f in files if f.key.dtype is None],
         "half of the files, drawn at random": rng.sample(files, len(files) // 2),
         "a dozen files, drawn at random": rng.sample(files, 12),
-        "no file: the engine's heuristic alone": [],
+        "no file: the device model and the heuristic": [],
     }
     for name, subset in subsets.items():
         yield f"{name} ({len(subset)})", ours(seeds_from(setting, subset))
     yield "all other files, no heuristic", ours(seeds_from(setting, files, heuristic=False))
+    yield "all other files, no device model", ours(seeds_from(setting, files, model=False))
+    yield "the device model alone", ours(seeds_from(setting, [], heuristic=False))
     yield "nothing known", ours({})
 
 

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import zip_longest
 
 from tuner.devices import Device, find_device
 from tuner.engines import FileKey, ShippedFile
@@ -31,11 +32,14 @@ def seeds_for(
     shipped: Iterable[ShippedFile],
     *,
     known: Mapping[Point, Sequence[Config]] | None = None,
+    foreseen: Mapping[Point, Sequence[Config]] | None = None,
     without: Container[tuple[int, int]] = (),
 ) -> dict[Point, list[Config]]:
     """For each point: `known` ones, then the shipped files' by votes; legal, no two alike.
 
     `known` are configurations sure to be worth a try, such as what the engine runs now.
+    `foreseen` are those that a model of the device ranks first; they take turns with the votes,
+    as the two err in different places.
     `without` leaves out the files of these (E, N), so that a search can be judged honestly.
     """
     files = [file for file in shipped if (file.key.E, file.key.N) not in without]
@@ -45,7 +49,9 @@ def seeds_for(
         space = spaces[point.gemm]
         first = [space.nearest(config) for config in (known or {}).get(point, ())]
         voted = _elect(_votes(ballots[point.gemm], point.batch_size), space)
-        seeds[point] = list(dict.fromkeys([*first, *voted]))
+        modelled = [space.nearest(config) for config in (foreseen or {}).get(point, ())]
+        turns = (c for pair in zip_longest(modelled, voted) for c in pair if c is not None)
+        seeds[point] = list(dict.fromkeys([*first, *turns]))
     return seeds
 
 

@@ -43,6 +43,7 @@ from tuner.ways import Source
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0, MeasureKind.PREDICT: 0.0}
 # Kernels compiled for a prediction: about 0.4 s each of one core.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
+FORESEEN = 4  # of a search's seeds at a point, those that the device model names
 PREDICT_PER_BLOCK = 4  # of those, the most with one BLOCK_SIZE_M that are offered to a point
 
 
@@ -246,6 +247,7 @@ class Session:
             self._spaces,
             self._corpus,
             known=self._known(),
+            foreseen=self._foreseen(),
         )
         return Search(self._spaces, self.points, seeds, self._budget, request.seed)
 
@@ -276,6 +278,16 @@ class Session:
             request.gemms,
             [point.batch_size for point in self.points],
         )
+
+    def _foreseen(self) -> dict[Point, list[Config]]:
+        """What the device model ranks first on the engine's own grid, which it knows best."""
+        request = self.request
+        predictor = Predictor(request.device, request.problem, self._corpus)
+        grids = {g: space_for(request.problem, request.device, g) for g in request.gemms}
+        return {
+            point: predictor.shortlist(point, grids[point.gemm].configs(), FORESEEN)
+            for point in self.points
+        }
 
     def _known(self) -> dict[Point, Sequence[Config]]:
         return {point: list(self._incumbents[point].values()) for point in self.points}
