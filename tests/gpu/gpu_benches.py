@@ -1,0 +1,71 @@
+"""A bench on the first GPU of this machine, with the kernels of the sglang that is on its disk."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tuner.compile import Farm, KernelCompiler
+from tuner.devices import Device, find_device
+from tuner.engines import Engine, find_engine
+from tuner.kernels.fused_moe import lift_fused_moe
+from tuner.measure.gpu import GpuBench, open_gpu_bench
+from tuner.measure.lane import Limits
+from tuner.problems import Candidate, Config, FusedMoe
+from tuner.results import Trial
+
+
+def this_device() -> Device:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return find_device(names.splitlines()[0].strip().replace(" ", "_"))
+
+
+@contextlib.contextmanager
+def open_bench(
+    problem: FusedMoe,
+    cache: Path,
+    *,
+    device: Device | None = None,
+    engine: Engine | None = None,
+    largest_batch_size: int = 256,
+    limits: Limits = Limits(),
+) -> Iterator[GpuBench]:
+    device, engine = device or this_device(), engine or find_engine("sglang")
+    with Farm(cache_dir=cache) as farm:
+        bench = open_gpu_bench(
+            KernelCompiler(farm, lift_fused_moe(engine), problem, device),
+            farm,
+            engine=f"{engine.name}=={engine.version}",
+            problem=problem,
+            device=device,
+            gpus=("0",),
+            routing=None,
+            largest_batch_size=largest_batch_size,
+            limits=limits,
+        )
+        with contextlib.closing(bench):
+            yield bench
+
+
+def trials_of(bench: GpuBench, candidates: Sequence[Candidate]) -> dict[Candidate, Trial]:
+    bench.submit(candidates)
+    found: dict[Candidate, Trial] = {}
+    while some := bench.poll(wait=True):
+        found.update((trial.candidate, trial) for trial in some)
+    return found
+
+
+def config(block_m: int, *, group: int = 1, block_n: int = 64, stages: int = 3) -> Config:
+    return Config(
+        {
+            "BLOCK_SIZE_M": block_m,
+            "BLOCK_SIZE_N": block_n,
+            "BLOCK_SIZE_K": 64,
+            "GROUP_SIZE_M": group,
+            "num_warps": 4,
+            "num_stages": stages,
+        }
+    )
