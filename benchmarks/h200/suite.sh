@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every H200 figure of docs/benchmarks.md: raw results into a folder.
 #
-#     benchmarks/h200/suite.sh jobs|engine|planted OUT
+#     benchmarks/h200/suite.sh r1|keys|engine|planted OUT
 #
 # Each job starts from an empty compile cache and an empty store. `engine` needs an importable
 # sglang; RUN_PYTHON may name how to start Python with it.
 set -euo pipefail
 part=$1 out=$2
 python=${PYTHON:-python3}
-r1="fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+problem_r1="fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 
 tune() { # name, problem, options...
   local name=$1 problem=$2 work
@@ -26,12 +26,16 @@ again() { # name, problem, NAME=FILE...
   $python benchmarks/h200/rerace.py "$problem" H200 "$out/$name.json" "$@"
 }
 
-jobs() {
-  tune r1 "$r1" --record "$out/r1.csv.gz"
-  tune r1-seed1 "$r1" --seed 1
-  tune r1-grid "$r1" --grid
-  again r1-again "$r1" "first=$out/r1.json" "second=$out/r1-seed1.json" "grid=$out/r1-grid.json"
+r1() {
+  tune r1 "$problem_r1" --record "$out/r1.csv.gz"
+  tune r1-seed1 "$problem_r1" --seed 1
+  tune r1-grid "$problem_r1" --grid
+  again r1-again "$problem_r1" "first=$out/r1.json" "second=$out/r1-seed1.json" "grid=$out/r1-grid.json"
+}
+
+keys() { # all, or those that KEYS names
   while read -r name problem; do
+    [[ -z ${KEYS:-} || " $KEYS " == *" $name "* ]] || continue
     tune "$name" "$problem"
     again "$name-again" "$problem" "first=$out/$name.json"
   done <<KEYS
@@ -47,11 +51,11 @@ engine() {
   local work
   work=$(mktemp -d)
   export TUNER_CACHE_DIR=$work/cache TUNER_DATABASE_URL=sqlite:///$work/store.db
-  $python -c 'from tuner.cli import main; main()' tune "$r1" --device H200 --measure gpu >/dev/null
+  $python -c 'from tuner.cli import main; main()' tune "$problem_r1" --device H200 --measure gpu >/dev/null
   $python -c 'from tuner.cli import main; main()' export --device H200 --out "$work/overlay"
-  ${RUN_PYTHON:-$python} benchmarks/h200/engine_layer.py gate "$r1" "$work/overlay" "$out/gate.json"
+  ${RUN_PYTHON:-$python} benchmarks/h200/engine_layer.py gate "$problem_r1" "$work/overlay" "$out/gate.json"
   TRITON_CACHE_DIR=$work/triton \
-    ${RUN_PYTHON:-$python} benchmarks/h200/engine_layer.py procedure "$r1" "$out/procedure.json"
+    ${RUN_PYTHON:-$python} benchmarks/h200/engine_layer.py procedure "$problem_r1" "$out/procedure.json"
 }
 
 planted() {
