@@ -151,20 +151,29 @@ class Layer:
 
     def _make(self, point: Point) -> PointInputs:
         problem, gemm = self.problem, point.gemm
+        compute = "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
         if gemm not in self._weights:
-            self._weights[gemm] = make_weights(problem, gemm, device="cuda", seed=self._seed)
+            self._weights[gemm] = make_weights(
+                problem, gemm, device="cuda", seed=self._seed, compute=compute
+            )
         weights = self._weights[gemm]
         routings = self._routings(point.batch_size)
         copies = self._copies(weights, routings)
         n, _ = problem.gemm_shape(gemm)
-        compute = TORCH_TYPES["fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"]
         shape = (point.batch_size * problem.top_k, n)
         return PointInputs(
             point,
             [weights, *(replace(weights, b=weights.b.clone()) for _ in range(copies - 1))],
-            make_activations(problem, gemm, point.batch_size, device="cuda", seed=self._seed + 1),
+            make_activations(
+                problem,
+                gemm,
+                point.batch_size,
+                device="cuda",
+                seed=self._seed + 1,
+                compute=compute,
+            ),
             routings,
-            torch.empty(shape, dtype=compute, device="cuda"),
+            torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
         )
 
     def _routings(self, batch_size: int) -> list[Routing]:
