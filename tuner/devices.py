@@ -69,10 +69,9 @@ def find_device(text: str) -> Device:
     Case, spaces, underscores, hyphens and a leading NVIDIA do not matter. Raises UnknownDevice,
     which names the nearest GPU, or says why an older one cannot be tuned for.
     """
-    known, too_old = _table()
-    by_key = {_key(spelling): d for d in known for spelling in (d.name, *d.aliases)}
-    if device := by_key.get(_key(text)):
+    if device := _by_key().get(_key(text)):
         return device
+    known, too_old = _table()
     for spelling, arch in too_old.items():
         if _key(spelling) == _key(text):
             raise UnknownDevice(
@@ -88,6 +87,11 @@ def find_device(text: str) -> Device:
 
 def _key(text: str) -> str:
     return re.sub(r"[\s_-]+", "", text).casefold().removeprefix("nvidia")
+
+
+@cache
+def _by_key() -> dict[str, Device]:
+    return {_key(text): device for device in devices() for text in (device.name, *device.aliases)}
 
 
 @cache

@@ -22,8 +22,10 @@ import hashlib
 import itertools
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +168,12 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
 
 
 def engine_version(spec: str) -> str | None:
-    """The version that `spec` means here; None where the engine is not on this machine."""
+    """The version that `spec` means here, as of a minute ago; None where there is no engine."""
+    return _engine_version(spec, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=64)
+def _engine_version(spec: str, minute: int) -> str | None:
     try:
         return find_engine(spec).version
     except UnknownEngine:

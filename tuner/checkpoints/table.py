@@ -29,12 +29,16 @@ def find_preset(text: str) -> Model:
     """The preset of that name or alias; case, an organisation before a slash, spaces,
     underscores and hyphens do not matter. Raises UnknownModel, which names the nearest.
     """
-    by_key = {_key(name): m for m in presets() for name in (m.name, *m.aliases)}
-    if model := by_key.get(_key(text)):
+    if model := _by_key().get(_key(text)):
         return model
     near = did_you_mean(text, [name for m in presets() for name in (m.name, *m.aliases)])
     hint = near or "; `tuner models` lists the presets"
     raise UnknownModel(f"no preset, folder or config.json is called {text[:200]!r}{hint}")
+
+
+@cache
+def _by_key() -> dict[str, Model]:
+    return {_key(name): model for model in presets() for name in (model.name, *model.aliases)}
 
 
 def _key(text: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 
-from sqlalchemy import RowMapping, func, select, tuple_
+from sqlalchemy import Connection, RowMapping, func, select, tuple_
 
 from tuner.errors import BadInput
 from tuner.problems import FusedMoe, Gemm, parse_problem
@@ -107,36 +107,20 @@ class Lookups(Database):
 
     def held(self, device: str | None, after: tuple[int, int] | None, limit: int) -> Sequence[Held]:
         """A page of what is stored, by environment and problem."""
-        place = (winners.c.environment_id, winners.c.problem_id)
-        page = select(*place).group_by(*place).order_by(*place).limit(limit)
-        if after is not None:
-            page = page.where(tuple_(*place) > after)
+        found: list[Held] = []
+        first, skip = after or (0, 0)
+        query = select(environments).where(environments.c.id >= first).order_by(environments.c.id)
         if device is not None:
-            mine = select(environments.c.id).where(environments.c.device == device)
-            page = page.where(winners.c.environment_id.in_(mine))
-        keys = page.subquery()
-        query = (
-            select(
-                *place,
-                winners.c.status,
-                func.count().label("points"),
-                func.min(winners.c.published_at).label("oldest"),
-                func.max(winners.c.published_at).label("newest"),
-                problems.c.spec,
-                *_ENVIRONMENT_COLUMNS,
-            )
-            .join(
-                keys,
-                (keys.c.environment_id == winners.c.environment_id)
-                & (keys.c.problem_id == winners.c.problem_id),
-            )
-            .join(problems, problems.c.id == winners.c.problem_id)
-            .join(environments, environments.c.id == winners.c.environment_id)
-            .group_by(*place, winners.c.status, problems.c.spec, *_ENVIRONMENT_COLUMNS)
-            .order_by(*place)
-        )
+            query = query.where(environments.c.device == device)
         with self._read() as connection:
-            return _held(connection.execute(query).mappings().all())
+            # One environment after the other: asked for several at once, PostgreSQL reads the
+            # winners of all others before them.
+            for row in connection.execute(query).mappings().all():
+                past = skip if row["id"] == first else 0
+                found += _held(connection, row, past, limit - len(found))
+                if len(found) == limit:
+                    break
+        return found
 
     def unfinished(self) -> dict[tuple[str, str], int]:
         """How many jobs are queued, leased and running, by (state, device)."""
@@ -168,18 +152,42 @@ def parse_trial_place(values: object) -> TrialPlace:
     raise BadInput("not a place in a list of trials")
 
 
-def _held(rows: Sequence[RowMapping]) -> list[Held]:
-    groups: dict[tuple[int, int], list[RowMapping]] = defaultdict(list)
-    for row in rows:
-        groups[row["environment_id"], row["problem_id"]].append(row)
+def _held(connection: Connection, environment: RowMapping, past: int, limit: int) -> list[Held]:
+    """Of one environment, the next so many problems with an id above `past`."""
+    mine = winners.c.environment_id == environment["id"]
+    page = (
+        select(winners.c.problem_id)
+        .where(mine, winners.c.problem_id > past)
+        .group_by(winners.c.problem_id)
+        .order_by(winners.c.problem_id)
+        .limit(limit)
+    )
+    wanted = connection.execute(page).scalars().all()
+    query = (
+        select(
+            winners.c.problem_id,
+            problems.c.spec,
+            winners.c.status,
+            func.count().label("points"),
+            func.min(winners.c.published_at).label("oldest"),
+            func.max(winners.c.published_at).label("newest"),
+        )
+        .join(problems, problems.c.id == winners.c.problem_id)
+        .where(mine, winners.c.problem_id.in_(wanted))
+        .group_by(winners.c.problem_id, problems.c.spec, winners.c.status)
+        .order_by(winners.c.problem_id)
+    )
+    rows = connection.execute(query).mappings().all() if wanted else []
     return [
         Held(
-            place=place,
-            environment=read_environment(group[0]),
+            place=(environment["id"], problem_id),
+            environment=read_environment(environment),
             problem=parse_problem(group[0]["spec"]),
             points={Status(row["status"]): row["points"] for row in group},
             oldest=min(row["oldest"] for row in group),
             newest=max(row["newest"] for row in group),
         )
-        for place, group in groups.items()
+        for problem_id, group in (
+            (key, list(rows)) for key, rows in groupby(rows, lambda row: row["problem_id"])
+        )
     ]

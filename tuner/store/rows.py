@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import RowMapping
@@ -21,6 +22,8 @@ from tuner.results import (
     Trial,
 )
 from tuner.store.records import Run, RunKey, RunState, Winner
+
+_read_problem = lru_cache(maxsize=1024)(parse_problem)  # a store has many rows of each
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 
@@ -47,7 +50,7 @@ def run_row(key: RunKey) -> dict[str, Any]:
 
 def read_run(row: RowMapping) -> Run:
     key = RunKey(
-        problem=parse_problem(row["spec"]),
+        problem=_read_problem(row["spec"]),
         environment=read_environment(row),
         measure=MeasureKind(row["measure"]),
         effort=row["effort"],
@@ -122,7 +125,7 @@ def read_winner(row: RowMapping) -> Winner:
         reason=row["reason"],
     )
     return Winner(
-        problem=parse_problem(row["spec"]),
+        problem=_read_problem(row["spec"]),
         environment=read_environment(row),
         entry=entry,
         run_id=row["run_id"],
