@@ -139,24 +139,14 @@ def speedups() -> None:
             cells[size].append(f"{us['first']:.0f}: {said}")
     heads = [JOBS[name].removesuffix(" (the R1 job)") for name in KEYS]
     table(["batch size", *heads], ([size, *row] for size, row in cells.items()))
-    table(
-        ["key", "over shipped: geomean", "least", "over default: geomean", "least"],
-        (
-            (
-                JOBS[name].removesuffix(" (the R1 job)"),
-                *(
-                    cell
-                    for who in ("shipped", "default")
-                    for cell in (
-                        (f"{geomean(some):.3f}", f"{min(some):.3f}")
-                        if (some := ratios[name].get(who))
-                        else ("none shipped", "")
-                    )
-                ),
-            )
-            for name in KEYS
-        ),
-    )
+    rows = []
+    for name in KEYS:
+        row = [JOBS[name].removesuffix(" (the R1 job)")]
+        for who in ("shipped", "default"):
+            some = ratios[name].get(who)
+            row += [f"{geomean(some):.3f}", f"{min(some):.3f}"] if some else ["none", ""]
+        rows.append(row)
+    table(["key", "over shipped: geomean", "least", "over default: geomean", "least"], rows)
     fp8 = [r for n in KEYS if "fp8" in JOBS[n] for r in ratios[n]["shipped"]]
     others = [r for n in KEYS[1:] if "fp8" in JOBS[n] for r in ratios[n]["shipped"]]
     print(f"all fp8 keys over shipped: {geomean(fp8):.3f}; without R1's: {geomean(others):.3f}\n")
