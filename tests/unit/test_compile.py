@@ -412,8 +412,11 @@ def test_closing_ends_busy_workers_and_leaves_no_zombie(tmp_path, watch):
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_their_parent(tmp_path, watch, ending):
+    # A shell's background jobs, and all they start, ignore Ctrl-C until told otherwise.
     parent = f"""
+import signal
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tuner.compile import Farm, Job
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
