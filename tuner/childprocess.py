@@ -95,7 +95,8 @@ class ChildProcess:
 
     def _last_words(self) -> str:
         # Seen dead but not yet reaped, its group is still its own to kill.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        if self._process.returncode is None:
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self.end()
         code = self._process.wait()
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
