@@ -4,7 +4,6 @@
 #     benchmarks/h200/suite.sh r1|keys|engine|planted OUT
 #
 # Each job starts from an empty compile cache and an empty store. `engine` needs an importable
-# sglang; RUN_PYTHON may name how to start Python with it.
 set -euo pipefail
 part=$1 out=$2
 python=${PYTHON:-python3}
@@ -53,9 +52,9 @@ engine() {
   export TUNER_CACHE_DIR=$work/cache TUNER_DATABASE_URL=sqlite:///$work/store.db
   $python -c 'from tuner.cli import main; main()' tune "$problem_r1" --device H200 --measure gpu >/dev/null
   $python -c 'from tuner.cli import main; main()' export --device H200 --out "$work/overlay"
-  ${RUN_PYTHON:-$python} benchmarks/h200/engine_layer.py gate "$problem_r1" "$work/overlay" "$out/gate.json"
-  TRITON_CACHE_DIR=$work/triton \
-    ${RUN_PYTHON:-$python} benchmarks/h200/engine_layer.py procedure "$problem_r1" "$out/procedure.json"
+  $python -c 'from tuner.cli import main; main()' prove --device H200 --out "$work/overlay" --json \
+    >"$out/gate.json"
+  TRITON_CACHE_DIR=$work/triton $python benchmarks/h200/procedure.py "$problem_r1" "$out/procedure.json"
 }
 
 planted() {
