@@ -3,7 +3,7 @@
 #
 #     benchmarks/h200/suite.sh r1|keys|engine|planted OUT
 #
-# Each job starts from an empty compile cache and an empty store. `engine` needs an importable
+# Each job starts from an empty compile cache and an empty store. `engine` needs an importable sglang.
 set -euo pipefail
 part=$1 out=$2
 python=${PYTHON:-python3}
