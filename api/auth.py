@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -99,10 +99,10 @@ class Limiter:
                 raise HTTPException(429, f"more than {rate}", {"Retry-After": str(wait)})
 
 
-def needs(least: KeyScope) -> Callable[[Request, object], Caller]:
+def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
     """A dependency: the caller, if their key's scope reaches so far; 403 if not."""
 
-    def check(request: Request, _: Annotated[object, Security(_SCHEME)]) -> Caller:
+    async def check(request: Request, _: Annotated[object, Security(_SCHEME)]) -> Caller:
         caller: Caller = request.scope["state"]["caller"]
         if caller.scope < least:
             mine, wanted = caller.scope.name.lower(), least.name.lower()

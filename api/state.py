@@ -67,7 +67,7 @@ class Api:
                 self._submitting.discard(mine)
 
 
-def get_api(request: Request) -> Api:
+async def get_api(request: Request) -> Api:  # as it never waits, it needs no thread
     api = request.app.state.api
     assert isinstance(api, Api)
     return api
