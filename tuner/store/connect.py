@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,16 @@ def connect(text: str) -> Engine:
         ) from None
     if url.get_backend_name() == "sqlite":
         _take_over_transactions(engine)
+        # Between processes SQLite lets writers sleep and try again, for up to 0.1 s each time, and
+        # some for long; the threads of one process need not.
+        engine.update_execution_options(write_turn=threading.Lock())
     return engine
+
+
+def turn_of(writer: Engine) -> AbstractContextManager[object]:
+    """What a writing transaction of this process waits for."""
+    turn: AbstractContextManager[object] | None = writer.get_execution_options().get("write_turn")
+    return turn or contextlib.nullcontext()
 
 
 def writer(engine: Engine) -> Engine:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuner.store.connect import connect, translated, use_wal, writer
+from tuner.store.connect import connect, translated, turn_of, use_wal, writer
 from tuner.store.schema import bring_to_head
 
 D = TypeVar("D", bound="Database")
@@ -63,7 +63,11 @@ class Database:
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        with translated(self._engine.url), self._writer.begin() as connection:
+        with (
+            turn_of(self._writer),
+            translated(self._engine.url),
+            self._writer.begin() as connection,
+        ):
             yield connection
 
 
