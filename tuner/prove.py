@@ -14,7 +14,7 @@ from typing import Any
 from tuner.engines import parse_file_name
 from tuner.errors import BadInput, MeasurerFailed
 from tuner.export import PROVENANCE
-from tuner.problems import FusedMoe, parse_problem
+from tuner.problems import FusedMoe, parse_fused_moe
 from tuner.render import table
 
 CHILD_MODULE = "tuner.measure.engine_layer"
@@ -95,7 +95,7 @@ def _exported(root: Path, device_name: str) -> dict[FusedMoe, list[int]]:
         if parse_file_name(sidecar.name).device != device_name:
             continue
         about = json.loads(sidecar.read_text(encoding="utf-8"))
-        found[parse_problem(about["problem"])] = sorted(int(size) for size in about["entries"])
+        found[parse_fused_moe(about["problem"])] = sorted(int(size) for size in about["entries"])
     return found
 
 

@@ -15,7 +15,7 @@ from tuner.checkpoints.table import find_preset, presets
 from tuner.checkpoints.warning_line import MissingFile, choose, parse_config_name
 from tuner.devices import Device
 from tuner.errors import BadProblem, UnknownModel
-from tuner.problems import Dtype, FusedMoe, parse_problem
+from tuner.problems import Dtype, FusedMoe, parse_fused_moe
 
 __all__ = [
     "Fusion",
@@ -67,7 +67,7 @@ def resolve(
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
     if text.startswith(f"{FusedMoe.family}:"):
-        return Resolved(parse_problem(text))
+        return Resolved(parse_fused_moe(text))
     if missing := parse_config_name(text):
         return _of_warning(missing, dtype, block_shape, hidden_size, top_k)
     return resolve_model(

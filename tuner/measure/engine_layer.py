@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tuner.kernels.fused_moe_inputs import make_weights, random_routing
 from tuner.measure.layer import LAUNCHES, SKEW, SKEWED, race
-from tuner.problems import Dtype, FusedMoe, Gemm, parse_problem
+from tuner.problems import Dtype, FusedMoe, Gemm, parse_fused_moe
 
 ROUNDS = 21
 CHECKED_TOKENS = 8
@@ -134,7 +134,7 @@ def _capture(layer: Callable[..., Tensor], inputs: Sequence[Inputs]) -> torch.cu
 def main() -> None:
     problem, root, nothing, *sizes = sys.argv[1:]
     publish_settings()
-    layer = EngineLayer(parse_problem(problem))
+    layer = EngineLayer(parse_fused_moe(problem))
     roots = {"tuned": Path(root), "shipped": None, "default": Path(nothing)}
     for size in sizes:
         print(json.dumps(compare(layer, int(size), roots)), flush=True)  # noqa: T201

@@ -41,7 +41,7 @@ from tuner.measure.layer import (
     time_graph,
 )
 from tuner.measure.routing import load_routing
-from tuner.problems import Config, Gemm, Point, parse_problem
+from tuner.problems import Config, Gemm, Point, parse_fused_moe
 from tuner.results import Measurement, Status
 
 Request = dict[str, Any]
@@ -57,7 +57,7 @@ class Session:
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = load_routing(Path(request["routing"])) if request.get("routing") else None
         self._layer = Layer(
-            parse_problem(request["problem"]), request["seed"], properties.L2_cache_size, captured
+            parse_fused_moe(request["problem"]), request["seed"], properties.L2_cache_size, captured
         )
         self._copy_rate = copy_bytes_per_us()
         self._largest = request["largest_batch_size"]

@@ -1,16 +1,13 @@
-"""What is tuned: kernels' problems, the points of a problem, and launch configurations.
-
-Shapes follow the engines' own names. All sizes are counts of elements, not bytes.
-"""
+"""A fused-MoE layer as a problem. Shapes follow the engines' own names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
 from tuner.errors import BadProblem, did_you_mean
+from tuner.problems.points import Gemm
 
 # The batch sizes that sglang's own tuning script writes, and so the keys of the files it ships.
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
@@ -42,24 +39,6 @@ def parse_dtype(text: str) -> Dtype:
     except ValueError:
         near = did_you_mean(text, [d.value for d in Dtype])
         raise BadProblem(f"unknown dtype {text!r}{near}") from None
-
-
-class Gemm(str, Enum):
-    """The two matrix products of a fused-MoE layer."""
-
-    UP = "up"  # A (M, K) x B (E, 2N, K)
-    DOWN = "down"  # A (M * top_k, N) x B (E, K, N), scaled by the router's weight
-
-
-@dataclass(frozen=True, order=True)
-class Point:
-    """One thing to choose a configuration for: a gemm at a batch size."""
-
-    batch_size: int  # M, tokens in the batch
-    gemm: Gemm
-
-    def __str__(self) -> str:
-        return f"M={self.batch_size} {self.gemm.value}"
 
 
 @dataclass(frozen=True)
@@ -129,98 +108,3 @@ def _check_block_shape(problem: FusedMoe) -> None:
         raise BadProblem(f"{problem.dtype.value} weights have no quantisation block")
     if problem.N % (n or k):
         raise BadProblem(f"N={problem.N} is not a multiple of the quantisation block {n or k}")
-
-
-class Config(Mapping[str, int]):
-    """One launch configuration: an engine's own keys and whole numbers; immutable, hashable.
-
-    Equal configs are equal whatever their order of keys. USE_TMA is 0 or 1 here and a
-    boolean in engine files.
-    """
-
-    __slots__ = ("_values", "key")
-
-    key: str  # canonical text, e.g. "BLOCK_SIZE_M=16,...": the identity in stores and caches
-
-    def __init__(self, values: Mapping[str, int]) -> None:
-        # A false USE_TMA and an absent one launch the same kernel: one identity for both.
-        self._values = {k: int(v) for k, v in values.items() if not (k == "USE_TMA" and not v)}
-        self.key = ",".join(f"{k}={v}" for k, v in sorted(self._values.items()))
-
-    def __getitem__(self, name: str) -> int:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self.key == other.key
-
-    def __lt__(self, other: Config) -> bool:
-        return self.key < other.key
-
-    def __repr__(self) -> str:
-        return f"Config({self.key})"
-
-    def replace(self, **changes: int) -> Config:
-        return Config({**self._values, **changes})
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A configuration proposed for a point."""
-
-    point: Point
-    config: Config
-
-
-def parse_problem(text: str) -> FusedMoe:
-    """Read `fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant`.
-
-    Raises BadProblem and names the nearest field for a name it does not know.
-    """
-    family, _, body = text.partition(":")
-    if family != FusedMoe.family:
-        raise BadProblem(
-            f"unknown kind of problem {family!r}{did_you_mean(family, [FusedMoe.family])}"
-        )
-    known = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
-    fields: dict[str, str] = {}
-    for part in filter(None, body.split(",")):
-        name, _, value = part.partition("=")
-        if name not in known:
-            raise BadProblem(f"unknown field {name!r} in {text!r}{did_you_mean(name, known)}")
-        fields[name] = value
-    missing = [name for name in known[:5] if name not in fields]
-    if missing:
-        raise BadProblem(f"{text!r} lacks {', '.join(missing)}")
-    return FusedMoe(
-        **{name: _whole(name, fields[name]) for name in ("E", "N", "K", "top_k")},
-        dtype=parse_dtype(fields["dtype"]),
-        block_shape=parse_block_shape(fields["block_shape"]) if "block_shape" in fields else None,
-        per_channel_quant=_flag("per_channel_quant", fields.get("per_channel_quant", "false")),
-    )
-
-
-def parse_block_shape(text: str) -> tuple[int, int]:
-    n, _, k = text.partition("x")
-    return _whole("block_shape", n), _whole("block_shape", k)
-
-
-def _whole(name: str, text: str) -> int:
-    # int() also reads "1_0" and non-ASCII digits, which the engine's file names never hold.
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise BadProblem(f"{name} must be a whole number, not {text!r}")
-    return int(text)
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in ("", "true", "false"):
-        raise BadProblem(f"{name} must be true or false, not {text!r}")
-    return text.lower() != "false"

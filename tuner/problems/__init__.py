@@ -1,0 +1,39 @@
+"""What is tuned: kernels' problems, the points of a problem, and launch configurations.
+
+All sizes are counts of elements, not bytes.
+"""
+
+from tuner.problems.attention import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.problems.fused_moe import BATCH_SIZES, Dtype, FusedMoe, parse_dtype
+from tuner.problems.points import Candidate, Config, Gemm, Part, Point, Stage, read_part
+from tuner.problems.text import (
+    FAMILIES,
+    Problem,
+    parse_attention,
+    parse_block_shape,
+    parse_fused_moe,
+    parse_problem,
+)
+
+__all__ = [
+    "BATCH_SIZES",
+    "ENGINE_KV_SPLITS",
+    "FAMILIES",
+    "Attention",
+    "Candidate",
+    "Config",
+    "Dtype",
+    "FusedMoe",
+    "Gemm",
+    "Part",
+    "Phase",
+    "Point",
+    "Problem",
+    "Stage",
+    "parse_attention",
+    "parse_block_shape",
+    "parse_dtype",
+    "parse_fused_moe",
+    "parse_problem",
+    "read_part",
+]
