@@ -54,7 +54,7 @@ _INCUMBENTS = json.dumps(
     }
 )
 _TRIALS = """
-INSERT INTO trials (run_id, gemm, batch_size, config_key, config, compile_status, shared_bytes,
+INSERT INTO trials (run_id, part, batch_size, config_key, config, compile_status, shared_bytes,
     n_regs, n_spills, compile_detail, cached, status, median_us, min_us, samples, detail)
 SELECT runs.id, CASE WHEN n.i % 2 = 0 THEN 'up' ELSE 'down' END, 1 << ((n.i / 2) % 13),
     'BLOCK_SIZE_K=128,BLOCK_SIZE_M=16,BLOCK_SIZE_N=' || (n.i * 16) ||
@@ -65,17 +65,17 @@ SELECT runs.id, CASE WHEN n.i % 2 = 0 THEN 'up' ELSE 'down' END, 1 << ((n.i / 2)
 FROM runs CROSS JOIN n
 """
 _WINNERS = """
-INSERT INTO winners (problem_id, environment_id, status, batch_size, gemm, run_id, config,
+INSERT INTO winners (problem_id, environment_id, status, batch_size, part, run_id, config,
     median_us, compile_status, shared_bytes, n_regs, n_spills, compile_detail, cached, incumbents,
     reason, published_at)
-SELECT runs.problem_id, runs.environment_id, 'ok', s.size, g.gemm, min(runs.id),
+SELECT runs.problem_id, runs.environment_id, 'ok', s.size, g.part, min(runs.id),
     CAST(:config AS JSON),
     12.5, 'ok', 49152, 64, 0, '', :no,
     CAST(:incumbents AS JSON),
     '14 % faster than default', min(runs.created_at)
 FROM runs CROSS JOIN (SELECT DISTINCT batch_size AS size FROM sizes) s
-    CROSS JOIN (SELECT 'up' AS gemm UNION ALL SELECT 'down') g
-GROUP BY runs.problem_id, runs.environment_id, s.size, g.gemm
+    CROSS JOIN (SELECT 'up' AS part UNION ALL SELECT 'down') g
+GROUP BY runs.problem_id, runs.environment_id, s.size, g.part
 """
 
 

@@ -121,7 +121,12 @@ def export_device(
 
 def stored_winners(store: Store, device: Device, engine: Engine) -> list[Winner]:
     """What there is to export. Raises ExportRefused where there is nothing."""
-    winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
+    winners = store.winners(
+        device=device.name,
+        engine=engine.name,
+        engine_version=engine.version,
+        families=[FusedMoe.family],
+    )
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: "
@@ -196,7 +201,7 @@ def _refuse_predicted(winners: Iterable[Winner]) -> None:
 
 
 def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> ConfigFileExport:
-    problem, triton = winners[0].problem, winners[0].environment.triton
+    problem, triton = winners[0].layer, winners[0].environment.triton
     gemm = winners[0].entry.point.gemm
     path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
     rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}

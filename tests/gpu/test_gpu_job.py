@@ -93,7 +93,7 @@ def test_killed_job_leaves_no_process_and_goes_on(env):
 def stored_trials(env: dict[str, str]) -> dict[tuple[str, int, str], float | None]:
     path = env["TUNER_DATABASE_URL"].removeprefix("sqlite:///")
     with contextlib.closing(sqlite3.connect(path)) as store:
-        rows = store.execute("SELECT gemm, batch_size, config_key, median_us FROM trials")
+        rows = store.execute("SELECT part, batch_size, config_key, median_us FROM trials")
         found = [((gemm, size, key), us) for gemm, size, key, us in rows]
     assert len(dict(found)) == len(found)  # one run, and nothing twice in it
     return dict(found)

@@ -130,7 +130,7 @@ def test_ten_kills_later_the_winners_are_the_same_and_nothing_was_measured_twice
     assert final["entries"] == undisturbed["entries"]
     with sqlite3.connect(store) as connection:
         rows = connection.execute(
-            "select gemm, batch_size, config_key from trials where median_us is not null"
+            "select part, batch_size, config_key from trials where median_us is not null"
         ).fetchall()
     assert len(rows) == len(set(rows)) == undisturbed["totals"]["measurements"]
 

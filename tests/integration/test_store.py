@@ -15,7 +15,7 @@ from sqlalchemy import text
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
-from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
+from tuner.problems import Attention, Candidate, Config, Dtype, FusedMoe, Gemm, Phase, Point, Stage
 from tuner.results import (
     Compiled,
     Entry,
@@ -31,6 +31,7 @@ from tuner.store import RunJournal, RunKey, RunState, Store
 from tuner.store.connect import connect
 
 UP, DOWN = POINTS
+ATTENTION = Attention(Phase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
 
 
 @pytest.fixture
@@ -44,6 +45,10 @@ def entry(point: Point, median_us: float = 10.0, status: Status = Status.OK) -> 
     incumbents = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.5, 49_152)}
     compiled = Compiled(Status.OK, shared_bytes=73_728, n_regs=128, n_spills=0)
     return Entry(point, config, status, median_us, compiled, incumbents, "faster than default")
+
+
+def extend(batch_size: int, new_tokens: int, cached_tokens: int) -> Point:
+    return Point(batch_size, Stage.EXTEND, new_tokens, cached_tokens)
 
 
 def publish(store: Store, key: RunKey, *entries: Entry) -> None:
@@ -192,6 +197,34 @@ class TestWinners:
         publish(store, new, entry(UP, 4.0))
         assert medians(store) == [4.0, 3.0]  # a down of the old one may have another BLOCK_SIZE_M
 
+    def test_attention_entries_of_a_size_come_from_one_run(self, store: Store) -> None:
+        short, long, shorter = (extend(4, 512, cached) for cached in (0, 8192, 1024))
+        other_size = extend(4, 2048, 0)
+        first = replace(KEY, problem=ATTENTION, points=(short, long, other_size))
+        publish(store, first, entry(short, 1.0), entry(long, 2.0), entry(other_size, 3.0))
+        second = replace(KEY, problem=ATTENTION, points=(short, shorter))
+        publish(store, second, entry(short, 4.0), entry(shorter, 5.0))
+        assert medians(store, problem=ATTENTION) == [4.0, 5.0, 3.0]
+        predicted = replace(first, measure=MeasureKind.PREDICT)
+        publish(store, predicted, entry(long, 6.0, Status.PREDICTED))
+        assert medians(store, problem=ATTENTION) == [4.0, 5.0, 3.0]
+
+    def test_parts_come_in_the_order_of_their_launch(self, store: Store) -> None:
+        problem = replace(ATTENTION, phase=Phase.DECODE)
+        points = [Point(size, stage, 1, 4096) for size in (1, 2) for stage in problem.parts]
+        key = replace(KEY, problem=problem, points=tuple(points))
+        publish(store, key, *(entry(point) for point in reversed(points)))
+        found = store.winners(device="NVIDIA_L40S", engine="sglang")
+        assert [winner.entry.point for winner in found] == points
+
+    def test_families_can_be_asked_for_alone(self, store: Store) -> None:
+        publish(store, KEY, entry(UP, 1.0))
+        point = extend(4, 512, 0)
+        publish(store, replace(KEY, problem=ATTENTION, points=(point,)), entry(point, 2.0))
+        assert medians(store) == [1.0, 2.0]
+        assert medians(store, families=["fused_moe"]) == [1.0]
+        assert medians(store, families=["extend_attention"]) == [2.0]
+
     def test_winners_are_those_of_the_asked_for(self, store: Store) -> None:
         other_problem = replace(PROBLEM, N=128)
         other_version = replace(ENVIRONMENT, engine_version="0.5.12", triton="3.5.1")
@@ -237,7 +270,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 counts = st.integers(0, 2**31 - 1)
 times = st.floats(0, allow_infinity=False)
 statuses = st.sampled_from(Status)
-points = st.builds(Point, counts, st.sampled_from(Gemm))
+moe_points = st.builds(Point, counts, st.sampled_from(Gemm))
+points = moe_points | st.builds(Point, counts, st.sampled_from(Stage), counts, counts)
 names = st.sampled_from(["BLOCK_SIZE_M", "num_warps", "num_stages", "USE_TMA", "waves_per_eu"])
 configs = st.builds(Config, st.dictionaries(names, counts, min_size=1))
 compiled = st.builds(
@@ -258,8 +292,18 @@ entries = st.builds(
     st.dictionaries(st.sampled_from(["default", "shipped"]), incumbents),
     texts,
 )
-problems = st.builds(
+moe_problems = st.builds(
     FusedMoe, *[st.integers(8, 9999)] * 3, st.integers(1, 8), st.sampled_from(list(Dtype)[:3])
+)
+problems = moe_problems | st.builds(
+    Attention,
+    st.just(Phase.DECODE),
+    q_heads=st.sampled_from([8, 16]),
+    kv_heads=st.sampled_from([1, 8]),
+    Lq=st.sampled_from([128, 576]),
+    Lv=st.sampled_from([128, 512]),
+    dtype=st.sampled_from([Dtype.BFLOAT16, Dtype.FLOAT16]),
+    kv_splits=st.integers(1, 64),
 )
 keys = st.builds(
     RunKey,

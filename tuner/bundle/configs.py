@@ -101,7 +101,7 @@ def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) ->
     parallel = cluster.parallel
     # Ranks that share the experts out hold whole experts; the others hold a slice of each.
     columns = model.intermediate // (parallel.tp // parallel.ep)
-    if (columns, model.hidden) not in {(w.problem.N, w.problem.K) for w in winners}:
+    if (columns, model.hidden) not in {(w.layer.N, w.layer.K) for w in winners}:
         raise ExportRefused(
             f"no winner for {device.name} fits {model.name} at tp={parallel.tp} ep={parallel.ep} "
             f"(N={columns}): run `tuner tune {model.name} --tp {parallel.tp} --ep {parallel.ep} "
@@ -130,7 +130,7 @@ def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFi
     chosen: dict[str, list[Winner]] = {}
     for winner in winners:
         if winner.entry.point.gemm is Gemm.UP and winner.entry.status is not Status.INCUMBENT:
-            name = vllm.config_file_name(winner.problem, device)
+            name = vllm.config_file_name(winner.layer, device)
             chosen.setdefault(name, []).append(winner)
     if not chosen:
         raise ExportRefused(f"no winner for {device.name} chooses better than the engine's default")
@@ -160,4 +160,4 @@ def _only_problem(name: str, winners: Sequence[Winner]) -> FusedMoe:
     problems = sorted({w.problem.spec() for w in winners})
     if len(problems) > 1:
         raise ExportRefused(f"{problems[0]} and {problems[1]} both ask for {name}")
-    return winners[0].problem
+    return winners[0].layer

@@ -10,17 +10,21 @@ from itertools import groupby
 from sqlalchemy import Connection, RowMapping, func, select, tuple_
 
 from tuner.errors import BadInput
-from tuner.problems import FusedMoe, Gemm, parse_problem
+from tuner.problems import Gemm, Problem, Stage, parse_problem
 from tuner.results import Environment, Status, Trial
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
 from tuner.store.records import Winner
 from tuner.store.rows import ENVIRONMENT_FIELDS, read_environment, read_trial, read_winner
-from tuner.store.store import in_force
-from tuner.store.tables import environments, problems, runs, trials, winners
+from tuner.store.store import BY_POINT, in_force
+from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
-TrialPlace = tuple[str, int, str]  # gemm, batch size, config key
+# Part, batch size, new tokens, cached tokens, config key.
+TrialPlace = tuple[str, int, int, int, str]
+
+
+_PARTS = {part.value for part in (*Gemm, *Stage)}
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Held:
 
     place: tuple[int, int]  # (environment, problem): where the next page goes on
     environment: Environment
-    problem: FusedMoe
+    problem: Problem
     points: dict[Status, int]  # how many points have a winner of that status
     oldest: datetime
     newest: datetime
@@ -39,8 +43,8 @@ class Lookups(Database):
     """Every method is one transaction, and raises UnusableStore when the database fails."""
 
     def trials(self, run_id: int, after: TrialPlace | None, limit: int) -> Sequence[Trial]:
-        """A page of a run's trials, by gemm, batch size and configuration."""
-        place = (trials.c.gemm, trials.c.batch_size, trials.c.config_key)
+        """A page of a run's trials, by part, size and configuration."""
+        place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
         if after is not None:
             query = query.where(tuple_(*place) > after)
@@ -59,13 +63,13 @@ class Lookups(Database):
                 & (runs.c.problem_id == winners.c.problem_id),
             )
             .where(runs.c.id == run_id)
-            .order_by(winners.c.batch_size, winners.c.gemm.desc(), winners.c.status)
+            .order_by(*BY_POINT, winners.c.status)
         )
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
     def winners_of_problems(
-        self, device: str, engine: str, wanted: Collection[FusedMoe]
+        self, device: str, engine: str, wanted: Collection[Problem]
     ) -> list[Winner]:
         """The winners in force of some problems; and of each environment one of its newest,
         whatever its problem, so that it can be told which environment is the newest.
@@ -140,15 +144,15 @@ class Lookups(Database):
 
 def trial_place(trial: Trial) -> TrialPlace:
     """Where `Lookups.trials` goes on after that trial."""
-    point = trial.candidate.point
-    return point.gemm.value, point.batch_size, trial.candidate.config.key
+    point, key = trial.candidate.point, trial.candidate.config.key
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, key
 
 
 def parse_trial_place(values: object) -> TrialPlace:
     """Raises BadInput."""
     match values:
-        case [str(gemm), int(batch_size), str(key)] if gemm in {g.value for g in Gemm}:
-            return gemm, batch_size, key
+        case [str(part), int(size), int(new), int(cached), str(key)] if part in _PARTS:
+            return part, size, new, cached, key
     raise BadInput("not a place in a list of trials")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from tuner.problems import FusedMoe, Point
+from tuner.problems import FusedMoe, Gemm, Point, Problem
 from tuner.results import Entry, Environment, MeasureKind, Totals
 
 
@@ -21,11 +21,17 @@ class RunState(str, Enum):
     INTERRUPTED = "interrupted"
 
 
+def point_row(point: Point) -> list[int | str]:
+    """A point as a run's row holds it: [batch size, part], and attention's tokens behind them."""
+    row: list[int | str] = [point.batch_size, point.part.value]
+    return row if isinstance(point.part, Gemm) else [*row, point.new_tokens, point.cached_tokens]
+
+
 @dataclass(frozen=True)
 class RunKey:
     """Everything that a run's outcome depends on: equal keys are one run, to be resumed."""
 
-    problem: FusedMoe
+    problem: Problem
     environment: Environment
     measure: MeasureKind
     effort: str
@@ -42,7 +48,7 @@ class RunKey:
             self.measure.value,
             self.effort,
             self.seed,
-            [[point.batch_size, point.gemm.value] for point in sorted(self.points)],
+            [point_row(point) for point in sorted(self.points)],
             self.space,
             self.recording,
         ]
@@ -66,8 +72,14 @@ class Run:
 class Winner:
     """An entry as published, with what it holds for."""
 
-    problem: FusedMoe
+    problem: Problem
     environment: Environment
     entry: Entry
     run_id: int
     published_at: datetime  # UTC
+
+    @property
+    def layer(self) -> FusedMoe:
+        """The problem of a fused-MoE layer's winner."""
+        assert isinstance(self.problem, FusedMoe), f"{self.problem.spec()} is no fused-MoE layer"
+        return self.problem

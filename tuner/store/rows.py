@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
+from tuner.problems import Candidate, Config, Point, parse_problem, read_part
 from tuner.results import (
     Compiled,
     Entry,
@@ -21,7 +21,7 @@ from tuner.results import (
     Totals,
     Trial,
 )
-from tuner.store.records import Run, RunKey, RunState, Winner
+from tuner.store.records import Run, RunKey, RunState, Winner, point_row
 
 _read_problem = lru_cache(maxsize=1024)(parse_problem)  # a store has many rows of each
 
@@ -42,7 +42,7 @@ def run_row(key: RunKey) -> dict[str, Any]:
         "measure": key.measure.value,
         "effort": key.effort,
         "seed": key.seed,
-        "points": [[point.batch_size, point.gemm.value] for point in key.points],
+        "points": [point_row(point) for point in key.points],
         "space": key.space,
         "recording": key.recording,
     }
@@ -55,7 +55,9 @@ def read_run(row: RowMapping) -> Run:
         measure=MeasureKind(row["measure"]),
         effort=row["effort"],
         seed=row["seed"],
-        points=tuple(Point(batch_size, Gemm(gemm)) for batch_size, gemm in row["points"]),
+        points=tuple(
+            Point(size, read_part(part), *tokens) for size, part, *tokens in row["points"]
+        ),
         space=row["space"],
         recording=row["recording"],
     )
@@ -74,8 +76,7 @@ def trial_row(run_id: int, trial: Trial) -> dict[str, Any]:
     point, config = trial.candidate.point, trial.candidate.config
     return {
         "run_id": run_id,
-        "gemm": point.gemm.value,
-        "batch_size": point.batch_size,
+        **_point_columns(point),
         "config_key": config.key,
         "config": dict(config),
         **_compiled_row(trial.compiled),
@@ -89,7 +90,7 @@ def trial_row(run_id: int, trial: Trial) -> dict[str, Any]:
 
 def read_trial(row: RowMapping) -> Trial:
     return Trial(
-        candidate=Candidate(Point(row["batch_size"], Gemm(row["gemm"])), Config(row["config"])),
+        candidate=Candidate(_read_point(row), Config(row["config"])),
         compiled=_read_compiled(row),
         measurement=Measurement(
             status=Status(row["status"]),
@@ -104,8 +105,7 @@ def read_trial(row: RowMapping) -> Trial:
 def entry_row(entry: Entry) -> dict[str, Any]:
     return {
         "status": entry.status.value,
-        "batch_size": entry.point.batch_size,
-        "gemm": entry.point.gemm.value,
+        **_point_columns(entry.point),
         "config": dict(entry.config),
         "median_us": entry.median_us,
         **_compiled_row(entry.compiled),
@@ -116,7 +116,7 @@ def entry_row(entry: Entry) -> dict[str, Any]:
 
 def read_winner(row: RowMapping) -> Winner:
     entry = Entry(
-        point=Point(row["batch_size"], Gemm(row["gemm"])),
+        point=_read_point(row),
         config=Config(row["config"]),
         status=Status(row["status"]),
         median_us=row["median_us"],
@@ -136,6 +136,19 @@ def read_winner(row: RowMapping) -> Winner:
 def storable(text: str) -> str:
     """`text` without what PostgreSQL or UTF-8 cannot hold, as a crash's output may have it."""
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _point_columns(point: Point) -> dict[str, Any]:
+    return {**asdict(point), "part": point.part.value}
+
+
+def _read_point(row: RowMapping) -> Point:
+    return Point(
+        batch_size=row["batch_size"],
+        part=read_part(row["part"]),
+        new_tokens=row["new_tokens"],
+        cached_tokens=row["cached_tokens"],
+    )
 
 
 def _compiled_row(compiled: Compiled) -> dict[str, Any]:

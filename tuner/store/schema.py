@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, column, func, select, table, update
 from tuner.errors import UnusableStore
 from tuner.store.tables import VERSION_TABLE
 
-HEAD = "0003"
+HEAD = "0004"
 
 # Beside the package in a checkout and in site-packages alike; by path, because the name
 # `migrations` may mean another package where a program has its own folder on sys.path.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, select, update
+from sqlalchemy import Connection, Table, case, select, update
 
-from tuner.problems import FusedMoe
+from tuner.problems import FAMILIES, Attention, Gemm, Problem, Stage
 from tuner.results import Entry, Environment, Status, Totals, Trial
 from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.records import Run, RunKey, RunState, Winner
@@ -24,7 +24,7 @@ from tuner.store.rows import (
     storable,
     trial_row,
 )
-from tuner.store.tables import environments, problems, runs, trials, winners
+from tuner.store.tables import WINNER_PLACE, environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 
@@ -74,12 +74,14 @@ class Store(Database):
         engine: str,
         engine_version: str | None = None,
         triton: str | None = None,
-        problem: FusedMoe | None = None,
+        problem: Problem | None = None,
+        families: Collection[str] = FAMILIES,
     ) -> list[Winner]:
-        """The winners in force, in order of problem, batch size and gemm (up first).
+        """The winners in force, in order of problem, size and part (up before down).
 
-        At each batch size of a problem all gemms come from one environment: a measured one
-        before a predicted one before an untuned one, then the one published last.
+        At each batch size of a fused-MoE layer all gemms come from one environment, and at each
+        batch size and new tokens of attention all entries from one run: a measured one before a
+        predicted one before an untuned one, then the one published last.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -93,7 +95,8 @@ class Store(Database):
             .join(problems, winners.c.problem_id == problems.c.id)
             .join(environments, winners.c.environment_id == environments.c.id)
             .where(*(field == value for field, value in wanted.items() if value is not None))
-            .order_by(problems.c.id, winners.c.batch_size, winners.c.gemm.desc())
+            .where(problems.c.family.in_(families))
+            .order_by(problems.c.id, *BY_POINT)
         )
         with self._read() as connection:
             found = [read_winner(row) for row in connection.execute(query).mappings()]
@@ -137,6 +140,13 @@ class Store(Database):
         _set_run(connection, run.id, state=RunState.DONE.value, totals=asdict(totals))
 
 
+# Winners in order of their points, the parts of each as they are launched.
+BY_POINT = (
+    winners.c.batch_size,
+    winners.c.new_tokens,
+    winners.c.cached_tokens,
+    case({part.value: at for at, part in enumerate((*Gemm, *Stage))}, value=winners.c.part),
+)
 # What stands, of several: a measured entry, else a predicted one, else one nobody tuned.
 _TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
 
@@ -144,10 +154,14 @@ _TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
 def in_force(found: list[Winner]) -> list[Winner]:
     """Those that count, of all winners of their problems; see `Store.winners`."""
 
-    def place(winner: Winner) -> tuple[FusedMoe, int]:
-        return winner.problem, winner.entry.point.batch_size
+    def place(winner: Winner) -> tuple[Problem, int, int]:
+        return winner.problem, winner.entry.point.batch_size, winner.entry.point.new_tokens
 
-    def source(winner: Winner) -> tuple[Environment, Status]:
+    def source(winner: Winner) -> tuple[object, ...]:
+        if isinstance(winner.problem, Attention):
+            # Another workload has other cached tokens: only what was published at once was
+            # chosen together. A gemm may be tuned in a run of its own.
+            return winner.run_id, winner.published_at
         return winner.environment, winner.entry.status
 
     def rank(winner: Winner) -> tuple[int, datetime, int]:
@@ -157,7 +171,7 @@ def in_force(found: list[Winner]) -> list[Winner]:
     return [winner for winner in found if source(winner) == best[place(winner)]]
 
 
-def _problem_row(problem: FusedMoe) -> dict[str, Any]:
+def _problem_row(problem: Problem) -> dict[str, Any]:
     return {"spec": problem.spec(), "family": problem.family}
 
 
@@ -176,10 +190,9 @@ def _id_of(connection: Connection, target: Table, row: dict[str, Any], unique: s
 
 
 def _publish(connection: Connection, row: dict[str, Any]) -> None:
-    unique = ["environment_id", "problem_id", "status", "batch_size", "gemm"]
-    changes = {name: value for name, value in row.items() if name not in unique}
+    changes = {name: value for name, value in row.items() if name not in WINNER_PLACE}
     insert = insert_into(connection, winners).values(row)
-    connection.execute(insert.on_conflict_do_update(index_elements=unique, set_=changes))
+    connection.execute(insert.on_conflict_do_update(index_elements=WINNER_PLACE, set_=changes))
 
 
 def _set_run(connection: Connection, run_id: int, **values: object) -> None:

@@ -57,6 +57,19 @@ def _text(name: str) -> Column[str]:
     return Column(name, Text, nullable=False)
 
 
+def _point() -> tuple[Column[Any], ...]:
+    """The columns of a `Point`; tokens are attention's, and 0 elsewhere."""
+    return (
+        _text("part"),
+        Column("batch_size", Integer, nullable=False),
+        Column("new_tokens", Integer, nullable=False, server_default="0"),
+        Column("cached_tokens", Integer, nullable=False, server_default="0"),
+    )
+
+
+POINT_COLUMNS = ("part", "batch_size", "new_tokens", "cached_tokens")
+
+
 def _compiled() -> tuple[Column[Any], ...]:
     """The columns of a `Compiled`, without its status."""
     return (
@@ -121,8 +134,7 @@ trials = Table(
     # SQLite counts up by itself only in a column declared INTEGER.
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
-    _text("gemm"),
-    Column("batch_size", Integer, nullable=False),
+    *_point(),
     _text("config_key"),
     Column("config", JSON, nullable=False),
     _text("compile_status"),
@@ -132,9 +144,14 @@ trials = Table(
     Column("min_us", Double),
     Column("samples", Integer, nullable=False),
     _text("detail"),
-    UniqueConstraint("run_id", "gemm", "batch_size", "config_key"),
+    # These two names are given, as the ones made of so many columns are too long for PostgreSQL.
+    UniqueConstraint("run_id", *POINT_COLUMNS, "config_key", name="uq_trials_place"),
 )
 
+WINNER_PLACE = (
+    *("environment_id", "problem_id", "status"),
+    *("batch_size", "new_tokens", "cached_tokens", "part"),
+)
 # Status is part of the identity, so that a predicted winner cannot replace a measured one.
 winners = Table(
     "winners",
@@ -143,8 +160,7 @@ winners = Table(
     Column("problem_id", ForeignKey(problems.c.id), nullable=False),
     Column("environment_id", ForeignKey(environments.c.id), nullable=False),
     _text("status"),
-    Column("batch_size", Integer, nullable=False),
-    _text("gemm"),
+    *_point(),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     Column("config", JSON, nullable=False),
     Column("median_us", Double),  # NULL: an incumbent that nobody timed
@@ -153,6 +169,6 @@ winners = Table(
     Column("incumbents", JSON, nullable=False),
     _text("reason"),
     Column("published_at", UtcDateTime, nullable=False),
-    UniqueConstraint("environment_id", "problem_id", "status", "batch_size", "gemm"),
+    UniqueConstraint(*WINNER_PLACE, name="uq_winners_place"),
     Index(None, "environment_id", "published_at"),  # which environment is the newest
 )
