@@ -51,6 +51,13 @@ _KERNEL_SOURCES = {
             "srt/layers/attention/triton_ops/decode_attention.py",
         ),
     ),
+    "prefill_attention": (
+        "context_attention_fwd",
+        (
+            "kernels/ops/attention/prefill_attention.py",
+            "srt/layers/attention/triton_ops/prefill_attention.py",
+        ),
+    ),
 }
 
 

@@ -26,6 +26,7 @@ class Pointer:
     """
 
     dtype: str
+    operand: str = ""  # what the engine's launcher calls it, where that is not the parameter's name
 
 
 @dataclass(frozen=True)

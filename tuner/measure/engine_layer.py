@@ -25,7 +25,8 @@ from sglang.srt.runtime_context import get_context
 from torch import Tensor
 
 from tuner.kernels.fused_moe_inputs import make_weights, random_routing
-from tuner.measure.layer import LAUNCHES, SKEW, SKEWED, race
+from tuner.measure.layer import SKEW, SKEWED
+from tuner.measure.timing import LAUNCHES, race
 from tuner.problems import Dtype, FusedMoe, Gemm, parse_fused_moe
 
 ROUNDS = 21

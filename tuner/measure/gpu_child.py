@@ -29,18 +29,16 @@ from tuner.compile.kernel import compile_kernel
 from tuner.engines import find_engine
 from tuner.errors import BadInput
 from tuner.kernels.fused_moe import lift_fused_moe
+from tuner.kernels.fused_moe_inputs import grid_size
 from tuner.measure.layer import (
     WORST_ERROR,
-    Kernel,
     Layer,
-    capture,
     check,
     copy_bytes_per_us,
     padding_us,
-    race,
-    time_graph,
 )
 from tuner.measure.routing import load_routing
+from tuner.measure.timing import Kernel, capture, race, time_graph
 from tuner.problems import Config, Gemm, Point, parse_fused_moe
 from tuner.results import Measurement, Status
 
@@ -116,9 +114,8 @@ class Session:
         binding = self._kernels.bind(
             self._layer.problem, point.gemm, point.batch_size, config, self._arch
         )
-        return Kernel(
-            compile_kernel(self._source, binding.variant().as_json(), self._arch), binding
-        )
+        compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
+        return Kernel(compiled, binding, (grid_size(binding),))
 
 
 def main() -> None:

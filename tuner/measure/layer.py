@@ -7,17 +7,15 @@ were filled with NaN before its time counts.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
+from tuner.kernels.binding import Descriptor
 from tuner.kernels.fused_moe import padded_slots
 from tuner.kernels.fused_moe_inputs import (
     TORCH_TYPES,
@@ -26,7 +24,6 @@ from tuner.kernels.fused_moe_inputs import (
     Slots,
     Weights,
     align,
-    grid_size,
     make_activations,
     make_weights,
     operands,
@@ -35,17 +32,12 @@ from tuner.kernels.fused_moe_inputs import (
     sort_activations,
     worst_error,
 )
+from tuner.measure.timing import LAUNCHES, Kernel, arguments, blocks
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
-from tuner.results import Measurement, Status
 
-LAUNCHES = 10  # a graph: one launch of each routing
 CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are compared: a uniform and a skewed one
 SKEWED = 3  # of the routings, those drawn from a Zipf distribution over the experts
 SKEW = 0.8
-REPLAYS = 5
-ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
-# A candidate this much slower than the best of its point is not timed again.
-HOPELESS = 1.15
 COPIED_BYTES = 1 << 28
 # Largest |difference| / (|expected| + rms) of a right kernel: three to four times the worst seen
 # over all outputs on an H200, which is given beside it. A wrong row or scale errs by about 1.
@@ -57,14 +49,6 @@ WORST_ERROR = {
     Dtype.INT8_W8A16: 0.015,  # 0.0035
     Dtype.INT4_W4A16: 0.08,  # 0.023: weights are rounded to 16 bits before they are multiplied
 }
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A compiled kernel with the binding that it was compiled for."""
-
-    compiled: Any  # triton.compiler.CompiledKernel
-    binding: Binding
 
 
 @dataclass
@@ -91,7 +75,7 @@ class PointInputs:
         tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
         rows = self._sorted_of(block_m) if tma else [self.activations] * len(self.routings)
         return [
-            _arguments(
+            arguments(
                 kernel.binding,
                 operands(
                     self.weights[i % len(self.weights)], rows[i], routing, slots[i], self.output
@@ -198,65 +182,14 @@ class Layer:
         return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
 
 
-def _arguments(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
-    """Every parameter's value in order; a compiled kernel passes over its constants."""
-    values: list[Any] = []
-    for parameter in binding.parameters:
-        argument = binding.arguments[parameter.name]
-        if isinstance(argument, Pointer):
-            values.append(tensors[parameter.name])
-        elif isinstance(argument, Descriptor):
-            tensor = tensors[parameter.name]
-            block = list(argument.block)
-            values.append(TensorDescriptor(tensor, tensor.shape, tensor.stride(), block))
-        else:
-            values.append(None if isinstance(argument, TypeConstant) else argument.value)
-    return values
-
-
 def check(inputs: PointInputs, kernel: Kernel, launches: Sequence[list[Any]]) -> float:
     """The worst error against the references, on outputs that held NaN before each launch."""
-    grid = (grid_size(kernel.binding), 1, 1)
     worst = 0.0
     for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
-        kernel.compiled[grid](*launches[i])
+        kernel.compiled[blocks(kernel.grid)](*launches[i])
         worst = max(worst, worst_error(inputs.output, expected))
     return worst
-
-
-def capture(kernel: Kernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
-    """A graph of all launches; each runs once first, so that loading is not timed."""
-    grid = (grid_size(kernel.binding), 1, 1)
-    run = kernel.compiled[grid]
-    run(*launches[0])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stream = torch.cuda.current_stream().cuda_stream
-        for args in launches:
-            run(*args, stream=stream)
-    return graph
-
-
-def replay_us(graph: torch.cuda.CUDAGraph, launches: int = LAUNCHES) -> float:
-    """Microseconds a launch, of one replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / launches
-
-
-def time_graph(graph: torch.cuda.CUDAGraph, best_us: float | None) -> Measurement:
-    """The median of up to REPLAYS; a candidate far behind `best_us` gets one."""
-    replay_us(graph)  # warm-up
-    samples = [replay_us(graph)]
-    while len(samples) < REPLAYS and sum(samples) * LAUNCHES < ENOUGH_US:
-        if best_us is not None and min(samples) > best_us * HOPELESS:
-            break
-        samples.append(replay_us(graph))
-    return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
 
 
 def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> float:
@@ -285,15 +218,3 @@ def copy_bytes_per_us() -> float:
     end.record()
     end.synchronize()
     return 2 * COPIED_BYTES / (float(start.elapsed_time(end)) * 1e3)
-
-
-def race(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
-    """Microseconds a launch of each graph in each round, one after another in turn."""
-    for graph in graphs:
-        replay_us(graph)
-    samples: list[list[float]] = [[] for _ in graphs]
-    for turn in range(rounds):
-        for at in range(len(graphs)):
-            i = (at + turn) % len(graphs)  # whoever runs first has another graph's data before it
-            samples[i].append(replay_us(graphs[i]))
-    return samples

@@ -1,0 +1,262 @@
+"""What an engine's own launcher launches, found out without a GPU and without torch.
+
+An engine decides in Python which kernel it launches, with which constants and which arguments.
+Its source file is run here with stand-ins for everything that it imports: tensors are shapes,
+kernels note how they are launched. So every engine version says for itself what it would do.
+Whatever the stand-ins cannot answer truthfully ends in UnsupportedKernel, never in a guess.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.lift import PLATFORM_PROBES
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's outside: name, shape and element type (Triton's short name: bf16, i64 ...)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None  # elements; None: contiguous
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def stride(self, dim: int) -> int:
+        if self.strides is not None:
+            return self.strides[dim]
+        return math.prod(self.shape[dim + 1 :]) if dim != -1 else 1
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def is_contiguous(self) -> bool:
+        return self.strides is None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel."""
+
+    kernel: str
+    arguments: Mapping[str, Any]  # by the kernel's parameter names; tensors are `Tensor`s
+    grid: tuple[int, ...]
+    options: Mapping[str, int | bool]  # num_warps, num_stages, launch_pdl
+
+
+@dataclass
+class Launcher:
+    """An engine's source file, run for one architecture (89, 90, 120 ...)."""
+
+    source: Path
+    root: Path  # the engine's package folder
+    origin: str  # e.g. "sglang 0.5.16"; for messages
+    arch: int
+    _launches: list[Launch] = field(default_factory=list)
+    _modules: dict[Path, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, function: str, arguments: Mapping[str, Any]) -> list[Launch]:
+        """The launches of `function` when it is called with those of `arguments` that it takes.
+
+        Raises UnsupportedKernel where the engine has no such function, it needs an argument that
+        is not there, or what it does depends on what only a GPU can say.
+        """
+        try:
+            call = self._execute(self.source)[function]
+            taken = self._taken(function, call, arguments)
+            self._launches.clear()
+            call(**taken)
+        except UnsupportedKernel:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UnsupportedKernel(
+                f"{self.origin}: {function} cannot be followed ({reason})"
+            ) from None
+        return list(self._launches)
+
+    def parameters(self, function: str) -> tuple[str, ...]:
+        """The names of a function's parameters. Raises UnsupportedKernel."""
+        namespace = self._execute(self.source)
+        if function not in namespace:
+            raise UnsupportedKernel(f"{self.origin} has no {function} in {self.source.name}")
+        return tuple(inspect.signature(namespace[function]).parameters)
+
+    def _taken(
+        self, function: str, call: Callable[..., object], known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        taken = {}
+        for name, parameter in inspect.signature(call).parameters.items():
+            if name in known:
+                taken[name] = known[name]
+            elif parameter.default is inspect.Parameter.empty:
+                raise UnsupportedKernel(
+                    f"{self.origin}: {function} needs {name!r}, which this version cannot give"
+                )
+        return taken
+
+    def _execute(self, path: Path) -> dict[str, Any]:
+        if path not in self._modules:
+            space: dict[str, Any] = {
+                "__builtins__": {**vars(builtins), "__import__": self._import},
+                "__name__": path.stem,
+                "__file__": str(path),
+            }
+            self._modules[path] = space
+            text = path.read_text(encoding="utf-8")
+            exec(compile(text, str(path), "exec", dont_inherit=True), space)  # noqa: S102
+        return self._modules[path]
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002 (the protocol's own names)
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> object:
+        top = name.partition(".")[0]
+        if level == 0 and top in sys.stdlib_module_names:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        if top == "triton":
+            return _triton(self._record) if name == "triton" else _Unknown(name)
+        if top == "torch":
+            return _torch(self.arch) if name == "torch" else _Unknown(name)
+        sibling = self.source.parent / f"{name.rpartition('.')[2]}.py"
+        if top == self.root.name and sibling == self._file_of(name):
+            return _Namespace(name, self._execute(sibling))
+        # The engine's probes say what they say on CUDA; the rest of it is not asked.
+        return _Namespace(name, {probe: _answer(says) for probe, says in PLATFORM_PROBES.items()})
+
+    def _file_of(self, module: str) -> Path:
+        return self.root.joinpath(*module.split(".")[1:]).with_suffix(".py")
+
+    def _record(self, launch: Launch) -> None:
+        self._launches.append(launch)
+
+
+class _Unknown:
+    """Something that only a running engine knows. It may be named, not asked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> _Unknown:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Unknown(f"{self._name}.{name}")
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        # A decorator: what matters is the function under it.
+        if len(args) == 1 and not kwargs and inspect.isfunction(args[0]):
+            return args[0]
+        return _Unknown(f"{self._name}(...)")
+
+    def __getitem__(self, key: object) -> _Unknown:
+        return self
+
+    def __or__(self, other: object) -> _Unknown:
+        return self
+
+    __ror__ = __or__
+
+    def _asked(self, *args: object) -> NoReturn:
+        raise UnsupportedKernel(f"it depends on {self._name}, which only a running engine knows")
+
+    __bool__ = __int__ = __index__ = __float__ = __len__ = __iter__ = _asked
+    __lt__ = __le__ = __gt__ = __ge__ = _asked
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = _asked
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Unknown):
+            return self._name == other._name
+        if isinstance(other, type):  # `typing` compares an annotation's parts
+            return False
+        return self._asked()
+
+
+class _Namespace:
+    """A module with some known names; the others are unknown."""
+
+    def __init__(self, name: str, known: Mapping[str, Any]) -> None:
+        self._name, self._known = name, known
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._known[name] if name in self._known else _Unknown(f"{self._name}.{name}")
+
+
+class _Kernel:
+    """A jitted function: notes its launches."""
+
+    def __init__(self, function: Callable[..., object], record: Callable[[Launch], None]) -> None:
+        self._name = function.__name__
+        self._parameters = tuple(inspect.signature(function).parameters)
+        self._record = record
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: object, **kwargs: object) -> None:
+            arguments = dict(zip(self._parameters, args, strict=False))
+            arguments |= {k: v for k, v in kwargs.items() if k in self._parameters}
+            options = {
+                k: v
+                for k, v in kwargs.items()
+                if k not in self._parameters and isinstance(v, int)  # all of CUDA's are
+            }
+            self._record(Launch(self._name, arguments, tuple(grid), options))
+
+        return launch
+
+
+def _triton(record: Callable[[Launch], None]) -> _Namespace:
+    def jit(function: Callable[..., object] | None = None, **options: object) -> object:
+        return _Kernel(function, record) if function else lambda f: _Kernel(f, record)
+
+    return _Namespace(
+        "triton",
+        {
+            "jit": jit,
+            "cdiv": lambda a, b: -(-a // b),
+            "next_power_of_2": lambda n: 1 << (n - 1).bit_length(),
+            "language": _Unknown("triton.language"),
+        },
+    )
+
+
+def _torch(arch: int) -> _Namespace:
+    cuda = {
+        "is_available": _answer(True),
+        "get_device_capability": _answer((arch // 10, arch % 10)),
+    }
+    version = {"cuda": "", "hip": None}
+    dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
+    dtypes |= {"int64": "i64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
+    return _Namespace(
+        "torch",
+        {
+            "cuda": _Namespace("torch.cuda", cuda),
+            "version": _Namespace("torch.version", version),
+            "Tensor": Tensor,
+            **dtypes,
+        },
+    )
+
+
+def _answer(value: object) -> Callable[..., object]:
+    return lambda *args, **kwargs: value

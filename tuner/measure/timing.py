@@ -1,0 +1,97 @@
+"""Times of compiled kernels: CUDA graphs of launches, alone and in turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
+from tuner.results import Measurement, Status
+
+LAUNCHES = 10  # a graph: each with inputs of its own, so that they come from HBM
+REPLAYS = 5
+ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
+# A candidate this much slower than the best of its point is not timed again.
+HOPELESS = 1.15
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel with the binding that it was compiled for."""
+
+    compiled: Any  # triton.compiler.CompiledKernel
+    binding: Binding
+    grid: tuple[int, ...]  # of thread blocks
+
+
+def arguments(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Every parameter's value in order; a compiled kernel passes over its constants."""
+    values: list[Any] = []
+    for parameter in binding.parameters:
+        argument = binding.arguments[parameter.name]
+        if isinstance(argument, Pointer):
+            values.append(tensors[argument.operand or parameter.name])
+        elif isinstance(argument, Descriptor):
+            tensor = tensors[parameter.name]
+            block = list(argument.block)
+            values.append(TensorDescriptor(tensor, tensor.shape, tensor.stride(), block))
+        else:
+            values.append(None if isinstance(argument, TypeConstant) else argument.value)
+    return values
+
+
+def blocks(grid: tuple[int, ...]) -> tuple[int, int, int]:
+    """A grid of three dimensions, as a compiled kernel wants it."""
+    x, y, z = (*grid, 1, 1)[:3]
+    return x, y, z
+
+
+def capture(kernel: Kernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
+    """A graph of all launches; each runs once first, so that loading is not timed."""
+    run = kernel.compiled[blocks(kernel.grid)]
+    run(*launches[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        for args in launches:
+            run(*args, stream=stream)
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, launches: int = LAUNCHES) -> float:
+    """Microseconds a launch, of one replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / launches
+
+
+def time_graph(graph: torch.cuda.CUDAGraph, best_us: float | None) -> Measurement:
+    """The median of up to REPLAYS; a candidate far behind `best_us` gets one."""
+    replay_us(graph)  # warm-up
+    samples = [replay_us(graph)]
+    while len(samples) < REPLAYS and sum(samples) * LAUNCHES < ENOUGH_US:
+        if best_us is not None and min(samples) > best_us * HOPELESS:
+            break
+        samples.append(replay_us(graph))
+    return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
+
+
+def race(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
+    """Microseconds a launch of each graph in each round, one after another in turn."""
+    for graph in graphs:
+        replay_us(graph)
+    samples: list[list[float]] = [[] for _ in graphs]
+    for turn in range(rounds):
+        for at in range(len(graphs)):
+            i = (at + turn) % len(graphs)  # whoever runs first has another graph's data before it
+            samples[i].append(replay_us(graphs[i]))
+    return samples
