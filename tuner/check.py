@@ -158,7 +158,7 @@ def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
 def _compile(
     farm: Farm, kernels: FusedMoeKernels, device: Device, problem: FusedMoe, parts: _Parts
 ) -> Iterator[CheckedEntry]:
-    compiler = KernelCompiler(farm, kernels, problem, device)
+    compiler = KernelCompiler(farm, kernels.binder(problem, device.arch), device)
     compiler.submit([candidate for _, candidate in parts])
     results: dict[Candidate, Compiled] = {}
     while batch := compiler.poll(wait=True):

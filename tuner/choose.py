@@ -1,4 +1,4 @@
-"""Trials and incumbents -> the entry to write for every point.
+"""A fused-MoE layer's trials and incumbents -> the entry to write for every point.
 
 Up and down are tuned apart and chosen together: an engine sorts the tokens of a batch once,
 by BLOCK_SIZE_M, and runs both gemms on that sort, so a pair must share its BLOCK_SIZE_M.
@@ -52,6 +52,21 @@ class _Field:
                 return None
             total += trial.measurement.median_us
         return total
+
+
+@dataclass(frozen=True)
+class MoeChooser:
+    """`choose` and `finalists` for one run."""
+
+    incumbents: Mapping[Point, Mapping[str, Config]]
+    policy: Policy
+    requested: Collection[int]  # batch sizes
+
+    def choose(self, trials: Sequence[Trial]) -> list[Entry]:
+        return choose(trials, self.incumbents, self.policy, self.requested)
+
+    def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+        return finalists(trials, self.incumbents, entries, self.requested)
 
 
 def choose(

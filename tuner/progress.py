@@ -1,4 +1,4 @@
-"""Progress for people: a live line a batch size on a terminal, plain lines off it."""
+"""Progress for people: a live line a size on a terminal, plain lines off it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from tuner.problems import Gemm
+from tuner.problems import PARTS, Part
 from tuner.results import Trial
 
 PLAIN_EVERY_S = 5.0
@@ -19,33 +19,34 @@ PLAIN_EVERY_S = 5.0
 class Progress:
     """Called with every trial; writes to a terminal or a log.
 
-    `tries`: how many configurations each batch size may be tried with, all gemms together.
+    `tries`: how many configurations may be tried at each size (`Point.size`), all parts
+    together; in the order to show them in.
     """
 
-    def __init__(self, stream: TextIO, tries: Mapping[int, int]) -> None:
+    def __init__(self, stream: TextIO, tries: Mapping[str, int]) -> None:
         self._stream = stream
         self._tries = tries
         self._done = dict.fromkeys(tries, 0)
-        self._best_us: dict[int, dict[Gemm, float]] = {size: {} for size in tries}
+        self._best_us: dict[str, dict[Part, float]] = {size: {} for size in tries}
         self._started = self._shown = time.monotonic()
-        self._bars = _bars(stream) if stream.isatty() else None
+        self._bars = _bars(stream, max(map(len, tries), default=0)) if stream.isatty() else None
         self._tasks = {}
         if self._bars:
             self._bars.start()
             self._tasks = {
-                size: self._bars.add_task(f"M={size}", total=total, best="")
-                for size, total in sorted(tries.items())
+                size: self._bars.add_task(size, total=total, best="")
+                for size, total in tries.items()
             }
 
     def __call__(self, trial: Trial) -> None:
         point, time_us = trial.candidate.point, trial.measurement.median_us
-        size = point.batch_size
+        size = point.size
         if size not in self._tries:
             return  # compiled only, to fill the file
         self._done[size] += 1
         if time_us is not None:
             best = self._best_us[size]
-            best[point.gemm] = min(time_us, best.get(point.gemm, time_us))
+            best[point.part] = min(time_us, best.get(point.part, time_us))
         if self._bars:
             self._bars.update(self._tasks[size], advance=1, best=self._best(size))
         elif time.monotonic() - self._shown >= PLAIN_EVERY_S:
@@ -58,22 +59,23 @@ class Progress:
         if self._bars:
             self._bars.stop()
 
-    def _best(self, size: int) -> str:
-        """Microseconds of each gemm's best, e.g. "up 12.3 + down 4.5 us"."""
-        best = sorted(self._best_us[size].items(), reverse=True)
-        return " + ".join(f"{gemm.value} {us:.1f}" for gemm, us in best) + " us" if best else ""
+    def _best(self, size: str) -> str:
+        """Microseconds of each part's best, e.g. "up 12.3 + down 4.5 us"."""
+        best = self._best_us[size]
+        times = [f"{part.value} {best[part]:.1f}" for part in PARTS if part in best]
+        return " + ".join(times) + " us" if times else ""
 
-    def _line(self, size: int) -> str:
+    def _line(self, size: str) -> str:
         done, total = sum(self._done.values()), sum(self._tries.values())
         passed_s = time.monotonic() - self._started
         left_s = passed_s * max(total - done, 0) / done
-        here = f"M={size}: {self._done[size]} of {self._tries[size]}, best {self._best(size)}"
+        here = f"{size}: {self._done[size]} of {self._tries[size]}, best {self._best(size)}"
         return f"{done} of {total} tried, about {left_s:.0f} s left; {here}"
 
 
-def _bars(stream: TextIO) -> Bars:
+def _bars(stream: TextIO, width: int) -> Bars:
     return Bars(
-        TextColumn("{task.description:>7}"),
+        TextColumn(f"{{task.description:>{max(width, 7)}}}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[best]}"),

@@ -1,7 +1,7 @@
 """Proposes configurations and learns from their times.
 
 Each point of a job goes through rounds. The first tries seeds; a later one tries the winners
-at neighbouring batch sizes, what Optuna's TPE suggests, and the grid neighbours of the best so
+at neighbouring points, what Optuna's TPE suggests, and the grid neighbours of the best so
 far. A point's round depends on its own earlier rounds and, one round late, on the others', and
 on nothing else: neither on the order in which results arrive nor on when. So a search that is
 run again with its stored results told first ends as the first would have, and a slow compile
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import optuna
 
-from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.problems import Candidate, Config, Part, Point
 from tuner.results import Measurement, Status
 from tuner.space import Effort, Space
 
@@ -35,7 +35,7 @@ class Budget:
     """How much a search may spend."""
 
     per_point: int  # configurations tried at a point, failures included
-    kernels: int  # kernels compiled in all: a configuration counts once for up, once for down
+    kernels: int  # kernels compiled in all: a configuration counts once for each part
     seeds: int  # tries in a point's first round, seeds as far as they go
     wave: int = 5  # tries in each later round
 
@@ -69,25 +69,25 @@ class _Track:
 class Search:
     """Candidates for all points of a job, within one budget.
 
-    Points of one gemm share their kernels: a configuration compiled for one of them costs the
+    Points of one part share their kernels: a configuration compiled for one of them costs the
     others no compile.
     """
 
     def __init__(
         self,
-        spaces: Mapping[Gemm, Space],
+        spaces: Mapping[Part, Space],
         points: Sequence[Point],
         seeds: Mapping[Point, Sequence[Config]],
         budget: Budget,
         seed: int,
     ) -> None:
         self._tracks = [
-            _Track(point, spaces[point.gemm], seeds.get(point, ())) for point in sorted(set(points))
+            _Track(point, spaces[point.part], seeds.get(point, ())) for point in sorted(set(points))
         ]
         self._budget = budget
         self._seed = seed
         self._results: dict[Candidate, Measurement] = {}
-        self._kernels: list[frozenset[tuple[Gemm, Config]]] = [frozenset()]  # before each round
+        self._kernels: list[frozenset[tuple[Part, Config]]] = [frozenset()]  # before each round
 
     def ask(self) -> list[Candidate]:
         """Every candidate that can be proposed now; empty when done, or while waiting for tells.
@@ -136,7 +136,7 @@ class Search:
             if config in seen:
                 continue
             seen.add(config)
-            if (track.point.gemm, config) not in compiled:
+            if (track.point.part, config) not in compiled:
                 if not credit:
                     continue
                 credit -= 1
@@ -165,8 +165,8 @@ class Search:
         yield from rng.sample(track.space.configs(), len(track.space))
 
     def _winners_nearby(self, track: _Track, round_: int) -> Iterator[Config]:
-        """The best so far at the next smaller and the next larger batch size."""
-        others = [other for other in self._tracks if other.point.gemm is track.point.gemm]
+        """The best so far at the part's next smaller and next larger point."""
+        others = [other for other in self._tracks if other.point.part is track.point.part]
         here = others.index(track)
         for other in (*others[max(here - 1, 0) : here], *others[here + 1 : here + 2]):
             # One round late: the other's latest round may be under way still.
@@ -179,7 +179,7 @@ class Search:
         kernels = {
             config: self._results[Candidate(other.point, config)].status
             for other in self._tracks
-            if other.point.gemm is track.point.gemm
+            if other.point.part is track.point.part
             for config in other.before(round_ if other is track else round_ - 1)
         }
         broken = {config for config, status in kernels.items() if status in _FAILS_EVERYWHERE}
@@ -205,11 +205,11 @@ class Search:
     def _most(self, track: _Track) -> int:
         return min(self._budget.per_point, len(track.space))
 
-    def _compiled(self, round_: int) -> frozenset[tuple[Gemm, Config]]:
+    def _compiled(self, round_: int) -> frozenset[tuple[Part, Config]]:
         """The kernels that were proposed before a round, at any point."""
         while len(self._kernels) <= round_:
             last = len(self._kernels) - 1
-            fresh = ((t.point.gemm, config) for t in self._tracks for config in t.rounds[last])
+            fresh = ((t.point.part, config) for t in self._tracks for config in t.rounds[last])
             self._kernels.append(self._kernels[last].union(fresh))
         return self._kernels[round_]
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from tuner.devices import Device, find_device
 from tuner.engines import FileKey, ShippedFile
 from tuner.errors import UnknownDevice
-from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
+from tuner.problems import Config, Dtype, FusedMoe, Gemm, Part, Point
 from tuner.space import Space
 
 # A vote halves with each unit of distance: an octave of batch size or of N, half an octave of
@@ -28,7 +28,7 @@ def seeds_for(
     points: Iterable[Point],
     problem: FusedMoe,
     device: Device,
-    spaces: Mapping[Gemm, Space],
+    spaces: Mapping[Part, Space],
     shipped: Iterable[ShippedFile],
     *,
     known: Mapping[Point, Sequence[Config]] | None = None,
@@ -43,7 +43,11 @@ def seeds_for(
     `without` leaves out the files of these (E, N), so that a search can be judged honestly.
     """
     files = [file for file in shipped if (file.key.E, file.key.N) not in without]
-    ballots = {gemm: _ballots(files, problem, device, gemm, spaces[gemm]) for gemm in spaces}
+    ballots = {
+        gemm: _ballots(files, problem, device, gemm, spaces[gemm])
+        for gemm in Gemm
+        if gemm in spaces
+    }
     seeds = {}
     for point in points:
         space = spaces[point.gemm]

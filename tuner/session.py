@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tuner.bench import Bench, SerialBench
-from tuner.choose import Policy
+from tuner.choose import MoeChooser, Policy
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices import Device
 from tuner.engines import Engine, ShippedFile
@@ -29,7 +29,7 @@ from tuner.measure.recording import (
     write_recording,
 )
 from tuner.measure.replay import Replay
-from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Point
+from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Part, Point
 from tuner.report import Report
 from tuner.results import Entry, Environment, MeasureKind, Totals
 from tuner.search import Budget, Search, budget_for
@@ -136,16 +136,13 @@ class Session:
         return points
 
     @cached_property
-    def tries(self) -> dict[int, int]:
-        """How many configurations each batch size may be tried with, all gemms together."""
+    def tries(self) -> dict[str, int]:
+        """How many configurations each size may be tried with, all gemms together."""
         each = self._budget.per_point
         if self.request.source.kind is MeasureKind.PREDICT:
             blocks = len(self._spaces[self.points[0].gemm].axes["BLOCK_SIZE_M"])
             each = blocks * PREDICT_PER_BLOCK
-        return {
-            size: each * len(self.request.gemms)
-            for size in sorted({point.batch_size for point in self.points})
-        }
+        return {point.size: each * len(self.request.gemms) for point in self.points}
 
     # Parts
 
@@ -172,7 +169,9 @@ class Session:
 
     @cached_property
     def _compiler(self) -> KernelCompiler:
-        return KernelCompiler(self._farm, self._kernels, self.request.problem, self.request.device)
+        device = self.request.device
+        bind = self._kernels.binder(self.request.problem, device.arch)
+        return KernelCompiler(self._farm, bind, device)
 
     @cached_property
     def _gpu(self) -> GpuBench:
@@ -185,7 +184,6 @@ class Session:
             device=request.device,
             gpus=request.source.gpus,
             routing=request.source.routing,
-            largest_batch_size=max(point.batch_size for point in self.points),
             points=self.points,
         )
         self._resources.callback(bench.close)
@@ -199,7 +197,7 @@ class Session:
             return "none"  # a replay needs none; compiling refuses to start without one
 
     @cached_property
-    def _spaces(self) -> dict[Gemm, Space]:
+    def _spaces(self) -> dict[Part, Space]:
         request = self.request
         wide = request.wide
         if wide is None:
@@ -257,14 +255,15 @@ class Session:
         return budget_for(self.request.effort, len(self.points), size)
 
     def _plan(self) -> Plan:
+        policy = Policy(
+            noise=NOISE[self.request.source.kind],
+            one_config=not self.request.engine.has_down_files() and len(self.request.gemms) > 1,
+            trust_shipped=self.request.source.kind is MeasureKind.PREDICT,
+        )
         return Plan(
             requested=self.points,
             incumbents=self._incumbents,
-            policy=Policy(
-                noise=NOISE[self.request.source.kind],
-                one_config=not self.request.engine.has_down_files() and len(self.request.gemms) > 1,
-                trust_shipped=self.request.source.kind is MeasureKind.PREDICT,
-            ),
+            chooser=MoeChooser(self._incumbents, policy, {p.batch_size for p in self.points}),
         )
 
     @cached_property
@@ -341,10 +340,10 @@ def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
     return [config for some in kept.values() for config in some[:PREDICT_PER_BLOCK]]
 
 
-def space_identity(spaces: Mapping[Gemm, Space]) -> str:
+def space_identity(spaces: Mapping[Part, Space]) -> str:
     """sha256 of the configurations that may be tried: another grid is another run."""
     digest = hashlib.sha256()
-    for gemm in sorted(spaces):
-        digest.update(f"{gemm.value}\n".encode())
-        digest.update("\n".join(config.key for config in spaces[gemm].configs()).encode())
+    for part in sorted(spaces):
+        digest.update(f"{part.value}\n".encode())
+        digest.update("\n".join(config.key for config in spaces[part].configs()).encode())
     return digest.hexdigest()

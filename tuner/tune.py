@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tuner.bench import Bench
-from tuner.choose import Policy, choose, finalists
 from tuner.problems import Candidate, Config, Point
 from tuner.results import Entry, Measurement, Trial
 
@@ -48,6 +47,18 @@ class Listed:
         pass
 
 
+class Chooser(Protocol):
+    """Makes entries of trials, as its family of problems asks for."""
+
+    def choose(self, trials: Sequence[Trial]) -> list[Entry]:
+        """Raises NothingFits where a point that was to be tuned has none."""
+        ...
+
+    def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+        """Of the points to tune, the trials worth timing once more."""
+        ...
+
+
 class Racer(Protocol):
     """Times several configurations of a point in turn, so that drift falls on all alike."""
 
@@ -72,7 +83,7 @@ class Plan:
 
     requested: Sequence[Point]  # the points to tune
     incumbents: Mapping[Point, Mapping[str, Config]]  # for every point that a file must hold
-    policy: Policy
+    chooser: Chooser
 
     def incumbent_candidates(self) -> list[Candidate]:
         """What the engine would run without this tuner: candidates like any other."""
@@ -100,13 +111,13 @@ def tune(
     started = time.perf_counter()
     trials = {trial.candidate: trial for trial in journal.trials()}
     _explore(plan, strategy, bench, _keeper(trials, journal, progress), trials)
-    requested = {point.batch_size for point in plan.requested}
+    requested = set(plan.requested)
     everything = list(trials.values())
-    entries = choose(everything, plan.incumbents, plan.policy, requested)
+    entries = plan.chooser.choose(everything)
     if racer is not None:
-        final = _race(finalists(everything, plan.incumbents, entries, requested), racer)
-        untuned = [t for t in everything if t.candidate.point.batch_size not in requested]
-        entries = choose([*final, *untuned], plan.incumbents, plan.policy, requested)
+        final = _race(plan.chooser.finalists(everything, entries), racer)
+        untuned = [t for t in everything if t.candidate.point not in requested]
+        entries = plan.chooser.choose([*final, *untuned])
     bench.totals.wall_s = time.perf_counter() - started
     return entries
 

@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tuner.choose import Policy
+from tuner.choose import MoeChooser, Policy
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices import find_device
 from tuner.engines import find_engine
@@ -135,11 +135,9 @@ def main() -> None:
         lifted = lift_fused_moe(engine)
         store = Store.open(f"sqlite:///{folder}/store.db")
         points = sorted({candidate.point for candidate in good})
-        plan = Plan(
-            points,
-            {point: {"default": config(16, GOOD)} for point in points},
-            Policy(noise=0.004),
-        )
+        incumbents = {point: {"default": config(16, GOOD)} for point in points}
+        chooser = MoeChooser(incumbents, Policy(noise=0.004), set(SIZES))
+        plan = Plan(points, incumbents, chooser)
         key = RunKey(
             PROBLEM,
             Environment(device.name, engine.name, engine.version, "3.6.0", lifted.lifted.hash),
@@ -153,14 +151,14 @@ def main() -> None:
         trials: list[Trial] = []
         with Farm(cache_dir=Path(folder) / "cache") as farm:
             bench = open_gpu_bench(
-                KernelCompiler(farm, lifted, PROBLEM, device),
+                KernelCompiler(farm, lifted.binder(PROBLEM, device.arch), device),
                 farm,
                 engine=f"sglang=={VERSION}",
                 problem=PROBLEM,
                 device=device,
                 gpus=("0",),
                 routing=None,
-                largest_batch_size=max(SIZES),
+                points=points,
                 limits=Limits(request_s=3.0, replacements=count),
             )
             strategy = Listed([*bad, *good])

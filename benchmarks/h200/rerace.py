@@ -42,7 +42,8 @@ def main() -> None:
     engine = find_engine("sglang")
     rows = []
     with Farm() as farm:
-        compiler = KernelCompiler(farm, lift_fused_moe(engine), problem, device)
+        bind = lift_fused_moe(engine).binder(problem, device.arch)
+        compiler = KernelCompiler(farm, bind, device)
         bench = open_gpu_bench(
             compiler,
             farm,
@@ -51,7 +52,7 @@ def main() -> None:
             device=device,
             gpus=("0",),
             routing=None,
-            largest_batch_size=max(point.batch_size for point in by_point),
+            points=list(by_point),
         )
         compiler.submit(
             {Candidate(p, c): None for p, named in by_point.items() for c in named.values()}

@@ -13,8 +13,10 @@ from tuner.engines import Engine, find_engine
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.lane import Limits
-from tuner.problems import Candidate, Config, FusedMoe
+from tuner.problems import Candidate, Config, FusedMoe, Gemm, Point
 from tuner.results import Trial
+
+POINTS = tuple(Point(size, gemm) for size in (3, 8, 256) for gemm in Gemm)
 
 
 def this_device() -> Device:
@@ -30,20 +32,20 @@ def open_bench(
     *,
     device: Device | None = None,
     engine: Engine | None = None,
-    largest_batch_size: int = 256,
+    points: Sequence[Point] = POINTS,
     limits: Limits = Limits(),
 ) -> Iterator[GpuBench]:
     device, engine = device or this_device(), engine or find_engine("sglang")
     with Farm(cache_dir=cache) as farm:
         bench = open_gpu_bench(
-            KernelCompiler(farm, lift_fused_moe(engine), problem, device),
+            KernelCompiler(farm, lift_fused_moe(engine).binder(problem, device.arch), device),
             farm,
             engine=f"{engine.name}=={engine.version}",
             problem=problem,
             device=device,
             gpus=("0",),
             routing=None,
-            largest_batch_size=largest_batch_size,
+            points=points,
             limits=limits,
         )
         with contextlib.closing(bench):

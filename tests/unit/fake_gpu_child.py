@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+from tuner.measure.messages import read_point
+
 CRASH, DIE, HANG, OUT_OF_MEMORY, WRONG = 1, 2, 3, 4, 5
 READY = {
     "device": "NVIDIA_FAKE",
@@ -31,7 +33,7 @@ def measurement(status: str, config: dict[str, int], request: dict) -> dict[str,
         "median_us": config["US"] if ok else None,
         "min_us": config["US"] if ok else None,
         "samples": request.get("rounds", 3) if ok else 0,
-        "detail": f"{os.getpid()} {request.get('best_us')}",
+        "detail": f"{os.getpid()} {request.get('best_us')} {read_point(request)}",
     }
 
 

@@ -225,7 +225,7 @@ def test_a_config_over_the_devices_limit_is_out_of_resources(farm, kernels):
     l40s, h200 = find_device("L40S"), find_device("H200")
     candidate = Candidate(Point(64, Gemm.UP), config(128, 256, 128, 8, 4))
     for device, status in ((l40s, Status.OUT_OF_RESOURCES), (h200, Status.OK)):
-        compiler = KernelCompiler(farm, kernels, FP8, device)
+        compiler = KernelCompiler(farm, kernels.binder(FP8, device.arch), device)
         compiler.submit([candidate])
         [(done, found)] = compiler.poll(wait=True)
         assert (done, found.status) == (candidate, status)

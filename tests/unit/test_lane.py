@@ -10,7 +10,7 @@ import pytest
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.gpu import GpuBench
 from tuner.measure.lane import Lane, Limits, Ticket
-from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.problems import Candidate, Config, Gemm, Point, Stage
 from tuner.results import Compiled, Measurement, Status
 
 POINT = Point(8, Gemm.UP)
@@ -72,8 +72,16 @@ def test_child_is_told_the_best_time_of_the_point_so_far(lane):
     other = Point(8, Gemm.DOWN)
     first = run(lane, [ticket(20), ticket(30), ticket(90, point=other)])
     second = run(lane, [ticket(40), ticket(50, point=other)])
-    assert first[0].detail.endswith("None")
+    assert first[0].detail.split()[1] == "None"
     assert [m.detail.split()[1] for m in second] == ["20", "90"]
+
+
+def test_child_is_told_every_coordinate_of_a_point(lane, bench):
+    points = [POINT, Point(4, Stage.EXTEND, 512, 8192), Point(4, Stage.REDUCE, 1, 8192)]
+    done = run(lane, [ticket(20, point=point) for point in points])
+    assert [m.detail.split(maxsplit=2)[2] for m in done] == [str(point) for point in points]
+    (raced,) = bench.race(points[1], [config(5)], rounds=9).values()
+    assert raced.detail.split(maxsplit=2)[2] == str(points[1])
 
 
 @pytest.mark.parametrize("act", [fake.CRASH, fake.DIE])

@@ -15,7 +15,7 @@ from real_sglang import package
 from tuner.devices import find_device
 from tuner.engines.sglang import SGLang
 from tuner.measure.recording import Recording, read_recording
-from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.problems import Candidate, Config, Gemm, Point, Stage
 from tuner.results import Measurement, Status
 from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
@@ -204,6 +204,23 @@ def test_seeds_come_first_and_are_snapped_into_the_space() -> None:
     elsewhere = Config({"A": 5, "B": 999, "C": 2, "D": 0, "waves_per_eu": 2})
     search = Search({Gemm.UP: SPACE}, [point], {point: [elsewhere]}, BUDGET, 0)
     assert search.ask()[0].config == Config({"A": 4, "B": 128, "C": 2, "D": 0})
+
+
+def test_parts_have_spaces_of_their_own_and_learn_from_their_own_points() -> None:
+    short, long = (Point(4, Stage.DECODE, 1, cached) for cached in (512, 8192))
+    reduce = Point(4, Stage.REDUCE, 1, 512)
+    spaces = {Stage.DECODE: SPACE, Stage.REDUCE: Space({"W": (1, 2, 4, 8)})}
+    best = SPACE.configs()[0]
+    budget = Budget(per_point=8, kernels=100, seeds=2, wave=3)
+    search = Search(spaces, [short, long, reduce], {short: [best]}, budget, 0)
+    tried: dict[Point, list[Config]] = {short: [], long: [], reduce: []}
+    while asked := search.ask():
+        for candidate in asked:
+            tried[candidate.point].append(candidate.config)
+            search.tell(candidate, Measurement(Status.OK, 1.0 if candidate.config == best else 9.0))
+    assert best in tried[long]  # the winner at the next point of the same part
+    assert set(tried[long]) <= set(SPACE.configs())
+    assert sorted(tried[reduce]) == sorted(spaces[Stage.REDUCE].configs())
 
 
 def test_a_kernel_that_fails_is_not_tried_at_another_batch_size() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tuner.choose import FINAL_BLOCKS, FINALISTS, Policy, choose, finalists
+from tuner.choose import FINAL_BLOCKS, FINALISTS, MoeChooser, Policy, choose, finalists
 from tuner.problems import Candidate, Config, Gemm, Point
 from tuner.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.tune import RACE_ROUNDS, Listed, Plan, tune
@@ -102,7 +102,9 @@ class MemoryRacer:
 
 
 def plan(requested: Sequence[Point] = POINTS, noise: float = 0.0) -> Plan:
-    return Plan(requested, {point: {"default": DEFAULT} for point in POINTS}, Policy(noise))
+    incumbents = {point: {"default": DEFAULT} for point in POINTS}
+    sizes = {point.batch_size for point in requested}
+    return Plan(requested, incumbents, MoeChooser(incumbents, Policy(noise), sizes))
 
 
 def waves() -> list[list[Candidate]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from tuner.compile.farm import Farm, Job
 from tuner.devices import Device
-from tuner.kernels.fused_moe import FusedMoeKernels
-from tuner.problems import Candidate, FusedMoe
+from tuner.kernels.binding import Binding
+from tuner.kernels.lift import Lifted
+from tuner.problems import Candidate
 from tuner.results import Compiled, Status
+
+# The kernel that a candidate launches, and what its parameters are bound to. Raises
+# UnsupportedKernel for a config that the engine's kernel does not take.
+Binder = Callable[[Candidate], tuple[Lifted, Binding]]
 
 
 class Compiler(Protocol):
@@ -32,17 +37,10 @@ class Compiler(Protocol):
 
 
 class KernelCompiler:
-    """A `Compiler` for one problem. The farm is the caller's, to share and to close."""
+    """A `Compiler` for what `bind` binds. The farm is the caller's, to share and to close."""
 
-    def __init__(
-        self,
-        farm: Farm,
-        kernels: FusedMoeKernels,
-        problem: FusedMoe,
-        device: Device,
-    ) -> None:
-        self._farm, self._kernels = farm, kernels
-        self._problem, self._device = problem, device
+    def __init__(self, farm: Farm, bind: Binder, device: Device) -> None:
+        self._farm, self._bind, self._device = farm, bind, device
         self._pending: dict[Job, Candidate] = {}
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
@@ -64,11 +62,8 @@ class KernelCompiler:
         return self._farm.compile_s
 
     def _job(self, candidate: Candidate) -> Job:
-        point = candidate.point
-        binding = self._kernels.bind(
-            self._problem, point.gemm, point.batch_size, candidate.config, self._device.arch
-        )
-        return Job(self._kernels.lifted, binding.variant(), self._device.arch)
+        lifted, binding = self._bind(candidate)
+        return Job(lifted, binding.variant(), self._device.arch)
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

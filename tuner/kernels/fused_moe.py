@@ -14,6 +14,7 @@ value. So all M with M * top_k divisible by 16 share one variant, and the others
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.engines import Engine
@@ -30,7 +31,7 @@ from tuner.kernels.binding import (
     bind,
 )
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems import Config, Dtype, FusedMoe, Gemm
+from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
@@ -91,6 +92,17 @@ class FusedMoeKernels:
             }
             options["launch_pdl"] = True
         return bind(self.lifted.origin, function, parameters, known, options)
+
+    def binder(self, problem: FusedMoe, arch: int) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+        """`bind` for the candidates of one problem, as a compiler wants it."""
+
+        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+            point = candidate.point
+            return self.lifted, self.bind(
+                problem, point.gemm, point.batch_size, candidate.config, arch
+            )
+
+        return bound
 
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin

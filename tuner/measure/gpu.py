@@ -6,12 +6,13 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from tuner.compile import Farm, KernelCompiler
+from tuner.compile import Compiler, Farm
 from tuner.devices import Device
 from tuner.errors import BadInput
 from tuner.measure.lane import Lane, Limits, Ticket
-from tuner.problems import Candidate, Config, FusedMoe, Point
-from tuner.results import Measurement, Status, Totals, Trial, untimed
+from tuner.measure.messages import point_fields, read_measurement
+from tuner.problems import Candidate, Config, Point, Problem
+from tuner.results import Measurement, Totals, Trial, untimed
 
 LOOK_S = 0.01  # how long one look for results lasts while compiles are also awaited
 RACE_LIMIT_S = 120.0
@@ -23,7 +24,7 @@ class GpuBench:
 
     def __init__(
         self,
-        compiler: KernelCompiler,
+        compiler: Compiler,
         lanes: Sequence[Lane],
         points: Collection[Point] | None = None,
     ) -> None:
@@ -54,8 +55,7 @@ class GpuBench:
         answer = self._lane(point).ask(
             {
                 "op": "race",
-                "batch_size": point.batch_size,
-                "gemm": point.gemm.value,
+                **point_fields(point),
                 "configs": [dict(config) for config in configs],
                 "rounds": rounds,
             },
@@ -68,7 +68,7 @@ class GpuBench:
             return {config: time for some in alone for config, time in some.items()}
         self.totals.measurements += len(configs)
         return {
-            config: Measurement(**{**fields, "status": Status(fields["status"])})
+            config: read_measurement(fields)
             for config, fields in zip(configs, answer["measurements"], strict=True)
         }
 
@@ -119,22 +119,24 @@ class GpuBench:
 
 
 def open_gpu_bench(
-    compiler: KernelCompiler,
+    compiler: Compiler,
     farm: Farm,
     *,
     engine: str,
-    problem: FusedMoe,
+    problem: Problem,
     device: Device,
     gpus: Sequence[str],
     routing: Path | None,
-    largest_batch_size: int,
-    points: Collection[Point] | None = None,
+    points: Collection[Point],
     limits: Limits = Limits(),
 ) -> GpuBench:
     """A bench on the GPUs that CUDA calls `gpus`, with `engine` (name==version)'s kernels.
 
+    `points` are those to take times of; elsewhere compiling is enough. `routing` is a file of a
+    fused-MoE layer's captured routings.
+
     Raises MeasurerUnavailable where there is no such GPU, BadInput where it is another card
-    than `device`, NotEnoughMemory where the largest batch size's tensors do not fit.
+    than `device`, NotEnoughMemory where the largest point's tensors do not fit.
     """
     setup = {
         "engine": engine,
@@ -142,7 +144,7 @@ def open_gpu_bench(
         "problem": problem.spec(),
         "routing": str(routing) if routing else None,
         "seed": INPUT_SEED,
-        "largest_batch_size": largest_batch_size,
+        "points": [point_fields(point) for point in points],
     }
     lanes: list[Lane] = []
     try:

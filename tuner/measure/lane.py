@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.measure.messages import point_fields, read_measurement
 from tuner.problems import Candidate
 from tuner.results import Compiled, Measurement, Status
 
@@ -116,8 +117,7 @@ class Lane:
             self._sent.append(ticket)
             request = {
                 "op": "measure",
-                "batch_size": point.batch_size,
-                "gemm": point.gemm.value,
+                **point_fields(point),
                 "config": dict(ticket.candidate.config),
                 "best_us": self._best_us.get(point),
             }
@@ -135,7 +135,7 @@ class Lane:
         ticket = self._sent.popleft()
         self._head_since = time.monotonic()
         self.busy_s += answer.pop("seconds")
-        measurement = Measurement(**{**answer, "status": Status(status)})
+        measurement = read_measurement(answer)
         if measurement.median_us is not None:
             point = ticket.candidate.point
             best = self._best_us.get(point, measurement.median_us)

@@ -5,7 +5,7 @@ All sizes are counts of elements, not bytes.
 
 from tuner.problems.attention import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.fused_moe import BATCH_SIZES, Dtype, FusedMoe, parse_dtype
-from tuner.problems.points import Candidate, Config, Gemm, Part, Point, Stage, read_part
+from tuner.problems.points import PARTS, Candidate, Config, Gemm, Part, Point, Stage, read_part
 from tuner.problems.text import (
     FAMILIES,
     Problem,
@@ -19,6 +19,7 @@ __all__ = [
     "BATCH_SIZES",
     "ENGINE_KV_SPLITS",
     "FAMILIES",
+    "PARTS",
     "Attention",
     "Candidate",
     "Config",

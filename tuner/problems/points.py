@@ -24,6 +24,7 @@ class Stage(str, Enum):
 
 
 Part = Gemm | Stage
+PARTS: tuple[Part, ...] = (*Gemm, *Stage)  # a family's in the order of their launch
 
 
 def read_part(text: str) -> Part:
@@ -50,10 +51,15 @@ class Point:
         assert isinstance(self.part, Gemm), f"{self} is no gemm's"
         return self.part
 
-    def __str__(self) -> str:
+    @property
+    def size(self) -> str:
+        """The point without its part, for people: "M=8", or "4x512+8192"."""
         if isinstance(self.part, Gemm):
-            return f"M={self.batch_size} {self.part.value}"
-        return f"{self.part.value} {self.batch_size}x{self.new_tokens}+{self.cached_tokens}"
+            return f"M={self.batch_size}"
+        return f"{self.batch_size}x{self.new_tokens}+{self.cached_tokens}"
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.part.value}"
 
 
 class Config(Mapping[str, int]):

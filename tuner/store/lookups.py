@@ -10,7 +10,7 @@ from itertools import groupby
 from sqlalchemy import Connection, RowMapping, func, select, tuple_
 
 from tuner.errors import BadInput
-from tuner.problems import Gemm, Problem, Stage, parse_problem
+from tuner.problems import PARTS, Problem, parse_problem
 from tuner.results import Environment, Status, Trial
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
@@ -24,7 +24,7 @@ _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 TrialPlace = tuple[str, int, int, int, str]
 
 
-_PARTS = {part.value for part in (*Gemm, *Stage)}
+_PARTS = {part.value for part in PARTS}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, case, select, update
 
-from tuner.problems import FAMILIES, Attention, Gemm, Problem, Stage
+from tuner.problems import FAMILIES, PARTS, Attention, Problem
 from tuner.results import Entry, Environment, Status, Totals, Trial
 from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.records import Run, RunKey, RunState, Winner
@@ -145,7 +145,7 @@ BY_POINT = (
     winners.c.batch_size,
     winners.c.new_tokens,
     winners.c.cached_tokens,
-    case({part.value: at for at, part in enumerate((*Gemm, *Stage))}, value=winners.c.part),
+    case({part.value: at for at, part in enumerate(PARTS)}, value=winners.c.part),
 )
 # What stands, of several: a measured entry, else a predicted one, else one nobody tuned.
 _TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
