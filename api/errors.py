@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from tuner.errors import (
     BadInput,
     ExportRefused,
+    IdempotencyKeyInUse,
     TunerError,
     UnknownJob,
     UnusableStore,
@@ -107,6 +108,8 @@ async def _on_tuner_error(request: Request, error: Exception) -> Response:
         log.error("%s", detail)
         detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
         headers["Retry-After"] = str(RETRY_S)
+    if isinstance(error, IdempotencyKeyInUse):
+        headers["Retry-After"] = "1"
     kind = f"urn:engine-tuner:error:{_kebab(type(error).__name__)}"
     return problem_response(request_id(request), status, detail, kind=kind, headers=headers)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
-from starlette.exceptions import HTTPException
 
 from api.metrics import Metrics
 from api.settings import ApiSettings
@@ -28,8 +26,6 @@ class Api:
     announcer: Announces
     metrics: Metrics
     streams: int = 0  # event streams open now; the event loop's alone
-    _submitting: set[tuple[str, str]] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.jobs = JobStore.sharing(self.store)
@@ -47,24 +43,6 @@ class Api:
         finally:
             self.streams -= 1
             self.metrics.streams.dec()
-
-    @contextmanager
-    def alone(self, client: str, idempotency_key: str | None) -> Iterator[None]:
-        """Refuses a key that another request of this process is at work on."""
-        if idempotency_key is None:
-            yield
-            return
-        mine = client, idempotency_key
-        with self._lock:
-            if mine in self._submitting:
-                text = "a request with this idempotency key is being worked on: try again"
-                raise HTTPException(409, text, {"Retry-After": "1"})
-            self._submitting.add(mine)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._submitting.discard(mine)
 
 
 async def get_api(request: Request) -> Api:  # as it never waits, it needs no thread

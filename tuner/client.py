@@ -11,6 +11,7 @@ import http.client
 import ipaddress
 import json
 import secrets
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -26,7 +27,7 @@ from tuner.jobs import Job, JobEvent, JobRequest, JobState, Priority, Submitted,
 
 KEY_VARIABLE = "TUNER_API_KEY"
 TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
-ATTEMPTS = 3  # of a submission, which its idempotency key makes one
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a submission, which its key makes one, is sent again
 LARGEST_ANSWER = 64 << 20
 
 
@@ -65,19 +66,13 @@ class RemoteQueue:
         self._opener = urllib.request.build_opener(*handlers)
 
     def submit(self, request: JobRequest, *, priority: Priority = Priority.NORMAL) -> Submitted:
-        """Post a job; asked again, when no answer came, it is not posted again."""
+        """Post a job; sent again, when no answer came, it is not done again."""
         body = request.as_json()
         body |= {"model": body.pop("problem"), "urgent": priority is Priority.URGENT}
         if request.model:
             body["name"] = request.model
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        for attempt in range(ATTEMPTS):
-            try:
-                answer = self._ask("POST", "/v1/jobs", body, headers)
-                break
-            except ServerUnavailable:
-                if attempt == ATTEMPTS - 1:
-                    raise
+        answer = self._insist("POST", "/v1/jobs", body, headers)
         return Submitted(_read_job(answer), created=bool(answer["created"]))
 
     def get(self, job_id: str) -> Job:
@@ -110,6 +105,15 @@ class RemoteQueue:
                     yield _read_event(job_id, data)
             except (OSError, http.client.HTTPException, ValueError):
                 return  # it broke: whoever follows asks again
+
+    def _insist(
+        self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        for pause_s in PAUSES_S:
+            with contextlib.suppress(ServerUnavailable):
+                return self._ask(method, path, body, headers)
+            time.sleep(pause_s)
+        return self._ask(method, path, body, headers)
 
     def _ask(
         self,
@@ -194,10 +198,10 @@ def _job_path(job_id: str) -> str:
 def _translated(error: urllib.error.HTTPError, url: str) -> Exception:
     try:
         problem = json.loads(error.read(1 << 16))
-        text = str(problem["detail"])
+        kind, text = str(problem["type"]), str(problem["detail"])
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
-        text = f"{error.code} {error.reason}"
-    if error.code >= 500 or error.code == 429:
+        kind, text = "", f"{error.code} {error.reason}"
+    if error.code >= 500 or error.code == 429 or kind.endswith(":idempotency-key-in-use"):
         return ServerUnavailable(f"{url}: {text}")
     if error.code == 401:
         return BadInput(f"{url}: {text} (set {KEY_VARIABLE})")

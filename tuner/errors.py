@@ -29,6 +29,7 @@ TunerError                      the root: catch this to catch them all
     ├── NotEnoughMemory
     ├── ExportRefused
     ├── ServerUnavailable
+    ├── IdempotencyKeyInUse
     └── StaleLease
 
 An error's message defaults to the first line of its class's docstring.
@@ -165,6 +166,10 @@ class BundleRefused(WorkFailed):
 
 class ServerUnavailable(WorkFailed):
     """The server does not answer, or not as this version expects."""
+
+
+class IdempotencyKeyInUse(WorkFailed):
+    """Another request with this idempotency key is being worked on: try again in a moment."""
 
 
 class StaleLease(WorkFailed):

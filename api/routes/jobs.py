@@ -62,14 +62,13 @@ def submit(
     limiter = request.scope["state"]["limiter"]
     limiter.check(api.settings.submit_rate, "submit", caller.name)
     wanted, notes = job_request(body, api.settings.service)
-    with api.alone(caller.name, idempotency_key):
-        answer = api.jobs.submit(
-            wanted,
-            priority=Priority.URGENT if body.urgent else Priority.NORMAL,
-            client=caller.name,
-            idempotency_key=idempotency_key,
-            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-        )
+    answer = api.jobs.submit(
+        wanted,
+        priority=Priority.URGENT if body.urgent else Priority.NORMAL,
+        client=caller.name,
+        idempotency_key=idempotency_key,
+        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+    )
     if answer.created:
         later.add_task(api.announcer.announce, answer.job)  # a slow broker delays nobody
     _note(request, api, answer)

@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ class Server:
     port: int
     app: Any
     key: str | None = None
+    stop: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
@@ -125,13 +126,17 @@ def serving(settings: ApiSettings, announcer: Announces | None = None) -> Iterat
     server.startup = startup_and_say  # type: ignore[method-assign]
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(30)
+
     try:
         assert started.wait(30), "the API did not start"
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield Server(port, app)
+        yield Server(port, app, stop=stop)
     finally:
-        server.should_exit = True
-        thread.join(30)
+        stop()
 
 
 def work(leases: Leases, *, finish: bool = True) -> Job:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from api_server import JOB, NEVER, Server, serving, work
+from job_submitter import go_on, submitting
 from store_writer import KEY
 
 from api.settings import ApiSettings
@@ -111,12 +112,17 @@ class TestSubmit:
         assert "used before with another body" in other.problem(422)
         assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
 
-    def test_a_key_at_work_is_a_conflict(self, server: Server) -> None:
-        with server.app.state.api.alone("local", "b-1"):
+    def test_a_key_that_another_process_is_at_work_on_is_a_conflict(
+        self, server: Server, store_url: str
+    ) -> None:
+        with submitting(store_url, "b-1") as other:
             answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"})
-        assert "is being worked on" in answer.problem(409)
-        assert answer.headers["retry-after"] == "1"
-        assert server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"}).status == 202
+            assert "is being worked on" in answer.problem(409)
+            assert answer.json["type"].endswith(":idempotency-key-in-use")
+            assert answer.headers["retry-after"] == "1"
+            go_on(other)
+        said = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"}).problem(422)
+        assert "used before with another body" in said
 
     def test_eight_at_once_with_one_key_make_one_job(self, server: Server) -> None:
         def post(seed: int) -> tuple[int, str]:

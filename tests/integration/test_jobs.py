@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_submitter import BODY, go_on, submitter_request, submitting
 from sqlalchemy import text
 from store_writer import KEY, PROBLEM, batch, trial
+from worker_processes import wait_for
 
-from tuner.errors import BadInput, IdempotencyConflict, StaleLease, UnknownJob
+from tuner.errors import (
+    BadInput,
+    IdempotencyConflict,
+    IdempotencyKeyInUse,
+    StaleLease,
+    UnknownJob,
+)
 from tuner.jobs import (
     FRESH,
     LEASE,
@@ -26,6 +35,7 @@ from tuner.jobs import (
     JobState,
     Lease,
     Priority,
+    Submitted,
     read_request,
 )
 from tuner.problems import Gemm
@@ -221,12 +231,54 @@ class TestIdempotency:
     def test_at_once_it_is_one_job(self, jobs: JobStore) -> None:
         def post(number: int) -> str:
             key = f"k{number % 2}"  # equal requests under two keys, each posted four times
-            return jobs.submit(REQUEST, idempotency_key=key, body_hash="a").job.id
+            while True:
+                with contextlib.suppress(IdempotencyKeyInUse):
+                    return jobs.submit(REQUEST, idempotency_key=key, body_hash="a").job.id
 
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(post, range(8)))) == 1
         assert len(jobs.list()) == 1
         assert kinds(jobs, jobs.list()[0].id) == ["submitted"]
+
+    def test_a_key_that_another_process_is_at_work_on_is_refused_at_once(
+        self, jobs: JobStore, store_url: str
+    ) -> None:
+        mine = {"idempotency_key": "k", "body_hash": BODY}
+        with submitting(store_url, "k") as other:
+            with pytest.raises(IdempotencyKeyInUse, match="try again"):
+                jobs.submit(submitter_request(0), **mine)
+            with pytest.raises(IdempotencyKeyInUse):  # whatever the body
+                jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+            assert jobs.list() == []
+            job_id = go_on(other)
+        answer = jobs.submit(submitter_request(0), **mine)
+        assert (answer.job.id, answer.created, answer.replayed) == (job_id, False, True)
+
+    def test_a_key_is_free_when_whoever_had_it_is_killed(
+        self, jobs: JobStore, store_url: str
+    ) -> None:
+        with submitting(store_url, "k") as killed:
+            killed.kill()
+            killed.wait()
+            # PostgreSQL ends the transaction as soon as it sees that its client is gone.
+            answer = wait_for(lambda: _unless_in_use(jobs, "k"))
+        assert (answer.created, answer.replayed) == (True, False)
+        assert ids(jobs.list()) == [answer.job.id]
+
+    def test_another_key_or_client_need_not_wait(self, jobs: JobStore, store_url: str) -> None:
+        if store_url.startswith("sqlite"):
+            pytest.skip("SQLite has one writer, whatever it writes")
+        with submitting(store_url, "k"):
+            assert jobs.submit(REQUEST, idempotency_key="l", body_hash="a").created
+            other = replace(REQUEST, seed=1)
+            assert jobs.submit(other, client="b", idempotency_key="k", body_hash="a").created
+
+
+def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
+    try:
+        return jobs.submit(submitter_request(0), idempotency_key=key, body_hash=BODY)
+    except IdempotencyKeyInUse:
+        return None
 
 
 class TestListing:

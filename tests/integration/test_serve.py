@@ -9,10 +9,19 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from api_server import serving as api_serving
+from typer.testing import CliRunner
+from worker_processes import wait_for
+
+from api.settings import ApiSettings
+from tuner.cli import app
+from workers.settings import Settings
 
 TUNER = Path(sys.executable).with_name("tuner")
 JOB = ("deepseek-r1", "--tp", "32", "--dtype", "int8_w8a8", "--device", "L40S")
@@ -86,6 +95,42 @@ def test_a_job_is_cancelled_over_http(env: dict[str, str]) -> None:
         ended = tuner(env, "cancel", job_id, "--server", url)
         assert ended.stdout == f"{job_id} is cancelled\n"
         assert tuner(env, "job", job_id, "--follow", "--server", url).returncode == 1
+
+
+def test_following_outlives_a_restart_of_the_server(env: dict[str, str]) -> None:
+    with serving(env, "--no-worker") as (url, killed):
+        job_id = tuner(env, "submit", *PREDICT, "--server", url).stdout.strip()
+        command = [str(TUNER), "job", job_id, "--follow", "--server", url]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        follower = subprocess.Popen(command, env=env, **pipes)
+        assert "submitted" in follower.stderr.readline()
+        killed.kill()
+        assert "does not answer" in follower.stderr.readline()
+    with serving(env, "--port", url.rpartition(":")[2]):
+        table, steps = follower.communicate(timeout=200)
+    assert (follower.returncode, "done" in table) == (0, True)
+    kinds = [line.split()[1].rstrip(":") for line in steps.splitlines()]
+    assert kinds[:2] == ["leased", "running"]  # it went on after the last step that it had
+    assert kinds[-1] == "done"
+
+
+def test_following_gives_up_on_a_server_that_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.cli.jobs.LOST_S", 1.0)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        api_serving(ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"))) as server,
+    ):
+        arguments = ["job", server.submit()["id"], "--follow", "--server", server.url]
+        ended = pool.submit(CliRunner().invoke, app, arguments)
+        wait_for(lambda: server.app.state.api.streams == 1)
+        server.stop()
+        result = ended.result(60)
+    assert result.exit_code == 1
+    said = result.stderr.splitlines()
+    assert "does not answer" in said[-1] and said[-1].startswith("tuner: error:")
+    assert "trying again for 1 s" in said[-2]
 
 
 def test_the_client_says_what_is_amiss(env: dict[str, str], tmp_path: Path) -> None:

@@ -34,9 +34,12 @@ from tuner.cli.options import (
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.client import Queue
+    from tuner.errors import TunerError
     from tuner.jobs import Job, JobEvent
 
 FOLLOW_S = 0.5
+LOST_S = 300.0  # a server, or database, that does not answer for so long is not waited for
+PAUSE_S = 10.0  # between two tries, at the most
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
 
@@ -184,15 +187,40 @@ def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
 
 
 def _follow(queue: Queue, found: Job) -> Job:
-    seen = 0
+    """Tell the job's steps to its end, each once, whatever is restarted meanwhile."""
+    from tuner.errors import ServerUnavailable, UnusableStore
+
+    seen, patience = 0, _Patience()
     while True:
-        found = queue.get(found.id)  # before its events, so that none of them is missed
-        for event in queue.events(found.id, after=seen):
-            seen = event.seq
-            say(_event_line(event))
+        try:
+            found = queue.get(found.id)  # before its events, so that none of them is missed
+            for event in queue.events(found.id, after=seen):
+                seen = event.seq
+                say(_event_line(event))
+        except (ServerUnavailable, UnusableStore) as error:
+            patience.wait(error)
+            continue
+        patience = _Patience()
         if found.state.finished:
             return found
         time.sleep(FOLLOW_S)
+
+
+class _Patience:
+    """With one outage: ever longer pauses, and an end."""
+
+    def __init__(self) -> None:
+        self._pause_s, self._gives_up_at = FOLLOW_S, 0.0
+
+    def wait(self, error: TunerError) -> None:
+        """Before another try. Raises the error when it has lasted for too long."""
+        if not self._gives_up_at:
+            self._gives_up_at = time.monotonic() + LOST_S
+            say(f"{error}; trying again for {LOST_S:g} s")
+        if time.monotonic() + self._pause_s > self._gives_up_at:
+            raise error
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S)
 
 
 def _event_line(event: JobEvent) -> str:

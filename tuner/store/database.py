@@ -11,6 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tuner.store.alone import hold_beside, taken_in_transaction
 from tuner.store.connect import connect, translated, turn_of, use_wal, writer
 from tuner.store.schema import bring_to_head
 
@@ -69,6 +70,17 @@ class Database:
             self._writer.begin() as connection,
         ):
             yield connection
+
+    @contextmanager
+    def _write_alone(self, name: str, refusal: Exception) -> Iterator[Connection]:
+        """`_write`; `refusal` is raised, at once, while any process is in one of that name."""
+        with hold_beside(self._engine, name) as mine:
+            if not mine:
+                raise refusal
+            with self._write() as connection:
+                if taken_in_transaction(connection, name):
+                    raise refusal
+                yield connection
 
 
 def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sqlite.Insert:

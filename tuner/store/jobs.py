@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Engine, delete, func, select, tuple_, update
+from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_, update
 
-from tuner.errors import IdempotencyConflict
+from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
 from tuner.jobs import (
     FRESH,
     Job,
@@ -48,13 +49,16 @@ class JobStore(Database):
 
         Such a job is one that this client posted with the same idempotency key, or one with the
         same request that is unfinished, or done within `fresh`. Raises IdempotencyConflict where
-        the idempotency key came with another `body_hash` before.
+        the idempotency key came with another `body_hash` before, and IdempotencyKeyInUse while
+        another submission with it, in whatever process, is under way.
         """
-        with self._write() as connection:
+        with self._submission(client, idempotency_key) as connection:
             now = self._clock()
-            job, created = _find_or_add(connection, request, priority, client, now, fresh)
             if idempotency_key is None:
-                return Submitted(job, created)
+                return Submitted(*_find_or_add(connection, request, priority, client, now, fresh))
+            if job := _answered(connection, client, idempotency_key, body_hash):
+                return Submitted(job, created=False, replayed=True)
+            job, created = _find_or_add(connection, request, priority, client, now, fresh)
             row = {
                 "client": client,
                 "key": idempotency_key,
@@ -62,11 +66,8 @@ class JobStore(Database):
                 "job_id": job.id,
                 "created_at": now,
             }
-            insert = insert_into(connection, idempotency_keys).on_conflict_do_nothing()
-            if connection.execute(insert, row).rowcount:
-                return Submitted(job, created)
-            connection.rollback()  # nothing of this submission stays: it was made before
-        return self._replayed(client, idempotency_key, body_hash)
+            connection.execute(insert(idempotency_keys), row)
+            return Submitted(job, created)
 
     def get(self, job_id: str) -> Job:
         """Raises UnknownJob."""
@@ -134,19 +135,29 @@ class JobStore(Database):
         with self._write() as connection:
             return connection.execute(delete(idempotency_keys).where(old)).rowcount
 
-    def _replayed(self, client: str, key: str, body_hash: str) -> Submitted:
-        query = (
-            select(jobs, idempotency_keys.c.body_hash)
-            .join(idempotency_keys, idempotency_keys.c.job_id == jobs.c.id)
-            .where(idempotency_keys.c.client == client, idempotency_keys.c.key == key)
+    def _submission(
+        self, client: str, idempotency_key: str | None
+    ) -> AbstractContextManager[Connection]:
+        if idempotency_key is None:
+            return self._write()
+        return self._write_alone(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+
+
+def _answered(connection: Connection, client: str, key: str, body_hash: str) -> Job | None:
+    """The job that was the answer to that key before. Raises IdempotencyConflict."""
+    query = (
+        select(jobs, idempotency_keys.c.body_hash)
+        .join(idempotency_keys, idempotency_keys.c.job_id == jobs.c.id)
+        .where(idempotency_keys.c.client == client, idempotency_keys.c.key == key)
+    )
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        return None
+    if row["body_hash"] != body_hash:
+        raise IdempotencyConflict(
+            f"idempotency key {key!r} was used before with another body: use a new key"
         )
-        with self._read() as connection:
-            row = connection.execute(query).mappings().one()
-        if row["body_hash"] != body_hash:
-            raise IdempotencyConflict(
-                f"idempotency key {key!r} was used before with another body: use a new key"
-            )
-        return Submitted(read_job(row), created=False, replayed=True)
+    return read_job(row)
 
 
 def _find_or_add(
@@ -158,13 +169,13 @@ def _find_or_add(
     fresh: timedelta,
 ) -> tuple[Job, bool]:
     row = new_job_row(request, priority, client, now)
-    insert = insert_into(connection, jobs).on_conflict_do_nothing(
+    addition = insert_into(connection, jobs).on_conflict_do_nothing(
         index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
     )
     while True:
         if found := _equal(connection, request.key, now - fresh):
             return _hurried(connection, found, priority), False
-        if connection.execute(insert, row).rowcount:
+        if connection.execute(addition, row).rowcount:
             append_event(connection, row["id"], now, "submitted", {"client": client})
             return get_job(connection, row["id"]), True
         # Another transaction was first with an equal job: its commit was waited for.

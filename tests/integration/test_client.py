@@ -1,0 +1,93 @@
+"""The queue of a server that answers badly: what its client sends again, and what it does not."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from store_writer import PROBLEM
+
+from tuner.client import PAUSES_S, RemoteQueue
+from tuner.errors import BadInput, ServerUnavailable
+from tuner.jobs import Job, JobRequest, JobState, Priority
+
+REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
+JOB = Job(
+    "0" * 26, REQUEST, Priority.NORMAL, JobState.QUEUED, "local", 0, "", None, False, None, "",
+    NOW, NOW, NOW, None,
+)  # fmt: skip
+ACCEPTED = (202, {**JOB.as_json(), "created": True})
+IN_USE = (409, {"type": "urn:x:idempotency-key-in-use", "detail": "being worked on"})
+AWAY = (503, {"type": "about:blank", "detail": "the store does not answer"})
+CUT = None  # the connection, before an answer
+
+
+@dataclass
+class Script:
+    """What a server is to answer, and what it was asked."""
+
+    url: str = ""
+    answers: list[tuple[int, dict[str, Any]] | None] = field(default_factory=list)
+    asked: list[tuple[str, bytes]] = field(default_factory=list)  # (idempotency key, body)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setattr("tuner.client.PAUSES_S", (0.0,) * len(PAUSES_S))
+    made = Script()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.asked.append((self.headers["Idempotency-Key"], body))
+            answer = made.answers.pop(0)
+            if answer is not None:
+                self.send_response(answer[0])
+                self.end_headers()
+                self.wfile.write(json.dumps(answer[1]).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield made
+        server.shutdown()
+
+
+def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script: Script) -> None:
+    script.answers = [CUT, AWAY, IN_USE, ACCEPTED]
+    answer = RemoteQueue(script.url, None).submit(REQUEST)
+    assert (answer.job.id, answer.created) == (JOB.id, True)
+    assert len(script.asked) == 4
+    assert len(set(script.asked)) == 1  # each time the same key and body
+    assert script.asked[0][0]
+
+
+def test_two_submissions_have_two_keys(script: Script) -> None:
+    script.answers = [ACCEPTED, ACCEPTED]
+    for _ in script.answers[:]:
+        RemoteQueue(script.url, None).submit(REQUEST)
+    assert len({key for key, _ in script.asked}) == 2
+
+
+def test_a_server_that_stays_away_is_given_up(script: Script) -> None:
+    script.answers = [AWAY] * 20
+    with pytest.raises(ServerUnavailable, match="the store does not answer"):
+        RemoteQueue(script.url, None).submit(REQUEST)
+    assert len(script.asked) == len(PAUSES_S) + 1
+
+
+def test_what_is_refused_is_not_sent_again(script: Script) -> None:
+    script.answers = [(422, {"type": "about:blank", "detail": "no such device"})]
+    with pytest.raises(BadInput, match="no such device"):
+        RemoteQueue(script.url, None).submit(REQUEST)
+    assert len(script.asked) == 1
