@@ -4,22 +4,19 @@ What is launched, with which arguments and constants, the engine's own code says
 here are only the inputs that its attention backend gives it, and which of the constants may be
 changed. Neither lengths nor the batch size reach a kernel as numbers, so one compiled kernel
 serves every point of a problem.
-
-Source of the inputs: `TritonAttnBackend` of sglang 0.4.4 to 0.5.23 (forward_extend,
-forward_decode, init_forward_metadata), one rank, a cache of 16-bit elements.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from tuner.engines import Engine
 from tuner.errors import UnsupportedKernel, did_you_mean
+from tuner.kernels.attention_backend import Indices, launcher_arguments, read_indices
 from tuner.kernels.binding import (
     Argument,
     Binding,
@@ -31,7 +28,7 @@ from tuner.kernels.binding import (
 )
 from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems import Attention, Config, Dtype, Phase, Point, Stage
+from tuner.problems import Attention, Candidate, Config, Phase, Point, Stage
 
 # What of a launch may be chosen; what the engine's kernel does not take is left out.
 CHOICES: Mapping[Stage, tuple[str, ...]] = {
@@ -53,16 +50,6 @@ KERNELS = {
     Phase.PREFILL: ("_fwd_kernel",),
     Phase.DECODE: ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1", "_fwd_kernel_stage2"),
 }
-PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
-ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
-
-
-@dataclass(frozen=True)
-class Indices:
-    """Types of index tensors (i32 or i64), which changed from version to version."""
-
-    qo_indptr: str
-    kv_indices: str
 
 
 @dataclass(frozen=True)
@@ -101,6 +88,17 @@ class AttentionKernels:
         known |= {name: Constant(v) for name, v in changed.items() if name not in OPTIONS}
         options = {**launch.options, **{n: v for n, v in changed.items() if n in OPTIONS}}
         return bind(self.origin, launch.kernel, parameters, known, options)
+
+    def binder(
+        self, problem: Attention, arch: int
+    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+        """`bind` for the candidates of one problem, as a compiler wants it."""
+
+        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+            binding = self.bind(problem, candidate.point, candidate.config, arch)
+            return self.lifted(problem.phase), binding
+
+        return bound
 
     def grid(self, problem: Attention, point: Point, config: Config, arch: int) -> tuple[int, ...]:
         """The blocks that the engine launches at a point, with a config's constants."""
@@ -142,24 +140,25 @@ class AttentionKernels:
     @cached_property
     def indices(self) -> Indices:
         """The whole numbers' types in the engine's attention backend."""
-        backend = self.engine.root / "srt/layers/attention/triton_backend.py"
-        try:
-            text = backend.read_text(encoding="utf-8")
-        except OSError:
-            raise UnsupportedKernel(f"{self.origin} has no {backend.name}") from None
-        return Indices(
-            *(_index_type(self.origin, text, name) for name in ("qo_indptr", "kv_indices"))
-        )
+        return read_indices(self.engine.root, self.origin)
+
+    def arguments(self, problem: Attention, point: Point, arch: int) -> dict[str, Any]:
+        """What the engine's launcher is called with at a point, by its parameters' names."""
+        takes = self._launcher(problem.phase, arch).parameters(LAUNCHERS[problem.phase][1])
+        given = launcher_arguments(problem, point, arch, takes, self.indices)
+        return {name: value for name, value in given.items() if name in takes}
+
+    def _launcher(self, phase: Phase, arch: int) -> Launcher:
+        key = phase, arch
+        if key not in self._launchers:
+            source = self.engine.kernel_source(LAUNCHERS[phase][0])
+            self._launchers[key] = Launcher(source, self.engine.root, self.origin, arch)
+        return self._launchers[key]
 
     def _run(self, problem: Attention, point: Point, arch: int) -> list[Launch]:
-        family, function = LAUNCHERS[problem.phase]
-        key = problem.phase, arch
-        if key not in self._launchers:
-            source = self.engine.kernel_source(family)
-            self._launchers[key] = Launcher(source, self.engine.root, self.origin, arch)
-        launcher = self._launchers[key]
-        takes = launcher.parameters(function)
-        return launcher.run(function, launcher_arguments(problem, point, arch, takes, self.indices))
+        function = LAUNCHERS[problem.phase][1]
+        arguments = self.arguments(problem, point, arch)
+        return self._launcher(problem.phase, arch).run(function, arguments)
 
 
 def lift_attention(engine: Engine) -> AttentionKernels:
@@ -167,110 +166,12 @@ def lift_attention(engine: Engine) -> AttentionKernels:
     return AttentionKernels(engine, f"{engine.name} {engine.version}")
 
 
-def launcher_arguments(
-    problem: Attention, point: Point, arch: int, takes: tuple[str, ...], indices: Indices
-) -> dict[str, Any]:
-    """What the engine's attention backend gives its launcher, by the launcher's names."""
-    scale = problem.Lq**-0.5
-    if problem.phase is Phase.PREFILL:
-        return {**prefill_tensors(problem, point), "max_input_len": point.new_tokens}
-    common = {
-        "k_scale": 1.0,
-        "v_scale": 1.0,
-        "sm_scale": scale,
-        "logit_cap": problem.logit_cap,
-        "sinks": Tensor("sinks", (problem.q_heads,), ELEMENT[problem.dtype])
-        if problem.sinks
-        else None,
-        "page_size": problem.page_size,
-    }
-    if problem.phase is Phase.EXTEND:
-        return {
-            **common,
-            **extend_tensors(problem, point, indices),
-            "custom_mask": None,
-            "is_causal": True,
-            "mask_indptr": None,
-            "max_len_extend": point.new_tokens,
-            "sliding_window_size": problem.window or -1,
-        }
-    one_number = "max_kv_splits" not in takes  # sglang 0.4.4: the same for all sequences
-    return {
-        **common,
-        **decode_tensors(problem, point, takes, indices),
-        **({"num_kv_splits": problem.kv_splits} if one_number else {}),
-        "max_kv_splits": problem.kv_splits,
-        "has_mla": problem.shares_kv,
-        "use_pdl": arch >= PDL_ARCH,
-    }
-
-
-def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
-    """Queries, keys and values of the new tokens, and the cache, by the launcher's names."""
-    rows = point.batch_size * point.new_tokens
-    kind = ELEMENT[problem.dtype]
-    heads, kv_heads = problem.q_heads, problem.kv_heads
-    return {
-        "q_extend": Tensor("q_extend", (rows, heads, problem.Lq), kind),
-        "k_extend": Tensor("k_extend", (rows, kv_heads, problem.Lq), kind),
-        "v_extend": Tensor("v_extend", (rows, kv_heads, problem.Lv), kind),
-        "o_extend": Tensor("o_extend", (rows, heads, problem.Lv), kind),
-        "qo_indptr": Tensor("qo_indptr", (point.batch_size + 1,), indices.qo_indptr),
-        **_cache(problem, point, indices),
-    }
-
-
-def decode_tensors(
-    problem: Attention, point: Point, takes: tuple[str, ...], indices: Indices
+def launcher_tensors(
+    kernels: AttentionKernels, problem: Attention, point: Point
 ) -> dict[str, Tensor]:
-    """One query a sequence, the cache, and the splits' results, by the launcher's names."""
-    batch, heads, splits = point.batch_size, problem.q_heads, problem.kv_splits
-    kind = ELEMENT[problem.dtype]
-    # sglang 0.4.4 keeps a split's log-sum-exp behind its values.
-    columns = problem.Lv + ("attn_lse" not in takes)
-    return {
-        "q": Tensor("q", (batch, heads, problem.Lq), kind),
-        "o": Tensor("o", (batch, heads, problem.Lv), kind),
-        "attn_logits": Tensor("attn_logits", (batch, heads, splits, columns), "fp32"),
-        "attn_lse": Tensor("attn_lse", (batch, heads, splits), "fp32"),
-        "num_kv_splits": Tensor("num_kv_splits", (batch,), "i32"),
-        **_cache(problem, point, indices),
-    }
-
-
-def prefill_tensors(problem: Attention, point: Point) -> dict[str, Tensor]:
-    """Queries, keys and values, by the launcher's names."""
-    rows, kind = point.batch_size * point.new_tokens, ELEMENT[problem.dtype]
-    return {
-        "q": Tensor("q", (rows, problem.q_heads, problem.Lq), kind),
-        "k": Tensor("k", (rows, problem.kv_heads, problem.Lq), kind),
-        "v": Tensor("v", (rows, problem.kv_heads, problem.Lv), kind),
-        "o": Tensor("o", (rows, problem.q_heads, problem.Lv), kind),
-        "b_start_loc": Tensor("b_start_loc", (point.batch_size,), "i32"),
-        "b_seq_len": Tensor("b_seq_len", (point.batch_size,), "i32"),
-    }
-
-
-def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
-    slots = point.batch_size * (point.cached_tokens + point.new_tokens)
-    kind, kv_heads = ELEMENT[problem.dtype], problem.kv_heads
-    row = kv_heads * problem.Lq
-    views = (row, problem.Lq, 1) if problem.shares_kv else None
-    return {
-        "k_buffer": Tensor("k_buffer", (slots, kv_heads, problem.Lq), kind),
-        "v_buffer": Tensor("v_buffer", (slots, kv_heads, problem.Lv), kind, views),
-        "kv_indptr": Tensor("kv_indptr", (point.batch_size + 1,), "i32"),
-        "kv_indices": Tensor("kv_indices", (slots,), indices.kv_indices),
-    }
-
-
-def _index_type(origin: str, text: str, name: str) -> str:
-    """The type with which the backend allocates an index tensor (the last it names)."""
-    found = re.search(rf"\b{name} = torch\.(?:zeros|empty)\((.*?)device=", text, re.DOTALL)
-    bits = re.findall(r"torch\.int(32|64)", found[1]) if found else []
-    if not bits:
-        raise UnsupportedKernel(f"{origin} allocates {name} in an unknown way")
-    return f"i{bits[-1]}"
+    """The outsides of all tensors that the engine's launcher is given."""
+    given = kernels.arguments(problem, point, arch=90)
+    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
 
 def _stage(point: Point) -> Stage:

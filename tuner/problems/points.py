@@ -18,7 +18,7 @@ class Stage(str, Enum):
     """The kernels of attention: each is launched, and so configured, on its own."""
 
     EXTEND = "extend"  # new tokens attend to a cached prefix and to each other
-    PREFILL = "prefill"  # new tokens without a cache
+    PREFILL = "prefill"  # an image's tokens, which all see each other; without a cache
     DECODE = "decode"  # one new token a sequence; splits of its cache in parallel
     REDUCE = "reduce"  # adds those splits up
 
@@ -57,6 +57,17 @@ class Point:
         if isinstance(self.part, Gemm):
             return f"M={self.batch_size}"
         return f"{self.batch_size}x{self.new_tokens}+{self.cached_tokens}"
+
+    def as_json(self) -> dict[str, str | int]:
+        """As reports and the API show it."""
+        if isinstance(self.part, Gemm):
+            return {"gemm": self.part.value, "batch_size": self.batch_size}
+        return {
+            "part": self.part.value,
+            "batch_size": self.batch_size,
+            "new_tokens": self.new_tokens,
+            "cached_tokens": self.cached_tokens,
+        }
 
     def __str__(self) -> str:
         return f"{self.size} {self.part.value}"

@@ -1,0 +1,82 @@
+"""What Triton's own JIT compiles on this GPU, for 60 configurations of attention's spaces.
+
+    python benchmarks/h200/attention_jit.py OUT.json
+
+The tests compile the same for the same architecture without a GPU and compare.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from attention_sweep import SWEEP
+
+from tuner.attention_space import attention_space
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.kernels.attention import AttentionKernels, lift_attention
+from tuner.kernels.attention_inputs import EDGES, launch, make_inputs
+from tuner.kernels.lift import load_lifted
+from tuner.problems import Attention, Config, Point, parse_attention
+
+SAMPLES = 60
+
+
+def main() -> None:
+    device, engine = find_device("H200"), find_engine("sglang")
+    kernels = lift_attention(engine)
+    problems = [parse_attention(text) for text, _ in SWEEP]
+    choices = [
+        (problem, stage, config)
+        for problem in problems
+        for stage in problem.parts
+        for config in attention_space(problem, device, stage).configs()
+    ]
+    found: list[dict[str, Any]] = []
+    for problem, stage, config in random.Random(7).sample(choices, 2 * SAMPLES):
+        point = Point(6, stage, 129, 257)
+        try:
+            figures = compiled(kernels, problem, point, config, device.arch)
+        except triton.runtime.errors.OutOfResources as error:
+            figures = {"refused": str(error), "shared_bytes": error.required}
+        found.append(
+            {
+                "problem": problem.spec(),
+                "part": stage.value,
+                "config": dict(config),
+                "default": dict(kernels.default_config(problem, point, device.arch)),
+                **figures,
+            }
+        )
+        if len(found) >= SAMPLES:
+            break
+    about = {"engine": engine.version, "triton": triton.__version__, "torch": torch.__version__}
+    about["device"] = torch.cuda.get_device_name(0)
+    Path(sys.argv[1]).write_text(json.dumps({**about, "kernels": found}, indent=1) + "\n")
+    print(f"{len(found)} kernels")
+
+
+def compiled(
+    kernels: AttentionKernels, problem: Attention, point: Point, config: Config, arch: int
+) -> dict[str, Any]:
+    folder = Path(tempfile.gettempdir()) / "lifted"
+    module = load_lifted(kernels.lifted(problem.phase).write(folder))
+    inputs = make_inputs(kernels, problem, EDGES[problem.phase], device="cuda", seed=1, cores=132)
+    kernel = launch(module, kernels, problem, point, config, arch, inputs.tensors)
+    torch.cuda.synchronize()
+    return {
+        "shared_bytes": kernel.metadata.shared,
+        "n_regs": kernel.n_regs,
+        "n_spills": kernel.n_spills,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Runs one engine's attention kernels on the CPU and writes each case's worst error as JSON.
+
+A program of its own, for Triton decides when it is imported whether to interpret:
+TRITON_INTERPRET=1 python interpret_attention.py 0.5.16 CACHE_FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from tuner.engines import find_engine
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.attention import lift_attention
+from tuner.kernels.attention_inputs import (
+    EDGES,
+    compared,
+    launch,
+    make_inputs,
+    output_of,
+    reference,
+)
+from tuner.kernels.fused_moe_inputs import worst_error
+from tuner.kernels.lift import load_lifted
+from tuner.problems import Config, Point, parse_attention
+
+GQA = "q_heads=4,kv_heads=2,Lq=32,Lv=32,dtype=float16"
+MLA = "q_heads=4,kv_heads=1,Lq=288,Lv=256,dtype=float16"
+BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 32}
+# name -> (problem, what to change of the engine's own constants)
+CASES = {
+    "extend": (f"extend_attention:{GQA}", BLOCKS),
+    "extend own blocks": (f"extend_attention:{GQA}", {}),
+    "extend latent": (f"extend_attention:{MLA}", BLOCKS),
+    "extend 192": ("extend_attention:q_heads=2,kv_heads=2,Lq=192,Lv=128,dtype=float16", BLOCKS),
+    "extend odd heads": ("extend_attention:q_heads=2,kv_heads=1,Lq=80,Lv=80,dtype=float16", BLOCKS),
+    "extend window": (f"extend_attention:{GQA},window=20", BLOCKS),
+    "extend sinks": (f"extend_attention:{GQA},sinks", BLOCKS),
+    "extend capped": (f"extend_attention:{GQA},logit_cap=3", BLOCKS),
+    "extend paged": (f"extend_attention:{GQA},page_size=16", BLOCKS),
+    "prefill": (f"prefill_attention:{GQA}", BLOCKS),
+    "decode grouped": (f"decode_attention:{GQA}", {"BLOCK_N": 16}),
+    "decode latent": (f"decode_attention:{MLA}", {"BLOCK_N": 64}),
+    "decode wide group": (
+        "decode_attention:q_heads=32,kv_heads=1,Lq=32,Lv=32,dtype=float16",
+        {"BLOCK_N": 32, "BLOCK_H": 32},
+    ),
+    "decode alone": ("decode_attention:q_heads=2,kv_heads=2,Lq=32,Lv=32,dtype=float16", {}),
+    "decode capped": (f"decode_attention:{GQA},logit_cap=3", {"BLOCK_N": 64}),
+    "decode sinks": (f"decode_attention:{GQA},sinks", {}),
+    "decode splits": (f"decode_attention:{GQA},kv_splits=3", {"BLOCK_N": 64}),
+}
+ARCH = 89
+CORES = 4
+
+
+def run(kernels, folder, text, changes):
+    """The worst error over the sequences that have an output."""
+    problem = parse_attention(text)
+    lengths = EDGES[problem.phase]
+    module = load_lifted(kernels.lifted(problem.phase).write(folder))
+    inputs = make_inputs(kernels, problem, lengths, device="cpu", seed=3, cores=CORES)
+    inputs.output.fill_(float("nan"))
+    for part in problem.parts:
+        point = Point(len(lengths.new), part, lengths.longest_new, max(lengths.cached))
+        config = kernels.default_config(problem, point, ARCH)
+        own = {name: value for name, value in changes.items() if name in config}
+        launch(module, kernels, problem, point, Config({**config, **own}), ARCH, inputs.tensors)
+    return max(worst_error(output_of(inputs, i), reference(inputs, i)) for i in compared(inputs))
+
+
+def main():
+    kernels = lift_attention(find_engine(f"sglang=={sys.argv[1]}"))
+    found = {}
+    for name, (text, changes) in CASES.items():
+        try:
+            found[name] = run(kernels, Path(sys.argv[2]), text, changes)
+        except UnsupportedKernel as refusal:
+            found[name] = str(refusal)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What sglang's attention backend gives to its launchers: shapes, types and flags.
+
+Source: `TritonAttnBackend` of sglang 0.4.4 to 0.5.23 (forward_extend, forward_decode,
+init_forward_metadata), one rank, a cache of 16-bit elements.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.launcher import Tensor
+from tuner.problems import Attention, Dtype, Phase, Point
+
+PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
+ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Indices:
+    """Types of index tensors (i32 or i64), which changed from version to version."""
+
+    qo_indptr: str
+    kv_indices: str
+
+
+def read_indices(root: Path, origin: str) -> Indices:
+    """The types that the engine whose package is `root` allocates. Raises UnsupportedKernel."""
+    backend = root / "srt/layers/attention/triton_backend.py"
+    try:
+        text = backend.read_text(encoding="utf-8")
+    except OSError:
+        raise UnsupportedKernel(f"{origin} has no {backend.name}") from None
+    return Indices(*(_index_type(origin, text, name) for name in ("qo_indptr", "kv_indices")))
+
+
+def launcher_arguments(
+    problem: Attention, point: Point, arch: int, takes: tuple[str, ...], indices: Indices
+) -> dict[str, Any]:
+    """What the engine's attention backend gives its launcher, by the launcher's names."""
+    for field, parameter in (("sinks", "sinks"), ("window", "sliding_window_size")):
+        if getattr(problem, field) and parameter not in takes:
+            raise UnsupportedKernel(f"{problem.spec()}: this version's kernel has no {field}")
+    scale = problem.Lq**-0.5
+    if problem.phase is Phase.PREFILL:
+        # Servers run it for images alone, whose tokens all see each other.
+        return {
+            **prefill_tensors(problem, point),
+            "max_input_len": point.new_tokens,
+            "is_causal": False,
+        }
+    common = {
+        "k_scale": 1.0,
+        "v_scale": 1.0,
+        "sm_scale": scale,
+        "logit_cap": problem.logit_cap,
+        "sinks": Tensor("sinks", (problem.q_heads,), ELEMENT[problem.dtype])
+        if problem.sinks
+        else None,
+        "page_size": problem.page_size,
+    }
+    if problem.phase is Phase.EXTEND:
+        return {
+            **common,
+            **extend_tensors(problem, point, indices),
+            "custom_mask": None,
+            "is_causal": True,
+            "mask_indptr": None,
+            "max_len_extend": point.new_tokens,
+            "sliding_window_size": problem.window or -1,
+        }
+    one_number = "max_kv_splits" not in takes  # sglang 0.4.4: the same for all sequences
+    return {
+        **common,
+        **decode_tensors(problem, point, takes, indices),
+        **({"num_kv_splits": problem.kv_splits} if one_number else {}),
+        "max_kv_splits": problem.kv_splits,
+        "has_mla": problem.shares_kv,
+        "use_pdl": arch >= PDL_ARCH,
+    }
+
+
+def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
+    """Queries, keys and values of the new tokens, and the cache, by the launcher's names."""
+    rows = point.batch_size * point.new_tokens
+    kind = ELEMENT[problem.dtype]
+    heads, kv_heads = problem.q_heads, problem.kv_heads
+    return {
+        "q_extend": Tensor("q_extend", (rows, heads, problem.Lq), kind),
+        "k_extend": Tensor("k_extend", (rows, kv_heads, problem.Lq), kind),
+        "v_extend": Tensor("v_extend", (rows, kv_heads, problem.Lv), kind),
+        "o_extend": Tensor("o_extend", (rows, heads, problem.Lv), kind),
+        "qo_indptr": Tensor("qo_indptr", (point.batch_size + 1,), indices.qo_indptr),
+        **_cache(problem, point, indices),
+    }
+
+
+def decode_tensors(
+    problem: Attention, point: Point, takes: tuple[str, ...], indices: Indices
+) -> dict[str, Tensor]:
+    """One query a sequence, the cache, and the splits' results, by the launcher's names."""
+    batch, heads, splits = point.batch_size, problem.q_heads, problem.kv_splits
+    kind = ELEMENT[problem.dtype]
+    # sglang 0.4.4 keeps a split's log-sum-exp behind its values.
+    columns = problem.Lv + ("attn_lse" not in takes)
+    return {
+        "q": Tensor("q", (batch, heads, problem.Lq), kind),
+        "o": Tensor("o", (batch, heads, problem.Lv), kind),
+        "attn_logits": Tensor("attn_logits", (batch, heads, splits, columns), "fp32"),
+        "attn_lse": Tensor("attn_lse", (batch, heads, splits), "fp32"),
+        "num_kv_splits": Tensor("num_kv_splits", (batch,), "i32"),
+        **_cache(problem, point, indices),
+    }
+
+
+def prefill_tensors(problem: Attention, point: Point) -> dict[str, Tensor]:
+    """Queries, keys and values, by the launcher's names."""
+    rows, kind = point.batch_size * point.new_tokens, ELEMENT[problem.dtype]
+    return {
+        "q": Tensor("q", (rows, problem.q_heads, problem.Lq), kind),
+        "k": Tensor("k", (rows, problem.kv_heads, problem.Lq), kind),
+        "v": Tensor("v", (rows, problem.kv_heads, problem.Lv), kind),
+        "o": Tensor("o", (rows, problem.q_heads, problem.Lv), kind),
+        "b_start_loc": Tensor("b_start_loc", (point.batch_size,), "i32"),
+        "b_seq_len": Tensor("b_seq_len", (point.batch_size,), "i32"),
+    }
+
+
+def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
+    slots = point.batch_size * (point.cached_tokens + point.new_tokens)
+    kind, kv_heads = ELEMENT[problem.dtype], problem.kv_heads
+    row = kv_heads * problem.Lq
+    views = (row, problem.Lq, 1) if problem.shares_kv else None
+    return {
+        "k_buffer": Tensor("k_buffer", (slots, kv_heads, problem.Lq), kind),
+        "v_buffer": Tensor("v_buffer", (slots, kv_heads, problem.Lv), kind, views),
+        "kv_indptr": Tensor("kv_indptr", (point.batch_size + 1,), "i32"),
+        "kv_indices": Tensor("kv_indices", (slots,), indices.kv_indices),
+    }
+
+
+def _index_type(origin: str, text: str, name: str) -> str:
+    """The type with which the backend allocates an index tensor (the last it names)."""
+    found = re.search(rf"\b{name} = torch\.(?:zeros|empty)\((.*?)device=", text, re.DOTALL)
+    bits = re.findall(r"torch\.int(32|64)", found[1]) if found else []
+    if not bits:
+        raise UnsupportedKernel(f"{origin} allocates {name} in an unknown way")
+    return f"i{bits[-1]}"
