@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -134,6 +135,11 @@ class Redis:
         while not _redis_answers(self.url):
             assert self._process.poll() is None, "Redis ended"
             assert time.monotonic() < deadline, "Redis does not answer"
+
+    def freeze(self) -> None:
+        """Leave it there, and its port open, without a word."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def stop(self) -> None:
         assert self._process is not None

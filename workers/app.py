@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from celery.schedules import crontab
-from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from tuner.errors import BadInput, UnusableStore
 from tuner.store import Leases
@@ -44,7 +44,8 @@ def _follow(fleet: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
+# Before Celery has found its broker: what is queued needs none.
+@worker_init.connect  # type: ignore[untyped-decorator]
 def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     global _service
     try:

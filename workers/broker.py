@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from workers.settings import Settings
 
@@ -19,6 +20,10 @@ CONTROL_QUEUE = "control"  # the nightly task's: any worker takes it
 # has a long job. Both are harmless, as a message is only an invitation to look at the database.
 VISIBILITY_S = 600
 CONNECT_S = 2  # a submission must not hang on a broker that is away
+ANSWER_S = 2  # nor a reconciler on one that is there and does not answer
+WAITING = (
+    100  # messages in a queue: as many workers as may be woken at once, and Redis is not filled
+)
 SHUTDOWN_S = 30  # for the job in hand to be given back
 
 
@@ -57,13 +62,23 @@ def make_app(settings: Settings) -> Celery:
 
 
 def sender(settings: Settings) -> Callable[[str], None]:
-    """Sends the message that wakes a queue's workers; raises ConnectionError at once, or sends."""
+    """Sends the message that wakes a queue's workers; raises ConnectionError where it cannot.
+
+    A queue that has messages enough, as nobody reads it, gets no more.
+    """
     app = make_app(settings)
+    options = {**app.conf.broker_transport_options, "socket_timeout": ANSWER_S}
+    app.conf.broker_transport_options = options  # not a worker's, which waits for messages
 
     def send(queue: str) -> None:
         try:
-            app.send_task(WAKE, queue=queue, retry=False, ignore_result=True)
-        except OperationalError as error:
+            with app.producer_or_acquire() as producer:
+                waiting = producer.channel.queue_declare(queue).message_count
+                if waiting < WAITING:
+                    app.send_task(
+                        WAKE, queue=queue, retry=False, ignore_result=True, producer=producer
+                    )
+        except (OperationalError, RedisError, OSError) as error:
             raise ConnectionError(str(error)) from None
 
     return send

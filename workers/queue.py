@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 from tuner.devices import devices
@@ -10,6 +11,8 @@ from tuner.jobs import Ask, Job, Priority
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")
+
+REST_S = 5.0
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
@@ -34,18 +37,23 @@ class Announcer:
 
     def __init__(self, settings: Settings) -> None:
         self._send: Callable[[str], None] | None = None
+        self._again_at = 0.0
         if settings.broker_url:
             from workers.broker import sender  # noqa: PLC0415  # Celery is an extra
 
             self._send = sender(settings)
 
     def announce(self, job: Job) -> None:
-        """Wake a worker for the job; never raises, as the row is there already."""
-        if self._send is None:
+        """Wake a worker for the job; never raises, as the row is there already.
+
+        A broker that failed is left alone for a moment: each try may take seconds.
+        """
+        if self._send is None or time.monotonic() < self._again_at:
             return
         request = job.request
         queue = queue_name(request.device, job.priority, needs_gpu=request.needs_gpu)
         try:
             self._send(queue)
         except ConnectionError as error:
+            self._again_at = time.monotonic() + REST_S
             log.warning("job %s: nobody was woken: %s", job.id, error, extra={"job_id": job.id})

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from job_submitter import BODY, go_on, submitter_request, submitting
-from sqlalchemy import text
+from sqlalchemy import select, text, update
 from store_writer import KEY, PROBLEM, batch, trial
 from worker_processes import wait_for
 
@@ -43,6 +43,7 @@ from tuner.results import Totals
 from tuner.space import Effort
 from tuner.store import JobStore, Leases, RunState, Store
 from tuner.store.connect import connect
+from tuner.store.job_tables import jobs as table
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", batch_sizes=(16, 2), model="deepseek-r1")
 ON_GPU = replace(REQUEST, measure="gpu")
@@ -552,6 +553,60 @@ class TestLeases:
             ]
         assert sorted(found) == sorted(posted)
         assert all(kinds(jobs, job_id).count("requeued") == 1 for job_id in posted)
+
+
+class TestRequestsOfANewerVersion:
+    """They are left to its workers, and hold up no other job."""
+
+    @pytest.fixture
+    def foreign(self, jobs: JobStore, clock: Clock) -> str:
+        job_id = jobs.submit(REQUEST).job.id
+        clock.advance(timedelta(seconds=1))  # the others are younger
+        with jobs._write() as connection:
+            request = {**REQUEST.as_json(), "problem": "from_tomorrow:E=1"}
+            connection.execute(update(table).where(table.c.id == job_id).values(request=request))
+        return job_id
+
+    def stored(self, jobs: JobStore, job_id: str) -> Any:
+        with jobs._read() as connection:
+            return connection.execute(select(table).where(table.c.id == job_id)).one()
+
+    def test_the_next_job_is_claimed(self, jobs: JobStore, leases: Leases, foreign: str) -> None:
+        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        assert claim(leases, "old").job_id == other
+        row = self.stored(jobs, foreign)
+        assert (row.state, row.attempts) == ("queued", 1)
+        assert row.error.startswith("old cannot read the request: ")
+        assert "from_tomorrow" in row.error
+
+    def test_it_is_dead_when_nobody_could_read_it(
+        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
+    ) -> None:
+        for _ in range(MAX_ATTEMPTS):
+            assert leases.claim(ANY, "old") is None
+            assert leases.claim(ANY, "old") is None  # not before an upgrade had some time
+            clock.advance(timedelta(hours=1))
+        assert self.stored(jobs, foreign).state == "dead"
+
+    def test_expired_leases_are_taken_back(
+        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
+    ) -> None:
+        with jobs._write() as connection:  # a newer worker had it, and was killed
+            held = {"state": "running", "attempts": 1, "lease_expires_at": clock.now}
+            connection.execute(update(table).where(table.c.id == foreign).values(**held))
+        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        claim(leases)
+        clock.advance(LEASE + timedelta(seconds=1))
+        assert ids(leases.expire()) == [other]
+        assert self.stored(jobs, foreign).state == "queued"
+
+    def test_the_others_are_announced_again(
+        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
+    ) -> None:
+        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        clock.advance(timedelta(minutes=1))
+        found = [leases.unannounced(timedelta(seconds=30)) for _ in range(3)]
+        assert [job.id for job in found if job] == [other]
 
 
 class TestCancelling:

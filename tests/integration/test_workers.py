@@ -189,6 +189,19 @@ def test_workers_outlive_redis(postgres_url: str, tmp_path: Path) -> None:
         board.jobs.close()
 
 
+def test_a_worker_that_starts_while_redis_is_away_works_and_stops(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with started_redis() as redis:
+        board = Board(postgres_url, redis.url)
+        redis.stop()
+        with worker(board, tmp_path) as process:
+            assert board.finished(board.post(replay())).state is JobState.DONE
+            process.terminate()
+            process.wait(timeout=60)
+        board.jobs.close()
+
+
 def test_redis_behind_a_password_and_tls(postgres_url: str, tmp_path: Path) -> None:
     with started_redis(PASSWORD) as redis, tls_proxy(redis.port, tmp_path) as proxy:
         url = redis.url.replace("redis:", "rediss:").replace(str(redis.port), str(proxy.port))

@@ -13,6 +13,7 @@ from typing import Any
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from tuner.errors import UnusableStore
 
@@ -27,6 +28,9 @@ _DRIVERS = {
 }
 _LOCK_TIMEOUT_S = 30  # how long a SQLite writer waits for another
 _CONNECT_TIMEOUT_S = 10
+# A process that is stopped in the middle of a transaction must not keep a job's row for itself: no
+# transaction here waits for anything but the database. PostgreSQL ends those that do.
+_STALLED_MS = 30_000
 
 
 def database_url(environ: Mapping[str, str]) -> str:
@@ -43,12 +47,13 @@ def connect(text: str) -> Engine:
     url = _parse(text)
     if url.get_backend_name() == "sqlite":
         _make_folder(url)
-        options: dict[str, Any] = {"timeout": _LOCK_TIMEOUT_S}
+        options: dict[str, Any] = {"connect_args": {"timeout": _LOCK_TIMEOUT_S}}
     else:
-        options = {"connect_timeout": _CONNECT_TIMEOUT_S}
+        # What a method does is meant for this level, whatever the server's default is.
+        options = {"connect_args": _postgres_options(url), "isolation_level": "READ COMMITTED"}
     try:
         with translated(url):
-            engine = create_engine(url, connect_args=options, pool_pre_ping=True)
+            engine = create_engine(url, pool_pre_ping=True, **options)
     except ImportError:
         raise UnusableStore(
             "a PostgreSQL store needs psycopg: pip install 'engine-tuner[postgres]'"
@@ -93,7 +98,7 @@ def translated(url: URL) -> Iterator[None]:
     """Turns a database's errors into UnusableStore: one line, no password."""
     try:
         yield
-    except (ArgumentError, DBAPIError) as error:
+    except (ArgumentError, DBAPIError, NoConnectionLeft) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0]
         raise UnusableStore(f"cannot use the store {_shown(url)}: {reason}") from error
@@ -108,6 +113,20 @@ def _parse(text: str) -> URL:
     if url.drivername not in _DRIVERS:
         raise UnusableStore(f"no store is kept in {url.drivername!r}: {forms}")
     return url.set(drivername=_DRIVERS[url.drivername])
+
+
+def _postgres_options(url: URL) -> dict[str, object]:
+    """libpq's parameters, but for those that the URL sets itself."""
+    options: dict[str, object] = {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "options": f"-c idle_in_transaction_session_timeout={_STALLED_MS}",
+        # A server that is cut off is given up in half a minute, not in the kernel's quarter hour.
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 25_000,
+    }
+    return {name: value for name, value in options.items() if name not in url.query}
 
 
 def _shown(url: URL) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from tuner.errors import UnknownJob
+from tuner.errors import BadInput, UnknownJob
 from tuner.jobs import Job, JobEvent, JobRequest, JobState, Priority, new_job_id, read_request
 from tuner.store.job_tables import job_events, jobs
 
@@ -57,6 +57,18 @@ def read_job(row: RowMapping) -> Job:
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
     )
+
+
+# What a request that a newer version stored may raise here.
+UNREADABLE = (BadInput, LookupError, TypeError, ValueError)
+
+
+def read_if_possible(row: RowMapping) -> Job | None:
+    """The job; None where this version cannot read its request: no other job must wait for it."""
+    try:
+        return read_job(row)
+    except UNREADABLE:
+        return None
 
 
 def read_event(row: RowMapping) -> JobEvent:

@@ -14,7 +14,7 @@ from tuner.errors import StaleLease
 from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
 from tuner.results import Entry, Totals, Trial
 from tuner.store.database import Database, utc_now
-from tuner.store.job_rows import append_event, get_job, move, read_job
+from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible
 from tuner.store.job_tables import IS_QUEUED, jobs
 from tuner.store.jobs import Clock
 from tuner.store.records import Run, RunKey
@@ -23,6 +23,7 @@ from tuner.store.store import Store
 
 _HELD = [state.value for state in HELD]
 RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled with every other
+UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to get as far as a worker that can
 
 
 class Leases(Database):
@@ -36,23 +37,27 @@ class Leases(Database):
         super().__init__(engine)
         self._clock = clock
 
-    def claim(self, asks: Iterable[Ask], owner: str) -> Lease | None:
+    def claim(self, asks: Sequence[Ask], owner: str) -> Lease | None:
         """The most urgent, then oldest queued job of the first ask that has one."""
         with self._write() as connection:
             now = self._clock()
-            rows = (_next_queued(connection, ask, now) for ask in asks)
-            if not (row := next(filter(None, rows), None)):
-                return None
-            values = {
-                "owner": owner,
-                "fence": row["fence"] + 1,
-                "attempts": row["attempts"] + 1,
-                "lease_expires_at": now + LEASE,
-            }
-            move(connection, row["id"], JobState.LEASED, now, **values)
-            data = {"owner": owner, "attempt": values["attempts"]}
-            append_event(connection, row["id"], now, JobState.LEASED.value, data)
-        return Lease(row["id"], owner, row["fence"] + 1, read_request(row["request"]))
+            while row := _next_queued(connection, asks, now):
+                values = {
+                    "owner": owner,
+                    "fence": row["fence"] + 1,
+                    "attempts": row["attempts"] + 1,
+                    "lease_expires_at": now + LEASE,
+                }
+                move(connection, row["id"], JobState.LEASED, now, **values)
+                data = {"owner": owner, "attempt": values["attempts"]}
+                append_event(connection, row["id"], now, JobState.LEASED.value, data)
+                try:
+                    request = read_request(row["request"])
+                    return Lease(row["id"], owner, values["fence"], request)
+                except UNREADABLE as error:  # a newer version's: its workers may
+                    reason = f"{owner} cannot read the request: {error}"
+                    _give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)
+        return None
 
     def heartbeat(self, lease: Lease) -> None:
         """Keep the lease for another `LEASE`."""
@@ -92,7 +97,10 @@ class Leases(Database):
             _give_back(connection, row, now, "the worker stopped", timedelta(0), capped=False)
 
     def expire(self) -> Sequence[Job]:
-        """Take back leases that ran out; their jobs. Safe in several processes at once."""
+        """Take back leases that ran out; their jobs, but for those that this version cannot read.
+
+        Safe in several processes at once.
+        """
         with self._write() as connection:
             now = self._clock()
             expired = (
@@ -104,7 +112,9 @@ class Leases(Database):
             for row in rows:
                 reason = f"the lease of {row['owner']} expired"
                 _give_back(connection, row, now, reason, timedelta(0))
-            return [get_job(connection, row["id"]) for row in rows]
+            taken = select(jobs).where(jobs.c.id.in_([row["id"] for row in rows]))
+            found = map(read_if_possible, connection.execute(taken).mappings())
+            return [job for job in found if job is not None]
 
     def unannounced(self, since: timedelta) -> Job | None:
         """A queued job that workers were told of longest ago, if not within `since`.
@@ -125,7 +135,7 @@ class Leases(Database):
             if row is None:
                 return None
             _set(connection, row["id"], announced_at=now)
-            return read_job(row)
+            return read_if_possible(row)
 
     def store(self, lease: Lease) -> LeasedStore:
         """The store as that job's worker may write it; it shares the connections of this."""
@@ -194,22 +204,25 @@ def _hold(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapp
     return row
 
 
-def _next_queued(connection: Connection, ask: Ask, now: datetime) -> RowMapping | None:
-    query = (
-        select(jobs)
-        .where(IS_QUEUED, jobs.c.needs_gpu == ask.needs_gpu, jobs.c.available_at <= now)
-        .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    if ask.devices is not None:
-        query = query.where(jobs.c.device.in_(ask.devices))
-    return connection.execute(query).mappings().one_or_none()
+def _next_queued(connection: Connection, asks: Sequence[Ask], now: datetime) -> RowMapping | None:
+    for ask in asks:
+        query = (
+            select(jobs)
+            .where(IS_QUEUED, jobs.c.needs_gpu == ask.needs_gpu, jobs.c.available_at <= now)
+            .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        if ask.devices is not None:
+            query = query.where(jobs.c.device.in_(ask.devices))
+        if row := connection.execute(query).mappings().one_or_none():
+            return row
+    return None
 
 
 def _give_back(
     connection: Connection,
-    row: RowMapping,
+    row: Mapping[Any, Any],
     now: datetime,
     reason: str,
     delay: timedelta,

@@ -1,0 +1,70 @@
+"""The messages that wake workers, on a real Redis: bounded, and never waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis as redis_client
+from servers import Redis, started_redis
+from worker_processes import replay
+
+from tuner.jobs import Job, Priority
+from tuner.store import JobStore
+from workers.broker import WAITING
+from workers.queue import Announcer
+from workers.settings import Settings
+
+QUEUE = "compile.NVIDIA_H200"
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    with started_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with JobStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as jobs:
+        yield jobs.submit(replay()).job
+
+
+def announcer(redis: Redis) -> Announcer:
+    return Announcer(Settings("sqlite://", redis.url))
+
+
+def waiting(redis: Redis, queue: str = QUEUE) -> int:
+    with redis_client.Redis.from_url(redis.url) as client:
+        return int(client.llen(queue))  # type: ignore[arg-type]
+
+
+def test_a_queue_that_nobody_reads_is_not_filled(redis: Redis, job: Job) -> None:
+    announces = announcer(redis)
+    for _ in range(WAITING + 20):
+        announces.announce(job)
+    announces.announce(replace(job, priority=Priority.URGENT))
+    assert waiting(redis) == WAITING
+    assert waiting(redis, f"{QUEUE}.urgent") == 1
+
+
+def test_a_redis_that_does_not_answer_holds_nobody_up(
+    redis: Redis, job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announces = announcer(redis)
+    announces.announce(job)  # it is connected
+    redis.freeze()
+    with caplog.at_level(logging.WARNING, "tuner.queue"):
+        announces.announce(job)
+        assert "nobody was woken" in caplog.text
+        caplog.clear()
+        announces.announce(job)  # at rest: not tried
+        assert caplog.text == ""
+    redis.stop()
+    redis.start()
+    monkeypatch.setattr(announces, "_again_at", 0.0)
+    announces.announce(job)
+    assert waiting(redis) == 1
