@@ -9,26 +9,27 @@ from itertools import islice
 from typing import Any
 
 from tuner.jobs import JobRequest
-from tuner.problems import FusedMoe
+from tuner.problems import FusedMoe, Problem
 from tuner.results import Environment
 from tuner.store import Winner
-from tuner.store.lookups import Held, Lookups
+from tuner.store.lookups import Held, Lookups, Seen
 from workers.nightly import Standing, judge
 from workers.watches import WatchList
 
 _FIELDS = ("engine_version", "kernel_hash", "triton", "torch", "cuda", "driver")
 
 
-def stored_rows(
-    held: Iterable[Held], environments: Iterable[tuple[Environment, datetime]]
-) -> list[dict[str, Any]]:
+def stored_rows(held: Iterable[Held], environments: Iterable[Seen]) -> list[dict[str, Any]]:
     """What is stored, and whether its environment is its device's newest."""
-    newest: dict[tuple[str, str, str], tuple[datetime, Environment]] = {}
-    for environment, at in environments:
-        kind = _kind(environment)
-        if kind not in newest or newest[kind][0] < at:
-            newest[kind] = at, environment
-    return [_stored_row(one, newest[_kind(one.environment)][1]) for one in held]
+    newest: dict[tuple[str, str, str, bool], Seen] = {}
+    for seen in environments:
+        kind = _kind(seen.environment, seen.family)
+        if kind not in newest or newest[kind].newest < seen.newest:
+            newest[kind] = seen
+    return [
+        _stored_row(one, newest[_kind(one.environment, one.problem.family)].environment)
+        for one in held
+    ]
 
 
 def watched_rows(
@@ -54,17 +55,17 @@ def watched_rows(
 @dataclass(frozen=True)
 class _PartOfStore:
     lookups: Lookups
-    wanted: set[FusedMoe]
+    wanted: set[Problem]
 
     def winners(self, *, device: str, engine: str) -> Sequence[Winner]:
         return self.lookups.winners_of_problems(device, engine, self.wanted)
 
 
-def _kind(environment: Environment) -> tuple[str, str, str]:
+def _kind(environment: Environment, family: str) -> tuple[str, str, str, bool]:
     # A recording and a model of the device are environments beside the device's own.
     source = environment.driver.partition(" ")[0]
     measured = "gpu" if source and source != "recording" else source
-    return environment.device, environment.engine, measured
+    return environment.device, environment.engine, measured, family == FusedMoe.family
 
 
 def _stored_row(held: Held, newest: Environment) -> dict[str, Any]:

@@ -11,6 +11,15 @@ from tuner.jobs import JobState
 from tuner.results import Status
 
 
+class WorkPointOut(BaseModel):
+    """One size that attention is tuned for."""
+
+    batch_size: int
+    new_tokens: int
+    cached_tokens: int
+    weight: float
+
+
 class RequestOut(BaseModel):
     """What a job tunes."""
 
@@ -18,8 +27,11 @@ class RequestOut(BaseModel):
     device: str
     engine: str
     measure: str
-    batch_sizes: list[int] | None
-    gemms: list[str]
+    batch_sizes: list[int] | None = Field(None, description="Absent for attention.")
+    gemms: list[str] | None = Field(None, description="Absent for attention.")
+    workload: str | list[WorkPointOut] | None = Field(
+        None, description="Attention's: a use by name, or its points; else absent."
+    )
     effort: str
     wide: bool | None
     seed: int
@@ -66,11 +78,21 @@ class EventOut(BaseModel):
     data: dict[str, Any]
 
 
-class ResultOut(BaseModel):
+class PointOut(BaseModel):
+    """What a configuration is for: a gemm of a fused-MoE layer, or a stage of attention."""
+
+    gemm: str | None = Field(None, description="Of a fused-MoE layer: up or down; else absent.")
+    part: str | None = Field(
+        None, description="Of attention: extend, prefill, decode or reduce; else absent."
+    )
+    batch_size: int = Field(description="A layer's tokens, or attention's sequences.")
+    new_tokens: int | None = Field(None, description="Attention's, a sequence; else absent.")
+    cached_tokens: int | None = Field(None, description="Attention's, a sequence; else absent.")
+
+
+class ResultOut(PointOut):
     """A configuration, compiled and perhaps timed."""
 
-    gemm: str
-    batch_size: int
     config: dict[str, int]
     status: Status
     median_us: float | None
@@ -106,7 +128,7 @@ class WinnerOut(ResultOut):
 
 
 class TrialsOut(BaseModel):
-    """A page of trials, by gemm, batch size and configuration."""
+    """A page of trials, by gemm or stage, size and configuration."""
 
     trials: list[TrialOut]
     next: str | None

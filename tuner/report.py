@@ -77,8 +77,7 @@ def config_json(config: Config) -> dict[str, int | bool]:
 
 def entry_json(entry: Entry) -> dict[str, Any]:
     return {
-        "gemm": entry.point.gemm.value,
-        "batch_size": entry.point.batch_size,
+        **entry.point.as_json(),
         "config": config_json(entry.config),
         "status": entry.status.value,
         "median_us": entry.median_us,

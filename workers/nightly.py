@@ -162,6 +162,7 @@ def _judge(request: JobRequest, stored: Sequence[Winner]) -> Judged:
     sizes = request.batch_sizes or BATCH_SIZES
     if request.batch_sizes is None and request.measure.startswith("replay:"):
         sizes = ()  # the recording's own: whatever it has was tuned
+    stored = [w for w in stored if type(w.problem) is type(request.problem)]  # the same kernels
     mine = {w.entry.point: w for w in stored if w.problem == request.problem}
     wanted = {Point(size, gemm) for size in sizes for gemm in request.gemms} or set(mine)
     lacking = sorted(wanted - set(mine))

@@ -37,7 +37,12 @@ router = APIRouter(prefix="/v1", tags=["results"])
 _TIME = 315_532_800  # 1980: tar programs warn of a time at the very beginning of the clock
 
 
-@router.get("/jobs/{job_id}/winners", response_model=WinnersOut, responses=responses(404))
+@router.get(
+    "/jobs/{job_id}/winners",
+    response_model=WinnersOut,
+    response_model_exclude_unset=True,  # a point has its own family's fields alone
+    responses=responses(404),
+)
 def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what is published for a job's problem in the environment that it ran in."""
     job = api.jobs.get(job_id)
@@ -49,11 +54,16 @@ def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     }
 
 
-@router.get("/jobs/{job_id}/trials", response_model=TrialsOut, responses=responses(404))
+@router.get(
+    "/jobs/{job_id}/trials",
+    response_model=TrialsOut,
+    response_model_exclude_unset=True,
+    responses=responses(404),
+)
 def trials(
     job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List what a job tried, by gemm, batch size and configuration."""
+    """List what a job tried, by gemm or stage, size and configuration."""
     job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_place)
     found = api.lookups.trials(job.run_id, after, page.limit) if job.run_id is not None else []
     cursor = next_cursor(found, page.limit, trial_place)
@@ -142,8 +152,7 @@ def _winner(winner: Winner) -> dict[str, Any]:
 
 def _result(candidate: Candidate, compiled: Compiled) -> dict[str, Any]:
     return {
-        "gemm": candidate.point.gemm.value,
-        "batch_size": candidate.point.batch_size,
+        **candidate.point.as_json(),
         "config": dict(candidate.config),
         "shared_bytes": compiled.shared_bytes,
         "n_regs": compiled.n_regs,

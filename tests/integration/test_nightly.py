@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from api.coverage import stored_rows
 from tuner.jobs import JobState
-from tuner.problems import Config, FusedMoe, Gemm, Point, parse_problem
+from tuner.problems import Config, FusedMoe, Gemm, Point, Stage, parse_problem
 from tuner.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
 from tuner.store import JobStore, NightStore, RunKey, Store
 from tuner.store.database import utc_now
+from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
 from workers.nightly import SCHEDULE, Standing, last_night, plan, run_nightly, watch_list_of
 from workers.settings import Settings
@@ -23,6 +25,9 @@ from workers.watches import Watch
 ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
 DAY = date(2026, 11, 1)
 PROBLEMS = [parse_problem(f"fused_moe:E=8,N={n},K=1024,top_k=2,dtype=bfloat16") for n in (512, 256)]
+ATTENTION = parse_problem(
+    "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+)
 ENVIRONMENT = Environment(
     "NVIDIA_L40S", "sglang", "9.9.9", "3.6.0", "ab" * 32, "2.11.0", "13.0", "580.1"
 )
@@ -89,6 +94,23 @@ class TestPlan:
         assert standings(settings, store) == [Standing.STALE, Standing.TUNED]
         watch_list = watch_list_of(settings, NightStore.sharing(store))
         assert field in plan(watch_list, store, DAY).watched[0].why
+
+    def test_another_family_s_kernels_make_nothing_stale(
+        self, settings: Settings, store: Store
+    ) -> None:
+        tuned(store, PROBLEMS[0])
+        other = replace(ENVIRONMENT, kernel_hash="cd" * 32)
+        point = Point(4, Stage.DECODE, 1, 512)
+        key = RunKey(ATTENTION, other, MeasureKind.GPU, "standard", 0, (point,), "x")
+        entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
+        store.finish_run(store.begin_run(key), [entry], Totals())
+        assert standings(settings, store)[0] is Standing.TUNED
+        lookups = Lookups.sharing(store)
+        rows = stored_rows(lookups.held(None, None, 9), lookups.environments())
+        assert [(row["problem"], row["standing"]) for row in rows] == [
+            (PROBLEMS[0].spec(), "tuned"),
+            (ATTENTION.spec(), "tuned"),
+        ]
 
     def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))

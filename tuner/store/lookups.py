@@ -39,6 +39,15 @@ class Held:
     newest: datetime
 
 
+@dataclass(frozen=True)
+class Seen:
+    """An environment with winners. It is one family's, or attention's: each has its kernels."""
+
+    environment: Environment
+    family: str  # of one of its problems
+    newest: datetime  # of its winners
+
+
 class Lookups(Database):
     """Every method is one transaction, and raises UnusableStore when the database fails."""
 
@@ -95,19 +104,27 @@ class Lookups(Database):
             others = connection.execute(query.where(winners.c.id == newest_of_each)).mappings()
             return in_force(found) + [read_winner(row) for row in others]
 
-    def environments(self, device: str | None = None) -> Sequence[tuple[Environment, datetime]]:
-        """The environments with winners, and when the newest of them was published."""
-        newest = (
-            select(func.max(winners.c.published_at))
-            .where(winners.c.environment_id == environments.c.id)
+    def environments(self, device: str | None = None) -> Sequence[Seen]:
+        """The environments with winners."""
+        mine = winners.c.environment_id == environments.c.id
+        newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
+        family = (
+            select(problems.c.family)
+            .join(winners, problems.c.id == winners.c.problem_id)
+            .where(mine)
+            .limit(1)
             .scalar_subquery()
         )
-        query = select(*_ENVIRONMENT_COLUMNS, newest.label("newest")).order_by(environments.c.id)
+        query = select(*_ENVIRONMENT_COLUMNS, newest.label("newest"), family.label("family"))
         if device is not None:
             query = query.where(environments.c.device == device)
         with self._read() as connection:
-            rows = connection.execute(query).mappings()
-            return [(read_environment(row), row["newest"]) for row in rows if row["newest"]]
+            rows = connection.execute(query.order_by(environments.c.id)).mappings()
+            return [
+                Seen(read_environment(row), row["family"], row["newest"])
+                for row in rows
+                if row["newest"]
+            ]
 
     def held(self, device: str | None, after: tuple[int, int] | None, limit: int) -> Sequence[Held]:
         """A page of what is stored, by environment and problem."""
