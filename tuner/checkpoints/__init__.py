@@ -8,9 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.checkpoints.attention import AttentionShape, Layers, attention_problems
+from tuner.checkpoints.attention_json import read_attention
 from tuner.checkpoints.config_json import parse_checkpoint, read_checkpoint
+from tuner.checkpoints.fields import is_path
 from tuner.checkpoints.fusion import Fusion, shared_expert_fusion
+from tuner.checkpoints.kv_splits import engine_kv_splits
 from tuner.checkpoints.model import Model, moe_problem
+from tuner.checkpoints.resolve_attention import (
+    ResolvedAttention,
+    find_attention,
+    resolve_attention,
+    resolve_attention_model,
+)
 from tuner.checkpoints.table import find_preset, presets
 from tuner.checkpoints.warning_line import MissingFile, choose, parse_config_name
 from tuner.devices import Device
@@ -18,18 +28,27 @@ from tuner.errors import BadProblem, UnknownModel
 from tuner.problems import Dtype, FusedMoe, parse_fused_moe
 
 __all__ = [
+    "AttentionShape",
     "Fusion",
+    "Layers",
     "MissingFile",
     "Model",
     "Resolved",
+    "ResolvedAttention",
+    "attention_problems",
+    "engine_kv_splits",
+    "find_attention",
     "find_model",
     "find_preset",
     "moe_problem",
     "parse_checkpoint",
     "parse_config_name",
     "presets",
+    "read_attention",
     "read_checkpoint",
     "resolve",
+    "resolve_attention",
+    "resolve_attention_model",
     "resolve_model",
     "shared_expert_fusion",
 ]
@@ -116,21 +135,14 @@ def find_model(text: str) -> Model:
     A preset wins over a folder of its bare name; ./NAME is the folder.
     Raises UnknownModel or MalformedCheckpoint.
     """
-    if "/" in text and _exists(text):
+    if "/" in text and is_path(text):
         return read_checkpoint(Path(text))
     try:
         return find_preset(text)
     except UnknownModel:
-        if _exists(text):
+        if is_path(text):
             return read_checkpoint(Path(text))
         raise
-
-
-def _exists(text: str) -> bool:
-    try:
-        return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long a name, or a NUL in it
-        return False
 
 
 def _of_warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tuner.checkpoints.attention import AttentionShape
 from tuner.checkpoints.fusion import NOT_FUSED, Fusion
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.problems import Dtype, FusedMoe
@@ -29,6 +30,7 @@ class Model:
     since: str = ""  # oldest looked-at sglang release that has the architecture; "" = unknown
     aliases: tuple[str, ...] = ()
     source: str = ""
+    attention: AttentionShape | None = None  # None: not known
 
 
 def moe_problem(

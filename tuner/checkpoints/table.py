@@ -13,6 +13,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from tuner.checkpoints.attention import AttentionShape, Layers
 from tuner.checkpoints.model import Model
 from tuner.errors import UnknownModel, did_you_mean
 from tuner.problems import Dtype
@@ -46,10 +47,32 @@ def _key(text: str) -> str:
 
 
 def _model(row: dict[str, Any]) -> Model:
-    dtype, block = row.get("dtype"), row.get("block_shape")
+    dtype, block, attention = row.get("dtype"), row.get("block_shape"), row.get("attention")
     converted: dict[str, Any] = {
         "aliases": tuple(row.get("aliases", ())),
         "dtype": Dtype(dtype) if dtype else None,
         "block_shape": (block[0], block[1]) if block else None,
+        "attention": _attention(attention, row["source"]) if attention else None,
     }
     return Model(**{**row, **converted})
+
+
+def _attention(row: dict[str, Any], source: str) -> AttentionShape:
+    """The shape of a row's attention; a source of its own replaces the row's."""
+    heads = {name: row.get(name, 0) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
+    if "kv_lora_rank" in row:
+        heads["kv_heads"] = heads["q_heads"]
+        heads["head_dim"] = row["qk_nope_head_dim"] + row["qk_rope_head_dim"]
+    heads["v_head_dim"] = heads["v_head_dim"] or heads["head_dim"]
+    common = {**heads, "count": row.get("layers", 0), "sinks": row.get("sinks", False)}
+    kinds = [Layers(**common)]
+    if "windowed" in row:
+        kinds.append(Layers(**{**common, **row["windowed"]}))
+    return AttentionShape(
+        layers=tuple(kinds),
+        kv_lora_rank=row.get("kv_lora_rank", 0),
+        qk_rope_head_dim=row.get("qk_rope_head_dim", 0),
+        logit_cap=row.get("logit_cap", 0.0),
+        context_length=row.get("context_length", 0),
+        source=row.get("source", source),
+    )

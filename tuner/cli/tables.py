@@ -48,7 +48,10 @@ def models(as_json: Json = False) -> None:
     if as_json:
         print_json([asdict(model) for model in known])
         return
-    headers = ("model", "experts", "shared", "top-k", "intermediate", "hidden", "quantisation")
+    headers = (
+        *("model", "experts", "shared", "top-k", "intermediate", "hidden", "quantisation"),
+        "attention heads x columns",
+    )
     rows = [
         (
             model.name,
@@ -58,6 +61,7 @@ def models(as_json: Json = False) -> None:
             model.intermediate,
             model.hidden,
             model.quantization,
+            str(model.attention or "not known"),
         )
         for model in known
     ]

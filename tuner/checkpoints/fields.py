@@ -1,0 +1,99 @@
+"""A model's config.json: found, parsed, and its fields read with their types checked.
+
+Only JSON is parsed: no model code is loaded, and nothing is fetched. What cannot be read is
+MalformedCheckpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tuner.errors import MalformedCheckpoint
+
+Json = Mapping[str, Any]
+
+MAX_BYTES = 16 << 20  # real ones with a list of layers to skip reach 3 MiB
+MAX_SIZE = 1 << 24  # of any count of experts, columns or positions
+_NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "ffn_config")
+
+
+def is_path(text: str) -> bool:
+    """Whether there is a file or folder of that name."""
+    try:
+        return bool(text) and Path(text).exists()
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return False
+
+
+def read_file(path: Path) -> tuple[Path, bytes, str]:
+    """The config.json at `path`, or in the folder `path`: where it is, its bytes, its model's
+    name.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise MalformedCheckpoint(f"cannot read {file}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise MalformedCheckpoint(f"{file} is larger than {MAX_BYTES >> 20} MiB: not a config.json")
+    name = file.parent.resolve().name if file.name == "config.json" else file.stem
+    return file, data, name or "model"
+
+
+def parse(data: bytes) -> Json:
+    """The JSON object of a config.json's bytes."""
+    try:
+        config = json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise MalformedCheckpoint("its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise MalformedCheckpoint(f"not JSON ({error})") from None
+    if not isinstance(config, Mapping):
+        raise MalformedCheckpoint("not a JSON object")
+    return config
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def language_fields(config: Json) -> dict[str, Any]:
+    """The language model's fields: those of a nested config win over the outer ones."""
+    flat = dict(config)
+    for name in _NESTED:
+        inner = flat.get(name)
+        if isinstance(inner, Mapping):
+            flat |= {key: value for key, value in inner.items() if value is not None}
+    return flat
+
+
+def architecture_of(config: Json) -> str:
+    match config.get("architectures"):
+        case [str() as architecture, *_]:
+            return architecture[:200]
+    raise MalformedCheckpoint('no architecture is named: "architectures" should be a list of one')
+
+
+def torch_dtype(fields: Json) -> str | None:
+    """The plain type of the weights, as torch names it."""
+    dtype = fields.get("torch_dtype") or fields.get("dtype")
+    return dtype if isinstance(dtype, str) else None
+
+
+def size(fields: Json, names: tuple[str, ...]) -> int | None:
+    """The first of those fields that is there."""
+    for name in names:
+        value = fields.get(name)
+        # One number a layer, which some families write, is one number when all are equal.
+        if isinstance(value, list) and value and all(v == value[0] for v in value):
+            value = value[0]
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
+            raise MalformedCheckpoint(f"{name} should be a whole number, not {value!r:.60}")
+        return value
+    return None

@@ -1,0 +1,45 @@
+"""How many parts sglang splits a sequence's cache into at decode, at most.
+
+Its command line says so (--triton-attention-num-kv-splits, 8 by default). Releases from 0.5.12 on
+raise it for latent attention, whose single key head leaves too few blocks for the GPU: to as many
+as the GPU has processors, or the context has parts of 32 tokens, each rounded up to a power of two
+(`_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16 and 0.5.23;
+0.4.4 and 0.5.2 have no such function).
+"""
+
+from __future__ import annotations
+
+from tuner.checkpoints.fusion import parse_version
+from tuner.problems import ENGINE_KV_SPLITS
+
+LATENT_SINCE = (0, 5, 12)
+_PART = 32  # tokens
+
+
+def engine_kv_splits(
+    *,
+    latent: bool,
+    engine_version: str | None,
+    sm_count: int | None,
+    context_length: int = 0,
+    asked: int = ENGINE_KV_SPLITS,
+) -> int:
+    """The most splits of an sglang of that version on a GPU of that many processors.
+
+    `context_length` is the server's, in tokens; 0, not known, is taken to be long enough.
+    `asked` is the command line's. Where the version or the GPU is None, that alone counts.
+    Raises BadProblem for what is not a version.
+    """
+    if engine_version is None or not sm_count or not latent:
+        return asked
+    if parse_version(engine_version) < LATENT_SINCE:
+        return asked
+    most = _power_of_two(sm_count)
+    if context_length:
+        most = min(most, _power_of_two(-(-context_length // _PART)))
+    return max(asked, most)
+
+
+def _power_of_two(n: int) -> int:
+    """The least that is no less than n."""
+    return 1 << (n - 1).bit_length()
