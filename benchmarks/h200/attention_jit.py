@@ -22,7 +22,8 @@ from tuner.attention_space import attention_space
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.kernels.attention import AttentionKernels, lift_attention
-from tuner.kernels.attention_inputs import EDGES, launch, make_inputs
+from tuner.kernels.attention_inputs import launch, make_inputs
+from tuner.kernels.attention_lengths import EDGES
 from tuner.kernels.lift import load_lifted
 from tuner.problems import Attention, Config, Point, parse_attention
 

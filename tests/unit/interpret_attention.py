@@ -12,13 +12,13 @@ from tuner.engines import find_engine
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.attention_inputs import (
-    EDGES,
     compared,
     launch,
     make_inputs,
     output_of,
     reference,
 )
+from tuner.kernels.attention_lengths import EDGES
 from tuner.kernels.fused_moe_inputs import worst_error
 from tuner.kernels.lift import load_lifted
 from tuner.problems import Config, Point, parse_attention

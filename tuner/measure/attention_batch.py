@@ -17,16 +17,14 @@ from torch import Tensor
 
 from tuner.kernels.attention import AttentionKernels
 from tuner.kernels.attention_inputs import (
-    EDGES,
     Inputs,
-    Lengths,
     compared,
     launch_values,
     make_inputs,
     output_of,
-    ragged,
     reference,
 )
+from tuner.kernels.attention_lengths import EDGES, Lengths, ragged
 from tuner.kernels.fused_moe_inputs import worst_error
 from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems import Attention, Phase, Point, Stage
