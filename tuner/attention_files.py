@@ -1,0 +1,254 @@
+"""The files in which tuned attention reaches a server: made by an export, read by the plugin.
+
+`<root>/attention/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`. Light: the standard
+library alone, for a running server reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
+from tuner.problems import Attention, Config, Stage, parse_problem
+from tuner.results import Status
+
+FORMAT = 1
+FOLDER = "attention"
+CONFIG_DIR_VARIABLE = "TUNER_ATTENTION_CONFIG_DIR"
+OVERLAY_VARIABLE = "SGLANG_MOE_CONFIG_DIR"  # sglang's own; attention lies beside MoE's configs/
+STATUSES = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
+
+_MAX_BYTES = 1 << 20
+_MAX_VALUE = 1 << 24  # tokens; nothing else comes near it
+_BLOCKS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+_KEYS: Mapping[Stage, tuple[str, ...]] = {
+    Stage.EXTEND: _BLOCKS,
+    Stage.PREFILL: _BLOCKS,
+    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "num_warps", "num_stages"),
+    Stage.REDUCE: ("num_warps",),
+}
+_OPTIONAL = ("BLOCK_H",)  # the kernel for heads that share no key has none
+
+
+@dataclass(frozen=True)
+class AttentionEntry:
+    """The launch constants for one bucket: a part at a batch size and a length."""
+
+    part: Stage
+    batch_size: int  # sequences
+    new_tokens: int  # of the longest sequence; 1 for decode and reduce
+    config: Config
+    status: Status  # OK (measured), PREDICTED, or INCUMBENT (the engine's own constants stay)
+    shared_bytes: int | None = None  # of a block, as compiled
+
+
+@dataclass(frozen=True)
+class AttentionFile:
+    """What is tuned of one problem on one kind of GPU, and what it was tuned with."""
+
+    problem: Attention
+    device: str  # e.g. NVIDIA_H200
+    engine: str  # e.g. sglang
+    engine_version: str
+    triton: str
+    kernel_hash: str  # of all of the engine's attention kernels, as lifted
+    entries: tuple[AttentionEntry, ...]
+    server_flags: Mapping[str, int | str]  # what a server must be started with for these entries
+
+    def text(self) -> str:
+        """The file's JSON; `read_attention_file` reads it back."""
+        fields = {
+            "format": FORMAT,
+            "problem": self.problem.spec(),
+            "device": self.device,
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "triton": self.triton,
+            "kernel_hash": self.kernel_hash,
+            "entries": [_entry_fields(entry) for entry in self.entries],
+            "server_flags": dict(self.server_flags),
+        }
+        return json.dumps(fields, indent=2) + "\n"
+
+    def path_under(self, root: Path) -> Path:
+        """Where the file goes under a root."""
+        folder = f"triton_{self.triton.replace('.', '_')}"
+        return root / FOLDER / folder / file_name(self.problem, self.device)
+
+    def configs(self, part: Stage) -> list[Config]:
+        """What may be launched for a part, each once; the engine's own are not among them."""
+        tuned = (e for e in self.entries if e.part is part and e.status is not Status.INCUMBENT)
+        return list(dict.fromkeys(entry.config for entry in tuned))
+
+    def pick(self, part: Stage, batch_size: int, new_tokens: int = 1) -> AttentionEntry | None:
+        """The entry of the nearest bucket, in factors; of two as near, the smaller one.
+
+        None where the file has no entry for that part.
+        """
+        entries = [entry for entry in self.entries if entry.part is part]
+
+        def distance(entry: AttentionEntry) -> tuple[float, int, int]:
+            apart = abs(math.log2(entry.batch_size / batch_size))
+            apart += abs(math.log2(entry.new_tokens / new_tokens))
+            return apart, entry.batch_size, entry.new_tokens
+
+        return min(entries, key=distance, default=None)
+
+
+def file_name(problem: Attention, device_name: str) -> str:
+    return f"{problem.spec().replace(':', ',', 1)},device_name={device_name}.json"
+
+
+def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
+    """The variable that says where attention files are, and the root that it names."""
+    for variable in (CONFIG_DIR_VARIABLE, OVERLAY_VARIABLE):
+        if environ.get(variable):
+            return variable, Path(environ[variable])
+    return None
+
+
+def find_attention_files(root: Path) -> list[Path]:
+    """Every file under a root, for any Triton version, by path; none is opened."""
+    return sorted((root / FOLDER).glob("triton_*/*.json"))
+
+
+def read_attention_file(path: Path) -> AttentionFile:
+    """Raises MalformedConfigFile, which names the file and what is wrong with it."""
+    try:
+        return _file(_read_object(path))
+    except (MalformedConfigFile, BadProblem) as error:
+        raise MalformedConfigFile(f"{path}: {error}") from None
+
+
+def _entry_fields(entry: AttentionEntry) -> dict[str, Any]:
+    return {
+        "part": entry.part.value,
+        "batch_size": entry.batch_size,
+        "new_tokens": entry.new_tokens,
+        "config": dict(entry.config),
+        "status": entry.status.value,
+        "shared_bytes": entry.shared_bytes,
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise MalformedConfigFile(f"cannot be read: {error.strerror}") from None
+    if len(data) > _MAX_BYTES:
+        raise MalformedConfigFile(f"larger than {_MAX_BYTES} bytes, no attention file")
+    try:
+        tree = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise MalformedConfigFile(f"not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise MalformedConfigFile("must be an object")
+    return tree
+
+
+def _file(fields: dict[str, Any]) -> AttentionFile:
+    if fields.get("format") != FORMAT:
+        raise MalformedConfigFile(
+            f"its format is {fields.get('format')!r}; this version of the tuner reads {FORMAT}"
+        )
+    problem = parse_problem(_text(fields, "problem"))
+    if not isinstance(problem, Attention):
+        raise MalformedConfigFile(f"{problem.spec()} is no attention")
+    rows = fields.get("entries")
+    if not isinstance(rows, list) or not rows:
+        raise MalformedConfigFile("it holds no entries")
+    entries = tuple(_entry(problem, number, row) for number, row in enumerate(rows))
+    buckets = [(e.part, e.batch_size, e.new_tokens) for e in entries]
+    if len(set(buckets)) < len(buckets):
+        raise MalformedConfigFile("two entries are for the same part and size")
+    names = ("device", "engine", "engine_version", "triton", "kernel_hash")
+    return AttentionFile(
+        problem,
+        **{name: _text(fields, name) for name in names},
+        entries=entries,
+        server_flags=_flags(fields.get("server_flags", {})),
+    )
+
+
+def _entry(problem: Attention, number: int, row: object) -> AttentionEntry:
+    if not isinstance(row, dict):
+        raise MalformedConfigFile(f"entry {number} must be an object")
+    where = f"entry {number}"
+    parts = {part.value: part for part in problem.parts}
+    statuses = {status.value: status for status in STATUSES}
+    part = parts[_choice(row, "part", parts, where)]
+    shared = row.get("shared_bytes")
+    return AttentionEntry(
+        part,
+        _whole(row, "batch_size", where),
+        _whole(row, "new_tokens", where),
+        _config(problem, part, row.get("config"), f"{where}: config"),
+        statuses[_choice(row, "status", statuses, where)],
+        None if shared is None else _whole(row, "shared_bytes", where, least=0),
+    )
+
+
+def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
+    if not isinstance(row, dict):
+        raise MalformedConfigFile(f"{where} must be an object")
+    keys = [k for k in _KEYS[part] if k not in _OPTIONAL or problem.group > 1]
+    for name in row:
+        if name not in keys:
+            raise MalformedConfigFile(f"{where}: unknown {name!r}{did_you_mean(str(name), keys)}")
+    missing = [k for k in keys if k not in row and k not in _OPTIONAL]
+    if missing:
+        raise MalformedConfigFile(f"{where} lacks {', '.join(missing)}")
+    values = {name: _whole(row, name, where) for name in row}
+    for name, value in values.items():
+        if name != "num_stages" and value & (value - 1):
+            raise MalformedConfigFile(f"{where}: {name} must be a power of two, not {value}")
+    heads = values.get("BLOCK_H", problem.group)
+    # The kernel counts blocks of heads from the first head on: one that begins within a group
+    # and ends in the next would read the wrong keys.
+    if heads < problem.group and problem.group % heads:
+        raise MalformedConfigFile(
+            f"{where}: BLOCK_H={heads} does not divide the {problem.group} heads that share a key"
+        )
+    return Config(values)
+
+
+def _flags(row: object) -> dict[str, int | str]:
+    if not isinstance(row, dict):
+        raise MalformedConfigFile("server_flags must be an object")
+    for name, value in row.items():
+        if not name.startswith("--") or isinstance(value, bool) or not isinstance(value, int | str):
+            raise MalformedConfigFile(f"server_flags: {name!r} is no flag with a value")
+    return row
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise MalformedConfigFile(f"{name!r} must be text")
+    return value
+
+
+def _choice(row: Mapping[str, Any], name: str, choices: Mapping[str, object], where: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str) or value not in choices:
+        near = did_you_mean(str(value), choices)
+        raise MalformedConfigFile(
+            f"{where}: {name} must be {' or '.join(choices)}, not {value!r}{near}"
+        )
+    return value
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str, least: int = 1) -> int:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_VALUE:
+        raise MalformedConfigFile(
+            f"{where}: {name} must be a whole number from {least} to {_MAX_VALUE}, not {value!r}"
+        )
+    return value

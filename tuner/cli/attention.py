@@ -1,0 +1,50 @@
+"""The commands about attention files on a server. Wiring only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli.app import app, guarded, print_json
+from tuner.cli.options import EngineSpec, Json
+
+attention = typer.Typer(name="attention", help="Tuned attention on a server.", no_args_is_help=True)
+app.add_typer(attention)
+
+
+@attention.callback()
+def _group() -> None:
+    """Tuned attention on a server."""
+
+
+@attention.command()
+@guarded
+def status(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Root of the files; default: the environment's."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="The GPU, e.g. H200; default: this machine's.")
+    ] = "",
+    engine: EngineSpec = "sglang",
+    as_json: Json = False,
+) -> None:
+    """Say which attention files a server here would use, and why; exit 1 if none of them."""
+    from tuner.attention_status import attention_status
+    from tuner.devices import find_device
+    from tuner.engines import find_engine
+    from workers.gpus import detect_gpus
+
+    name = device or next(iter({gpu.device for gpu in detect_gpus()}), "")
+    card = find_device(name) if name else None
+    report = attention_status(find_engine(engine), card, folder, os.environ)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(report.as_text())
+    if not report.ok:
+        raise typer.Exit(1)

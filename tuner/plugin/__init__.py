@@ -1,0 +1,52 @@
+"""The plugin that gives tuned attention to a running sglang.
+
+sglang calls `register` in each of its processes (entry point group `sglang.srt.plugins`,
+`load_plugins`). Without attention files it does nothing at all; with them it hooks what builds
+the Triton attention backend (`tuner.plugin.backend`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tuner.attention_files import attention_root, find_attention_files
+
+log = logging.getLogger("tuner.plugin")
+
+# The module that a backend-building process runs. It is imported before `load_plugins` is called
+# there, for it is what calls it. Elsewhere (a server's main process above all, which calls
+# `load_plugins` before it has read its arguments) nothing is hooked: applying a hook imports its
+# target's module, and the engine's modules read their settings when they are imported.
+SCHEDULER = "sglang.srt.managers.scheduler"
+
+
+def register() -> None:
+    """What the entry point names: hook this process if it is one that runs attention."""
+    place = attention_root(os.environ)
+    if place is None:
+        log.debug("no attention files: no variable names a folder")
+        return
+    variable, root = place
+    if not find_attention_files(root):
+        log.debug("no attention files under %s, which %s names", root, variable)
+        return
+    if SCHEDULER not in sys.modules:
+        log.debug("attention files under %s are for the scheduler's processes", root)
+        return
+    from tuner.plugin.backend import hook_backend  # noqa: PLC0415  # light until there are files
+
+    hook_backend(root)
+
+
+def apply_here(root: Path, kv_splits: int | None = None) -> str:
+    """Hook this process's kernels at once, as a server's are when its backend is built.
+
+    For measuring and tests: no backend is needed. `kv_splits` is what the backend would launch
+    decode with; None: whatever a file was made for. Returns the line that a server logs.
+    """
+    from tuner.plugin.backend import apply_files  # noqa: PLC0415  # needs the engine and torch
+
+    return apply_files(root, kv_splits)

@@ -1,0 +1,177 @@
+"""Hooks sglang's Triton attention, through sglang's own HookRegistry.
+
+Two steps, so that nothing is imported before its time. At registration only the constructor of
+the attention backend is hooked: its module initialises no CUDA and is all but imported already
+in the processes that matter. The modules of the kernels ask for the GPU's capability when they
+are imported, so they are hooked when a backend is built, just before it imports them itself.
+
+A kernel is hooked at its `run`, which `kernel[grid](...)` calls: the kernel stays what it is for
+all who look at it otherwise. Tests hold each target against the engine versions on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from tuner.attention_files import find_attention_files
+from tuner.plugin.kernels import KERNELS, LAUNCHER, NAME, PACKAGES, Kernel
+from tuner.plugin.launches import Jitted, TunedLaunches, note_longest
+from tuner.plugin.verdicts import Here, Verdict, judge
+
+BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
+
+log = logging.getLogger("tuner.plugin")
+
+
+class Backend(Protocol):
+    """What is asked of the engine's TritonAttnBackend, once it is built."""
+
+    max_kv_splits: int
+    enable_deterministic: bool
+
+
+@dataclass
+class _State:
+    """What is hooked in this process."""
+
+    hooked: bool = False
+    kernels: list[TunedLaunches] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    kv_splits: frozenset[int] = frozenset()  # of the backends built so far
+
+
+_state = _State()
+
+
+def hook_backend(root: Path) -> None:
+    """Have the files under a root applied when the process builds its attention backend."""
+
+    def around(
+        build: Callable[..., None], backend: Backend, *args: object, **kwargs: object
+    ) -> None:
+        _guarded(hook_kernels)
+        build(backend, *args, **kwargs)
+        _guarded(lambda: _use_for(backend, root))
+
+    _register(BACKEND, around)
+
+
+def apply_files(root: Path, kv_splits: int | None) -> str:
+    """Hook this process's kernels and use the files under a root; the line to log."""
+    hook_kernels()
+    return _use(root, None if kv_splits is None else frozenset({kv_splits}))
+
+
+def hook_kernels() -> None:
+    """Hook the kernels and the launcher; imports the engine's modules. Once a process."""
+    if _state.hooked:
+        return
+    _state.hooked = True
+    package = _package()
+    module, function, _ = LAUNCHER
+    launcher = getattr(import_module(f"{package}.{module}"), function)
+    _register(f"{package}.{module}.{function}", note_longest(launcher))
+    found = [_hook_kernel(package, kernel) for kernel in KERNELS]
+    _hooks().HookRegistry.apply_hooks()
+    for launches in filter(None, found):
+        if "run" in vars(launches.jitted):  # the registry only logs a hook that fails
+            _state.kernels.append(launches)
+        else:
+            _state.troubles.append(f"sglang did not hook {launches.kernel.name}")
+
+
+def _hook_kernel(package: str, kernel: Kernel) -> TunedLaunches | None:
+    module = import_module(f"{package}.{kernel.module}")
+    jitted: Jitted | None = getattr(module, kernel.name, None)
+    why = kernel.unfit(jitted.arg_names) if jitted else f"sglang has no {kernel.name}"
+    if jitted is None or why:
+        _state.troubles.append(why)
+        return None
+    launches = TunedLaunches(kernel, jitted)
+    _register(f"{package}.{kernel.module}.{kernel.name}.run", launches.around)
+    return launches
+
+
+def _use_for(backend: Backend, root: Path) -> None:
+    """Use the files under a root with a backend that has just been built."""
+    splits = _state.kv_splits | {int(backend.max_kv_splits)}
+    if splits == _state.kv_splits:  # a draft model's backend may differ, most do not
+        return
+    _state.kv_splits = splits
+    # Deterministic inference promises that a request's result does not depend on its batch. The
+    # batch size chooses a configuration, and a configuration the order of summation.
+    if backend.enable_deterministic is not False:
+        log.info("tuner attention: inference is deterministic, so the engine's own constants stay")
+        return
+    log.info("%s", _use(root, splits))
+
+
+def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
+    here = _here(kv_splits)
+    verdicts = [judge(path, here) for path in find_attention_files(root)]
+    for verdict in verdicts:
+        if verdict.file is None:
+            log.warning("tuner attention: %s", verdict)
+    files = [verdict.file for verdict in verdicts if verdict.used and verdict.file]
+    for launches in _state.kernels:
+        launches.use(files)
+    return _line(verdicts, _state.troubles)
+
+
+def _line(verdicts: Sequence[Verdict], troubles: Sequence[str]) -> str:
+    used = [str(v) for v in verdicts if v.used]
+    refused = [str(v) for v in verdicts if v.file and not v.used]
+    return f"tuner attention: {'; '.join([*(used or ['no file applies']), *refused, *troubles])}"
+
+
+def _here(kv_splits: frozenset[int] | None) -> Here:
+    import sglang  # noqa: PLC0415  # the engine whose process this is
+    import torch  # noqa: PLC0415
+    import triton  # noqa: PLC0415
+
+    def kernel_hash() -> str:
+        from tuner.engines.sglang import SGLang  # noqa: PLC0415  # only for other versions' files
+        from tuner.kernels.attention import lift_attention  # noqa: PLC0415
+
+        return lift_attention(SGLang(sglang.__version__, Path(sglang.__path__[0]))).hash
+
+    device = torch.cuda.get_device_name().replace(" ", "_")  # as engines spell it in file names
+    return Here(
+        "sglang", sglang.__version__, device, triton.__version__, kernel_hash, lambda _: kv_splits
+    )
+
+
+def _package() -> str:
+    for package in PACKAGES:
+        try:
+            if find_spec(f"{package}.{LAUNCHER[0]}"):
+                return package
+        except ModuleNotFoundError:  # a parent of it is not there
+            continue
+    raise ModuleNotFoundError(f"no attention kernels in {' or '.join(PACKAGES)}")
+
+
+def _register(target: str, hook: Callable[..., object]) -> None:
+    hooks = _hooks()
+    # The source is given, for sglang knows it by itself only while it loads plugins.
+    source = hooks.HookSource(NAME, "engine-tuner")
+    hooks.HookRegistry.register(target, hook, hooks.HookType.AROUND, source=source)
+
+
+def _hooks() -> ModuleType:
+    return import_module("sglang.srt.plugins.hook_registry")
+
+
+def _guarded(step: Callable[[], None]) -> None:
+    """A server must start without the tuner's files too."""
+    try:
+        step()
+    except Exception:
+        log.exception("tuner attention: nothing is applied")

@@ -1,0 +1,145 @@
+"""The engine's attention kernels, by the names of their parameters.
+
+Each parameter of a kernel either says what problem a launch works on, or must have its plain
+value for a tuned configuration to be known to fit, or changes neither. A parameter that is none
+of these is unknown, and a kernel with one is left alone. The names are those of sglang 0.5.12 to
+0.5.23; a version may lack some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.problems import Stage
+
+# The entry point's group and name.
+GROUP, NAME = "sglang.srt.plugins", "tuner_attention"
+# Where the kernels' modules lie: since 0.5.16, and before.
+PACKAGES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
+LAUNCHER = ("extend_attention", "extend_attention_fwd", "max_len_extend")
+# Launch options that may come along with a kernel's arguments.
+OPTIONS = frozenset({"num_warps", "num_stages", "launch_pdl"})
+# Equal in plain launches, and to be kept so.
+FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel."""
+
+    stage: Stage
+    module: str
+    name: str
+    tensors: tuple[str, ...]  # all of the problem's element type
+    values: tuple[str, ...]  # what says which problem it is
+    plain: Mapping[str, frozenset[object]]  # what must be as usual
+    neutral: frozenset[str]
+
+    def unfit(self, names: Sequence[str]) -> str:
+        """Why a kernel with these parameters is not this one; empty if it is."""
+        known = {*self.tensors, *self.values, *self.plain, *self.neutral}
+        if unknown := [name for name in names if name not in known]:
+            return f"{self.name} takes {', '.join(unknown)}, which this version does not know"
+        needed = [*self.tensors, *(v for v in self.values if v not in _SINCE_LATER)]
+        if lacking := [name for name in needed if name not in names]:
+            return f"{self.name} does not take {', '.join(lacking)}"
+        return ""
+
+
+_SINCE_LATER = ("PAGE_SIZE", "BLOCK_N_PREFIX")  # not in 0.5.12
+_NEVER = frozenset({False})
+_NO_SCORE: Mapping[str, frozenset[object]] = {
+    "xai_temperature_len": frozenset({-1, 0}),
+    "SCORE_MOD": frozenset({None}),
+}
+
+
+def _strides(*names: str) -> frozenset[str]:
+    return frozenset(f"stride_{name}" for name in names)
+
+
+# The cache's pages and strides, and what a SCORE_MOD would read.
+_CACHE = (
+    frozenset({"kv_indptr", "kv_indices", "Aux0", "aux0_stride_t", "aux0_stride_h", "aux0_len"})
+    | _strides("buf_kbs", "buf_kh", "buf_vbs", "buf_vh")
+    | _strides("buf_kpage", "buf_ktok", "buf_vpage", "buf_vtok")
+)
+_TILES = frozenset({"BLOCK_DMODEL", "BLOCK_DPE", "BLOCK_DV"})  # follow from the head's columns
+_SPLITS = frozenset({"num_kv_splits", "MIN_BLOCK_KV", "USE_PDL"})
+_MIDDLE = _strides("mid_ob", "mid_oh", "mid_os")
+
+EXTEND = Kernel(
+    Stage.EXTEND,
+    "extend_attention",
+    "_fwd_kernel",
+    tensors=("Q_Extend", "K_Extend", "V_Extend", "K_Buffer", "V_Buffer"),
+    values=(
+        *("kv_group_num", "Lq", "Lv", "SLIDING_WINDOW_SIZE", "logit_cap", "HAS_SINK"),
+        *("PAGE_SIZE", "BLOCK_M", "BLOCK_N", "BLOCK_N_PREFIX"),
+    ),
+    plain={
+        **_NO_SCORE,
+        "IS_CAUSAL": frozenset({True}),
+        **dict.fromkeys(
+            (
+                *("USE_CUSTOM_MASK", "STORE_LSE", "SKIP_PREFIX", "SKIP_EXTEND"),
+                *("STORE_TRANSPOSE", "USE_COMPACT_TILE_GRID", "USE_EXP2", "USE_FP8_PREFIX"),
+                *("USE_FP8_EXTEND", "IS_GFX1250", "IDENTITY_KV_INDICES"),
+            ),
+            _NEVER,
+        ),
+    },
+    neutral=_CACHE
+    | _TILES
+    | {"O_Extend", "LSE_Extend", "qo_indptr", "mask_ptr", "mask_indptr", "sink_ptr"}
+    | {"window_kv_offset_ptr", "sm_scale", "k_scale", "v_scale", "FP8_MAX"}
+    | {"compact_batch_size", "SKIP_PREFIX_CUSTOM_MASK"}
+    | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh", "lse_bs", "lse_h"),
+)
+_STAGE_1_PLAIN: Mapping[str, frozenset[object]] = {
+    **_NO_SCORE,
+    **dict.fromkeys(("ROTATE_BATCH", "USE_FORCED", "IS_GFX1250"), _NEVER),
+}
+_STAGE_1_NEUTRAL = (
+    _CACHE
+    | _TILES
+    | _SPLITS
+    | _MIDDLE
+    | {"sm_scale_withk", "Att_Out", "Att_Lse", "BLOCK_N", "uneven_batch", "forced_kv_splits"}
+    | _strides("qbs", "qh")
+)
+GROUPED = Kernel(
+    Stage.DECODE,
+    "decode_attention",
+    "_fwd_grouped_kernel_stage1",
+    tensors=("Q", "K_Buffer", "V_Buffer"),
+    values=(
+        *("kv_group_num", "q_head_num", "Lk", "Lv", "logit_cap"),
+        *("PAGE_SIZE", "HAS_MLA", "BLOCK_H"),
+    ),
+    plain=_STAGE_1_PLAIN,
+    neutral=_STAGE_1_NEUTRAL,
+)
+UNGROUPED = Kernel(
+    Stage.DECODE,
+    "decode_attention",
+    "_fwd_kernel_stage1",
+    tensors=("Q", "K_Buffer", "V_Buffer"),
+    values=("kv_group_num", "Lk", "Lv", "logit_cap", "PAGE_SIZE"),
+    plain=_STAGE_1_PLAIN,
+    neutral=_STAGE_1_NEUTRAL,
+)
+REDUCE = Kernel(
+    Stage.REDUCE,
+    "decode_attention",
+    "_fwd_kernel_stage2",
+    tensors=("O",),
+    values=("MAX_KV_SPLITS", "Lv", "HAS_SINK"),
+    plain={"FORCED_KV_SPLITS": frozenset({0})},
+    neutral=_SPLITS
+    | _MIDDLE
+    | {"Mid_O", "Mid_O_1", "v_scale", "kv_indptr", "sink_ptr", "BLOCK_DV"}
+    | _strides("obs", "oh"),
+)
+KERNELS = (EXTEND, GROUPED, UNGROUPED, REDUCE)

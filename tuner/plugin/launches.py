@@ -1,0 +1,221 @@
+"""The hook on a kernel's launches: the engine's own constants, or a file's in their place.
+
+A launch is decided once and remembered by what it can depend on, so that each later one costs
+a look-up. Any doubt leaves the launch as the engine made it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+from tuner.attention_files import AttentionFile
+from tuner.plugin.kernels import EXTEND, FOLLOWERS, LAUNCHER, OPTIONS, Kernel
+from tuner.plugin.traits import Grid, Identity, identity, seen, tuned_grid
+from tuner.problems import Config
+from tuner.results import Status
+
+log = logging.getLogger("tuner.plugin")
+
+Run = Callable[..., object]
+_Args = tuple[Any, ...]
+_Kwargs = dict[str, Any]
+_REMEMBERED = 4096  # launches; extend's lengths are any, so there is no end to them
+
+
+class Jitted(Protocol):
+    """What is asked of a jitted kernel."""
+
+    arg_names: Sequence[str]
+    fn: Run
+
+
+class _Longest(threading.local):
+    """New tokens of the longest sequence of the extend launch that this thread is making."""
+
+    tokens: object = 0
+
+
+longest = _Longest()
+
+
+def note_longest(launcher: Run) -> Run:
+    """The hook around the engine's `extend_attention_fwd`, from whose argument the grid follows."""
+    name = LAUNCHER[2]
+    position = list(inspect.signature(launcher).parameters).index(name)
+
+    def around(original: Run, *args: object, **kwargs: object) -> object:
+        longest.tokens = kwargs[name] if name in kwargs else args[position]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            longest.tokens = 0
+
+    return around
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """What a remembered launch is changed to."""
+
+    grid: Grid
+    constants: dict[str, int]
+    engines: dict[str, Any]  # the engine's own values of the same arguments
+
+
+class TunedLaunches:
+    """The launches of one kernel. `around` is the hook on its `run`."""
+
+    def __init__(self, kernel: Kernel, jitted: Jitted) -> None:
+        """`jitted`: the engine's kernel. Until `use` is called nothing is changed."""
+        self.kernel = kernel
+        self.jitted = jitted
+        self._names: Sequence[str] = jitted.arg_names
+        parameters = inspect.signature(jitted.fn).parameters.values()
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._files: dict[Identity, AttentionFile] = {}
+        self._compiled: set[Identity | None] = set()
+        self._decided: dict[object, _Tuned | None] = {}
+        self._readers: dict[tuple[int, int], Callable[..., object]] = {}
+
+    def use(self, files: Sequence[AttentionFile]) -> None:
+        """From now on, launches of these files' problems get their constants.
+
+        Of several that this kernel cannot tell apart, the one with the fewest traits serves all.
+        """
+        paged = "PAGE_SIZE" in self._names
+        stage = self.kernel.stage
+        fitting = [file for file in files if stage in file.problem.parts]
+        fitting.sort(key=lambda file: (file.problem.window, file.problem.sinks), reverse=True)
+        self._files = {identity(self.kernel, f.problem, paged=paged): f for f in fitting}
+        self._compiled = set()
+        self._decided = {}
+
+    def around(
+        self, run: Run, /, *args: object, grid: object, warmup: bool, **kwargs: object
+    ) -> object:
+        """A launch: `run` is the engine's kernel's own."""
+        if warmup or not isinstance(grid, tuple):
+            return run(*args, grid=grid, warmup=warmup, **kwargs)
+        shape = len(args), len(kwargs)
+        try:
+            key = grid, longest.tokens, self._readers[shape](args, kwargs)
+            tuned = self._decided[key]
+        except Exception:  # not decided yet, or something that cannot be
+            key, tuned = self._decide(run, shape, grid, args, kwargs)
+        if tuned is None:
+            return run(*args, grid=grid, warmup=False, **kwargs)
+        kwargs.update(tuned.constants)
+        try:
+            return run(*args, grid=tuned.grid, warmup=False, **kwargs)
+        except Exception as error:
+            # Triton raises its own before it launches (above all: out of shared memory), so the
+            # engine's constants can take over. What CUDA raises may mean that a kernel ran.
+            if not _is_tritons(error):
+                raise
+            self._decided[key] = None
+            name, given = self.kernel.name, tuned.constants
+            log.warning("tuner attention: %s %s: not with %s: %s", name, grid, given, error)
+            kwargs.update(tuned.engines)
+            return run(*args, grid=grid, warmup=False, **kwargs)
+
+    def _decide(
+        self, run: Run, shape: tuple[int, int], grid: Grid, args: _Args, kwargs: _Kwargs
+    ) -> tuple[Any, _Tuned | None]:
+        key: Any = None
+        tuned = None
+        if len(self._decided) >= _REMEMBERED:
+            self._decided = {}
+        try:
+            if shape not in self._readers:
+                self._readers[shape] = self._reader(args, kwargs)
+            key = grid, longest.tokens, self._readers[shape](args, kwargs)
+            self._decided[key] = None
+            tuned = self._tuned(run, grid, args, kwargs)
+            self._decided[key] = tuned
+        except Exception:  # no launch may fail for the tuner's sake
+            log.debug("tuner attention: %s is left alone", self.kernel.name, exc_info=True)
+        return key, tuned
+
+    def _reader(self, args: _Args, kwargs: _Kwargs) -> Callable[[_Args, _Kwargs], object]:
+        """Reads all that a choice depends on, out of arguments that are arranged like these."""
+        placed = {name: i for i, name in enumerate(self._names[: len(args)])}
+        tensors = _getter([placed[name] for name in self.kernel.tensors])
+        decisive = (*self.kernel.values, *self.kernel.plain)
+        numbers = _getter([placed[name] for name in decisive if name in placed])
+        named = _getter([name for name in decisive if name in kwargs])
+
+        def read(args: _Args, kwargs: _Kwargs) -> object:
+            dtypes = tuple([tensor.dtype for tensor in tensors(args)])
+            return dtypes, numbers(args), named(kwargs)
+
+        return read
+
+    def _tuned(self, run: Run, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Tuned | None:
+        launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
+        found = seen(self.kernel, launch, grid)
+        file = self._files.get(found) if found else None
+        if file is None or any(n not in self._names and n not in OPTIONS for n in kwargs):
+            return None
+        entry = file.pick(self.kernel.stage, grid[0], self._longest())
+        if found not in self._compiled:
+            self._compiled.add(found)
+            self._compile(file, run, grid, args, kwargs)
+        # Where nothing was faster, the engine's own constants stay, whatever they are by now.
+        if entry is None or entry.status is Status.INCUMBENT:
+            return None
+        new_grid = tuned_grid(self.kernel, launch, grid, entry.config, self._longest())
+        constants = self._constants(entry.config)
+        # What was given by position cannot be given again by name; a KeyError ends the matter.
+        engines = {name: kwargs[name] for name in constants}
+        return _Tuned(new_grid, constants, engines) if new_grid else None
+
+    def _compile(
+        self, file: AttentionFile, run: Run, grid: Grid, args: _Args, kwargs: _Kwargs
+    ) -> None:
+        """Compile what later launches of the problem may need, and launch nothing.
+
+        The first launch is a server's own warming up; later ones have users waiting.
+        """
+        for config in file.configs(self.kernel.stage):
+            changed = {**kwargs, **self._constants(config)}
+            try:
+                run(*args, grid=grid, warmup=True, **changed)
+            except Exception:  # it will be told again where it is launched
+                log.debug("tuner attention: %s did not compile", config, exc_info=True)
+
+    def _constants(self, config: Config) -> dict[str, int]:
+        constants = dict(config)
+        for leader, follower in FOLLOWERS.items():
+            if leader in constants and follower in self._names:
+                constants[follower] = constants[leader]
+        return constants
+
+    def _longest(self) -> int:
+        """1 for what has no lengths. Raises ValueError where they are not known."""
+        if self.kernel is not EXTEND:
+            return 1
+        if type(longest.tokens) is not int or longest.tokens < 1:
+            raise ValueError(f"{longest.tokens!r} new tokens")
+        return longest.tokens
+
+
+def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """The values at all keys, always as a tuple."""
+    if not keys:
+        return lambda source: ()
+    if len(keys) == 1:
+        only = keys[0]
+        return lambda source: (source[only],)
+    return itemgetter(*keys)
+
+
+def _is_tritons(error: Exception) -> bool:
+    from triton.errors import TritonError  # noqa: PLC0415  # it runs where triton does
+
+    return isinstance(error, TritonError)

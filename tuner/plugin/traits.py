@@ -1,0 +1,72 @@
+"""What a launch says of the problem it works on, and the grid that other constants need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE, Kernel
+from tuner.problems import Attention
+
+Grid = tuple[int, ...]
+Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
+Identity = tuple[object, ...]
+
+
+def identity(kernel: Kernel, problem: Attention, *, paged: bool) -> Identity:
+    """What this kernel can tell of a problem: equal to `seen` of its launches.
+
+    What a kernel is not told does not change what it does: decode's first stage runs the same
+    with and without sinks, its second with any keys. `paged`: it is told the page size.
+    """
+    p = problem
+    if kernel is REDUCE:
+        return p.q_heads, p.Lv, p.dtype.value, p.kv_splits, p.sinks
+    page_size = p.page_size if paged else 1
+    shape = p.q_heads, p.kv_heads, p.Lq, p.Lv, p.dtype.value, page_size, p.logit_cap
+    if kernel is EXTEND:
+        return *shape, p.window, p.sinks
+    return *shape, p.kv_splits, p.shares_kv and kernel is GROUPED
+
+
+def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
+    """`identity` of the problem that a launch works on; None for any but a plain launch."""
+    if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
+        return None
+    dtypes = {str(launch[name].dtype).removeprefix("torch.") for name in kernel.tensors}
+    if len(dtypes) > 1 or len(grid) != (2 if kernel is REDUCE else 3):
+        return None
+    dtype = dtypes.pop()
+    if kernel is REDUCE:
+        splits, sinks = launch["MAX_KV_SPLITS"], bool(launch["HAS_SINK"])
+        return grid[1], launch["Lv"], dtype, splits, sinks
+    heads = launch["q_head_num"] if kernel is GROUPED else grid[1]
+    columns = launch["Lq" if kernel is EXTEND else "Lk"], launch["Lv"]
+    page_size, logit_cap = launch.get("PAGE_SIZE", 1), launch["logit_cap"]
+    shape = heads, heads // launch["kv_group_num"], *columns, dtype, page_size, logit_cap
+    if kernel is not EXTEND:
+        return *shape, grid[2], kernel is GROUPED and bool(launch["HAS_MLA"])
+    if launch.get("BLOCK_N_PREFIX", launch["BLOCK_N"]) != launch["BLOCK_N"]:
+        return None
+    return *shape, max(0, launch["SLIDING_WINDOW_SIZE"]), bool(launch["HAS_SINK"])
+
+
+def tuned_grid(
+    kernel: Kernel, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
+) -> Grid | None:
+    """The grid with a config's constants; `longest`: new tokens of the longest sequence (extend).
+
+    None where the engine's own grid is not the one that this rule gives for its own constants.
+    """
+    if _grid(kernel, launch, grid, launch, longest) != grid:
+        return None
+    return _grid(kernel, launch, grid, {**launch, **config}, longest)
+
+
+def _grid(kernel: Kernel, launch: Launch, grid: Grid, constants: Launch, longest: int) -> Grid:
+    if kernel is EXTEND:
+        return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
+    if kernel is GROUPED:
+        heads = min(constants["BLOCK_H"], launch["kv_group_num"])
+        return grid[0], -(-launch["q_head_num"] // heads), grid[2]
+    return grid

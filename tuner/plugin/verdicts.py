@@ -1,0 +1,102 @@
+"""Whether a file's entries may be used here, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.attention_files import AttentionFile, read_attention_file
+from tuner.errors import MalformedConfigFile, TunerError
+from tuner.problems import Attention, Phase
+from tuner.results import Status
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a file is held against. None where it is not known yet."""
+
+    engine: str
+    engine_version: str
+    device: str | None  # as engines write it, e.g. NVIDIA_H200
+    triton: str | None
+    kernel_hash: Callable[[], str]  # of this engine's kernels; may raise TunerError
+    kv_splits: Callable[[Attention], frozenset[int] | None]  # that decode is launched with
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One file: used where `reason` is empty, as far as could be checked."""
+
+    path: Path
+    file: AttentionFile | None  # None: malformed
+    reason: str = ""
+    waits: tuple[str, ...] = ()  # checks that could not be made here
+
+    @property
+    def used(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        if self.file is None or self.reason:
+            return f"refused {self.path}: {self.reason}"
+        predicted = all(e.status is not Status.OK for e in self.file.entries)
+        return f"{title(self.file.problem)} from {self.path}{' (predicted)' if predicted else ''}"
+
+
+def judge(path: Path, here: Here) -> Verdict:
+    """Read a file and hold it against what is here."""
+    try:
+        file = read_attention_file(path)
+    except MalformedConfigFile as error:
+        return Verdict(path, None, str(error).removeprefix(f"{path}: "))
+    waits = [
+        f"{what} (made for {made})"
+        for what, made, known in (
+            ("the GPU", file.device, here.device),
+            ("triton", file.triton, here.triton),
+        )
+        if known is None
+    ]
+    return Verdict(path, file, _refusal(file, here), tuple(waits))
+
+
+def title(problem: Attention) -> str:
+    """A problem in a few words: `extend 16/1 576/512 bfloat16`."""
+    text = f"{problem.phase.value} {problem.q_heads}/{problem.kv_heads} {problem.Lq}/{problem.Lv}"
+    words = [text, problem.dtype.value]
+    words += [f"pages of {problem.page_size}"] if problem.page_size > 1 else []
+    words += [f"{problem.kv_splits} splits"] if problem.phase is Phase.DECODE else []
+    words += [f"window {problem.window}"] if problem.window else []
+    words += ["sinks"] if problem.sinks else []
+    words += [f"logit cap {problem.logit_cap:g}"] if problem.logit_cap else []
+    return " ".join(words)
+
+
+def _refusal(file: AttentionFile, here: Here) -> str:
+    if file.engine != here.engine:
+        return f"made for {file.engine}, this is {here.engine}"
+    if file.problem.phase is Phase.PREFILL:
+        # Its only caller is the vision encoder, which asks for no causal mask: another variant.
+        return "sglang launches prefill_attention without the causal mask that it was tuned with"
+    if here.device not in (None, file.device):
+        return f"made for {file.device}, this is {here.device}"
+    if here.triton not in (None, file.triton):
+        return f"made for triton {file.triton}, this is {here.triton}"
+    if file.engine_version != here.engine_version and (why := _other_kernels(file, here)):
+        return why
+    splits = here.kv_splits(file.problem) if file.problem.phase is Phase.DECODE else None
+    if splits is not None and file.problem.kv_splits not in splits:
+        launched = " or ".join(map(str, sorted(splits)))
+        return f"made for {file.problem.kv_splits} KV splits, this server launches {launched}"
+    return ""
+
+
+def _other_kernels(file: AttentionFile, here: Here) -> str:
+    """Empty where another version of the engine has the very same kernels."""
+    made = f"made for {file.engine} {file.engine_version}"
+    try:
+        same = here.kernel_hash() == file.kernel_hash
+    except TunerError as error:
+        return f"{made}, and the kernels of {here.engine_version} cannot be compared: {error}"
+    return "" if same else f"{made}, whose kernels are not those of {here.engine_version}"
