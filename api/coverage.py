@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from tuner.jobs import JobRequest
-from tuner.problems import FusedMoe, Problem
+from tuner.problems import FusedMoe
 from tuner.results import Environment
-from tuner.store import Winner
 from tuner.store.lookups import Held, Lookups, Seen
 from workers.nightly import Standing, judge
 from workers.watches import WatchList
@@ -40,8 +38,7 @@ def watched_rows(
     mine = (request for request in every if device is None or _device_of(request) == device)
     page = list(islice(mine, skip, skip + limit))
     requests = [request for request in page if isinstance(request, JobRequest)]
-    store = _PartOfStore(lookups, {request.problem for request in requests})
-    judged = iter(judge(requests, store))
+    judged = iter(judge(requests, lookups))
     rows = []
     for one in page:
         if isinstance(one, JobRequest):
@@ -52,15 +49,6 @@ def watched_rows(
     return rows
 
 
-@dataclass(frozen=True)
-class _PartOfStore:
-    lookups: Lookups
-    wanted: set[Problem]
-
-    def winners(self, *, device: str, engine: str) -> Sequence[Winner]:
-        return self.lookups.winners_of_problems(device, engine, self.wanted)
-
-
 def _kind(environment: Environment, family: str) -> tuple[str, str, str, bool]:
     # A recording and a model of the device are environments beside the device's own.
     source = environment.driver.partition(" ")[0]
@@ -69,7 +57,7 @@ def _kind(environment: Environment, family: str) -> tuple[str, str, str, bool]:
 
 
 def _stored_row(held: Held, newest: Environment) -> dict[str, Any]:
-    old, new = asdict(held.environment), asdict(newest)
+    old, new = vars(held.environment), vars(newest)
     changed = [name for name in _FIELDS if old[name] != new[name]]
     return {
         "device": held.environment.device,

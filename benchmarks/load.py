@@ -79,7 +79,9 @@ def reads(url: str) -> dict[str, Any]:
     """Pages of a large store, for one client and for eight at once."""
     with JobStore.open(url) as jobs:
         middle = jobs.list(limit=1)[0].created_at.replace(month=2)
-        done = jobs.list(state=JobState.DONE, limit=1)[0].id
+        finished = jobs.list(state=JobState.DONE, limit=1000)
+    done = finished[0].id
+    tuned = list(dict.fromkeys(job.request.problem.spec() for job in finished))[:10]
     after = cursor([middle.isoformat(), "z" * 26])
     pages = {
         "list": "/v1/jobs",
@@ -97,11 +99,13 @@ def reads(url: str) -> dict[str, Any]:
         "coverage, by device": "/v1/coverage?device=L40S",
         "coverage, in the middle": f"/v1/coverage?after={cursor([30, 100])}",
         "coverage, watched": "/v1/coverage/watched",
+        "coverage, watched, missing": f"/v1/coverage/watched?after={cursor([60])}",
         "metrics": "/metrics",
     }
     rows = []
     with serving(url) as port:
-        ask(http.client.HTTPConnection("127.0.0.1", port), "POST", "/v1/watches", WATCH, 201)
+        for watch in ({**WATCH, "models": tuned, "tp": [1]}, WATCH):
+            ask(http.client.HTTPConnection("127.0.0.1", port), "POST", "/v1/watches", watch, 201)
         for (name, path), clients in itertools.product(pages.items(), (1, 8)):
 
             def get(connection: http.client.HTTPConnection, path: str = path) -> None:
@@ -212,7 +216,7 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
             "coverage": lambda: lookups.held(None, (30, 100), 50),
             "coverage, by device": lambda: lookups.held(device, None, 50),
             "environments": lambda: lookups.environments(None),
-            "coverage, watched": lambda: lookups.winners_of_problems(device, "sglang", {problem}),
+            "coverage, watched": lambda: lookups.published([device], ["sglang"], [problem]),
             "metrics": lambda: lookups.unfinished(),
         }
         for name, call in calls.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.engines import find_engine
 from tuner.errors import TunerError, UnknownEngine
@@ -16,8 +16,10 @@ from tuner.jobs import JobRequest
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import BATCH_SIZES, Point
 from tuner.results import Environment, MeasureKind, Status
-from tuner.store import JobStore, NightStore, Store, Winner
+from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
+from tuner.store.lookups import Lookups
+from tuner.store.records import Published
 from workers.queue import Announcer
 from workers.settings import Settings
 from workers.watches import WatchList, engine_version, read_watch, read_watch_list
@@ -120,68 +122,71 @@ def plan(watch_list: WatchList, store: Store, day: date) -> Plan:
                 found[request.key] = request
             else:
                 errors.append(request)
-    judged = judge(found.values(), store)
+    judged = judge(found.values(), Lookups.sharing(store))
     return Plan(judged, _oldest(judged, watch_list.revalidate, day), errors)
 
 
-class HasWinners(Protocol):
-    """A store, or a part of one that has all winners of the problems that are judged."""
-
-    def winners(self, *, device: str, engine: str) -> Sequence[Winner]: ...
-
-
-def judge(requests: Iterable[JobRequest], store: HasWinners) -> list[Judged]:
+def judge(requests: Collection[JobRequest], lookups: Lookups) -> list[Judged]:
     """How each request stands in the store."""
-    stored: dict[tuple[str, str, str], list[Winner]] = {}
-    judged = []
-    for request in requests:
-        engine = request.engine.partition("==")[0].strip()
-        place = request.device, engine, request.measure.partition(":")[0]
-        if place not in stored:
-            stored[place] = _winners(store, *place)
-        judged.append(_judge(request, stored[place]))
-    return judged
+    found = lookups.published(
+        {request.device for request in requests},
+        {_engine(request) for request in requests},
+        {request.problem for request in requests},
+    )
+    stored = {place: _answers(found, *place) for place in map(_place, requests)}
+    return [_judge(request, stored[_place(request)]) for request in requests]
 
 
-def _winners(store: HasWinners, device: str, engine: str, measure: str) -> list[Winner]:
-    """What counts as an answer: for a prediction, a measured result as well."""
-    winners = store.winners(device=device, engine=engine)
+def _engine(request: JobRequest) -> str:
+    return request.engine.partition("==")[0].strip()
+
+
+def _place(request: JobRequest) -> tuple[str, str, str]:
+    return request.device, _engine(request), request.measure.partition(":")[0]
+
+
+def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
+    """What counts as an answer there: for a prediction, a measured result as well."""
+    here = [
+        one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
+    ]
     if measure == MeasureKind.PREDICT.value:
-        return [w for w in winners if w.entry.status in (Status.PREDICTED, Status.OK)]
+        return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
     # A replay's driver says that it is one: it stands for no GPU.
     replayed = measure == MeasureKind.REPLAY.value
     return [
-        winner
-        for winner in winners
-        if winner.entry.status is Status.OK
-        and winner.environment.driver.startswith("recording") == replayed
+        one
+        for one in here
+        if one.status is Status.OK and one.environment.driver.startswith("recording") == replayed
     ]
 
 
-def _judge(request: JobRequest, stored: Sequence[Winner]) -> Judged:
+def _judge(request: JobRequest, stored: Sequence[Published]) -> Judged:
     sizes = request.batch_sizes or BATCH_SIZES
     if request.batch_sizes is None and request.measure.startswith("replay:"):
         sizes = ()  # the recording's own: whatever it has was tuned
-    stored = [w for w in stored if type(w.problem) is type(request.problem)]  # the same kernels
-    mine = {w.entry.point: w for w in stored if w.problem == request.problem}
+    stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
+    mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
     wanted = {Point(size, gemm) for size in sizes for gemm in request.gemms} or set(mine)
-    lacking = sorted(wanted - set(mine))
+    lacking = wanted - set(mine)
     if lacking or not wanted:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
         return Judged(request, Standing.MISSING, why)
-    used = [mine[point] for point in wanted]
+    used = {mine[point] for point in wanted}
     if stale := _why_stale(request, used, stored):
         return Judged(request, Standing.STALE, stale)
-    return Judged(request, Standing.TUNED, tuned_at=min(w.published_at for w in used))
+    return Judged(request, Standing.TUNED, tuned_at=min(one.published_at for one in used))
 
 
-def _why_stale(request: JobRequest, used: Sequence[Winner], stored: Sequence[Winner]) -> str | None:
+def _why_stale(
+    request: JobRequest, used: Iterable[Published], stored: Sequence[Published]
+) -> str | None:
     """What has changed since: on the engine here, and on the device as last seen by a worker."""
-    newest = max(stored, key=lambda winner: (winner.published_at, winner.run_id)).environment
+    newest = max(stored, key=lambda one: (one.published_at, one.run_id)).environment
     now = _environment_now(newest, request.engine)
-    for winner in used:
+    for one in used:
         for name in _OF_KERNELS + (_OF_GPU if request.needs_gpu else ()):
-            old, new = getattr(winner.environment, name), getattr(now, name)
+            old, new = getattr(one.environment, name), getattr(now, name)
             if old != new:
                 return f"{name} {old[:12]} is now {new[:12]}"
     return None

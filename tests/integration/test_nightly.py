@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.coverage import stored_rows
+from api.coverage import stored_rows, watched_rows
 from tuner.jobs import JobState
 from tuner.problems import Config, FusedMoe, Gemm, Point, Stage, parse_problem
 from tuner.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
@@ -111,6 +111,27 @@ class TestPlan:
             (PROBLEMS[0].spec(), "tuned"),
             (ATTENTION.spec(), "tuned"),
         ]
+
+    def test_what_was_measured_again_is_no_longer_stale(
+        self, settings: Settings, store: Store
+    ) -> None:
+        for driver in ("580.1", "570.1", "580.1"):
+            tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver=driver))
+        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        assert standings(settings, store)[0] is Standing.TUNED
+        (row, _) = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
+        assert (row["standing"], row["why"]) == ("tuned", "")
+
+    def test_a_result_is_judged_at_the_points_where_it_counts(
+        self, settings: Settings, store: Store
+    ) -> None:
+        """A batch size that was measured anew has no results of the old environment beside them."""
+        tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver="old"))
+        tuned(store, PROBLEMS[0], sizes=(2,))
+        found = Lookups.sharing(store).published(["NVIDIA_L40S"], ["sglang"], PROBLEMS)
+        sizes = {one.environment.driver: {p.batch_size for p in one.points} for one in found[:2]}
+        assert sizes == {"old": {1}, ENVIRONMENT.driver: {2}}
+        assert standings(settings, store)[0] is Standing.STALE
 
     def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tuner.errors import BadProblem, did_you_mean
 from tuner.problems.attention import Attention, Phase
@@ -17,6 +18,7 @@ _ATTENTION_FIELDS = (
 )
 
 
+@lru_cache(maxsize=1024)  # a store has many rows of each
 def parse_problem(text: str) -> Problem:
     """Read `fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant`, or
     `decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8`.

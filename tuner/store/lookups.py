@@ -2,24 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
-from sqlalchemy import Connection, RowMapping, func, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Text,
+    cast,
+    func,
+    select,
+    tuple_,
+)
 
 from tuner.errors import BadInput
 from tuner.problems import PARTS, Problem, parse_problem
 from tuner.results import Environment, Status, Trial
 from tuner.store.database import Database
+from tuner.store.in_force import points_in_force
 from tuner.store.job_tables import jobs
-from tuner.store.records import Winner
-from tuner.store.rows import ENVIRONMENT_FIELDS, read_environment, read_trial, read_winner
-from tuner.store.store import BY_POINT, in_force
+from tuner.store.records import Published, Winner
+from tuner.store.rows import (
+    ENVIRONMENT_FIELDS,
+    read_environment,
+    read_points,
+    read_trial,
+    read_winner,
+)
+from tuner.store.store import BY_POINT
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
+
+
+def _point_text() -> ColumnElement[str]:
+    """As `read_points` reads it."""
+    part, *numbers = (cast(winners.c[name], Text) for name in POINT_COLUMNS)
+    return sum((" " + number for number in numbers), start=part)
+
+
+# A row for all points that a run published at once: a store has 36 winners for each of these.
+_PUBLISHED = (
+    select(
+        problems.c.spec,
+        winners.c.environment_id,
+        winners.c.status,
+        func.aggregate_strings(_point_text(), ",").label("points"),
+        winners.c.run_id,
+        winners.c.published_at,
+    )
+    .join(problems, winners.c.problem_id == problems.c.id)
+    .group_by(
+        problems.c.spec,
+        winners.c.environment_id,
+        winners.c.status,
+        winners.c.run_id,
+        winners.c.published_at,
+    )
+)
+_NEWEST = (
+    select(winners.c.id)
+    .where(winners.c.environment_id == environments.c.id)
+    .where(winners.c.status.in_([Status.OK.value, Status.PREDICTED.value]))
+    .order_by(winners.c.published_at.desc())
+    .limit(1)
+    .scalar_subquery()
+    .label("newest")
+)
 # Part, batch size, new tokens, cached tokens, config key.
 TrialPlace = tuple[str, int, int, int, str]
 
@@ -77,32 +129,28 @@ class Lookups(Database):
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
-    def winners_of_problems(
-        self, device: str, engine: str, wanted: Collection[Problem]
-    ) -> list[Winner]:
-        """The winners in force of some problems; and of each environment one of its newest,
-        whatever its problem, so that it can be told which environment is the newest.
+    def published(
+        self, devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
+    ) -> Sequence[Published]:
+        """What is in force of some problems; and of each environment one of the newest results,
+        whatever its problem and without points, to tell which environment is the newest.
         """
-        newest = winners.alias()
-        newest_of_each = (
-            select(newest.c.id)
-            .where(newest.c.environment_id == environments.c.id)
-            .where(newest.c.status.in_([Status.OK.value, Status.PREDICTED.value]))
-            .order_by(newest.c.published_at.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-        query = (
-            select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
-            .join(problems, winners.c.problem_id == problems.c.id)
-            .join(environments, winners.c.environment_id == environments.c.id)
-            .where(environments.c.device == device, environments.c.engine == engine)
-        )
-        mine = query.where(problems.c.spec.in_([problem.spec() for problem in wanted]))
+        here = environments.c.device.in_(devices) & environments.c.engine.in_(engines)
+        specs = [problem.spec() for problem in wanted]
         with self._read() as connection:
-            found = [read_winner(row) for row in connection.execute(mine).mappings()]
-            others = connection.execute(query.where(winners.c.id == newest_of_each)).mappings()
-            return in_force(found) + [read_winner(row) for row in others]
+            rows = connection.execute(select(environments, _NEWEST).where(here)).mappings().all()
+            places = {row["id"]: read_environment(row) for row in rows}
+            # By their ids, and not joined: SQLite would read all winners of the environments.
+            ids = connection.execute(select(problems.c.id).where(problems.c.spec.in_(specs)))
+            mine = winners.c.problem_id.in_(ids.scalars().all())
+
+            def read(condition: ColumnElement[bool]) -> list[Published]:
+                query = _PUBLISHED.where(winners.c.environment_id.in_(places), condition)
+                return [_published(row, places) for row in connection.execute(query).mappings()]
+
+            newest = read(winners.c.id.in_([row["newest"] for row in rows]))
+            known = [replace(one, points=frozenset()) for one in newest]
+            return points_in_force(read(mine)) + known
 
     def environments(self, device: str | None = None) -> Sequence[Seen]:
         """The environments with winners."""
@@ -173,6 +221,17 @@ def parse_trial_place(values: object) -> TrialPlace:
     raise BadInput("not a place in a list of trials")
 
 
+def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
+    return Published(
+        problem=parse_problem(row["spec"]),
+        environment=places[row["environment_id"]],
+        status=Status(row["status"]),
+        points=read_points(row["points"]),
+        run_id=row["run_id"],
+        published_at=row["published_at"],
+    )
+
+
 def _held(connection: Connection, environment: RowMapping, past: int, limit: int) -> list[Held]:
     """Of one environment, the next so many problems with an id above `past`."""
     mine = winners.c.environment_id == environment["id"]
@@ -199,10 +258,11 @@ def _held(connection: Connection, environment: RowMapping, past: int, limit: int
         .order_by(winners.c.problem_id)
     )
     rows = connection.execute(query).mappings().all() if wanted else []
+    place = read_environment(environment)
     return [
         Held(
             place=(environment["id"], problem_id),
-            environment=read_environment(environment),
+            environment=place,
             problem=parse_problem(group[0]["spec"]),
             points={Status(row["status"]): row["points"] for row in group},
             oldest=min(row["oldest"] for row in group),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from tuner.problems import FusedMoe, Gemm, Point, Problem
-from tuner.results import Entry, Environment, MeasureKind, Totals
+from tuner.results import Entry, Environment, MeasureKind, Status, Totals
 
 
 class RunState(str, Enum):
@@ -79,7 +80,30 @@ class Winner:
     published_at: datetime  # UTC
 
     @property
+    def status(self) -> Status:
+        return self.entry.status
+
+    @property
+    def points(self) -> Collection[Point]:
+        """Its one point, as `Published` has several."""
+        return (self.entry.point,)
+
+    @property
     def layer(self) -> FusedMoe:
         """The problem of a fused-MoE layer's winner."""
         assert isinstance(self.problem, FusedMoe), f"{self.problem.spec()} is no fused-MoE layer"
         return self.problem
+
+
+@dataclass(frozen=True)
+class Published:
+    """The winners of one problem and status that a run published at once, without their
+    configurations: enough to tell what is tuned, and where.
+    """
+
+    problem: Problem
+    environment: Environment
+    status: Status
+    points: frozenset[Point]
+    run_id: int
+    published_at: datetime  # UTC

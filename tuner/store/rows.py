@@ -23,8 +23,6 @@ from tuner.results import (
 )
 from tuner.store.records import Run, RunKey, RunState, Winner, point_row
 
-_read_problem = lru_cache(maxsize=1024)(parse_problem)  # a store has many rows of each
-
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 
 
@@ -50,7 +48,7 @@ def run_row(key: RunKey) -> dict[str, Any]:
 
 def read_run(row: RowMapping) -> Run:
     key = RunKey(
-        problem=_read_problem(row["spec"]),
+        problem=parse_problem(row["spec"]),
         environment=read_environment(row),
         measure=MeasureKind(row["measure"]),
         effort=row["effort"],
@@ -125,7 +123,7 @@ def read_winner(row: RowMapping) -> Winner:
         reason=row["reason"],
     )
     return Winner(
-        problem=_read_problem(row["spec"]),
+        problem=parse_problem(row["spec"]),
         environment=read_environment(row),
         entry=entry,
         run_id=row["run_id"],
@@ -149,6 +147,13 @@ def _read_point(row: RowMapping) -> Point:
         new_tokens=row["new_tokens"],
         cached_tokens=row["cached_tokens"],
     )
+
+
+@lru_cache(maxsize=1024)  # most runs publish the same points
+def read_points(text: str) -> frozenset[Point]:
+    """Of a text of `POINT_COLUMNS`, with blanks between them, for each point."""
+    found = (point.split() for point in text.split(","))
+    return frozenset(Point(int(m), read_part(part), int(n), int(c)) for part, m, n, c in found)
 
 
 def _compiled_row(compiled: Compiled) -> dict[str, Any]:

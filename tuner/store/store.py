@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Table, case, select, update
 
-from tuner.problems import FAMILIES, PARTS, Attention, Problem
-from tuner.results import Entry, Environment, Status, Totals, Trial
+from tuner.problems import FAMILIES, PARTS, Problem
+from tuner.results import Entry, Environment, Totals, Trial
 from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.in_force import in_force
 from tuner.store.records import Run, RunKey, RunState, Winner
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
@@ -147,28 +147,6 @@ BY_POINT = (
     winners.c.cached_tokens,
     case({part.value: at for at, part in enumerate(PARTS)}, value=winners.c.part),
 )
-# What stands, of several: a measured entry, else a predicted one, else one nobody tuned.
-_TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
-
-
-def in_force(found: list[Winner]) -> list[Winner]:
-    """Those that count, of all winners of their problems; see `Store.winners`."""
-
-    def place(winner: Winner) -> tuple[Problem, int, int]:
-        return winner.problem, winner.entry.point.batch_size, winner.entry.point.new_tokens
-
-    def source(winner: Winner) -> tuple[object, ...]:
-        if isinstance(winner.problem, Attention):
-            # Another workload has other cached tokens: only what was published at once was
-            # chosen together. A gemm may be tuned in a run of its own.
-            return winner.run_id, winner.published_at
-        return winner.environment, winner.entry.status
-
-    def rank(winner: Winner) -> tuple[int, datetime, int]:
-        return _TRUST[winner.entry.status], winner.published_at, winner.run_id
-
-    best = {place(winner): source(winner) for winner in sorted(found, key=rank)}  # the last stays
-    return [winner for winner in found if source(winner) == best[place(winner)]]
 
 
 def _problem_row(problem: Problem) -> dict[str, Any]:

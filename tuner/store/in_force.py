@@ -1,0 +1,59 @@
+"""Which of several results counts, where a point has more than one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tuner.problems import Attention, Point, Problem
+from tuner.results import Status
+from tuner.store.records import Published, Winner
+
+# Of several, what stands: a measured entry, else a predicted one, else one nobody tuned.
+_TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
+
+Size = tuple[int, int]  # batch size, new tokens: all of its entries come from one source
+Source = tuple[object, ...]
+
+
+def in_force(found: Sequence[Winner]) -> list[Winner]:
+    """Those that count, of all winners of their problems; see `Store.winners`."""
+    best = _best(found)
+    return [one for one in found if _source(one) == best[one.problem][_size(one.entry.point)]]
+
+
+def points_in_force(found: Sequence[Published]) -> list[Published]:
+    """The same of all that was published of their problems, with the points that count."""
+    best = _best(found)
+
+    def counting(one: Published) -> frozenset[Point]:
+        mine, source = best[one.problem], _source(one)
+        return frozenset(point for point in one.points if mine[_size(point)] == source)
+
+    kept = (replace(one, points=counting(one)) for one in found)
+    return [one for one in kept if one.points]
+
+
+def _best(found: Iterable[Winner | Published]) -> Mapping[Problem, Mapping[Size, Source]]:
+    best: dict[Problem, dict[Size, Source]] = defaultdict(dict)
+    for one in sorted(found, key=_rank):  # of one size, the last stays
+        best[one.problem].update(dict.fromkeys(map(_size, one.points), _source(one)))
+    return best
+
+
+def _size(point: Point) -> Size:
+    return point.batch_size, point.new_tokens
+
+
+def _source(one: Winner | Published) -> Source:
+    if isinstance(one.problem, Attention):
+        # Another workload has other cached tokens: only what was published at once was
+        # chosen together. A gemm may be tuned in a run of its own.
+        return one.run_id, one.published_at
+    return one.environment, one.status
+
+
+def _rank(one: Winner | Published) -> tuple[int, datetime, int]:
+    return _TRUST[one.status], one.published_at, one.run_id
