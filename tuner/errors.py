@@ -12,6 +12,7 @@ TunerError                      the root: catch this to catch them all
 │   ├── MalformedRecording
 │   ├── MalformedCluster
 │   ├── MalformedWatchList
+│   ├── MalformedWorkload
 │   ├── MalformedCapture
 │   ├── MalformedBenchmark
 │   ├── UnreadableLog
@@ -94,6 +95,10 @@ class MalformedCluster(BadInput):
 
 class MalformedWatchList(BadInput):
     """A watch list does not say which models to keep tuned on which devices."""
+
+
+class MalformedWorkload(BadInput):
+    """A workload does not say which batches to tune attention for."""
 
 
 class MalformedCapture(BadInput):
