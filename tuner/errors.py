@@ -31,6 +31,7 @@ TunerError                      the root: catch this to catch them all
     ├── ExportRefused
     ├── ServerUnavailable
     ├── IdempotencyKeyInUse
+    ├── RunInHand
     └── StaleLease
 
 An error's message defaults to the first line of its class's docstring.
@@ -175,6 +176,10 @@ class ServerUnavailable(WorkFailed):
 
 class IdempotencyKeyInUse(WorkFailed):
     """Another request with this idempotency key is being worked on: try again in a moment."""
+
+
+class RunInHand(WorkFailed):
+    """Another worker is at the same run, asked for in other words."""
 
 
 class StaleLease(WorkFailed):

@@ -30,7 +30,9 @@ app.set_current()
 app.conf.beat_schedule = {
     "nightly": {
         "task": NIGHTLY,
-        "schedule": crontab(hour=settings.nightly_hour, minute=0),
+        # Every hour from then on: one round a date is done, by the first that can. If beat, the
+        # database or the worker was away, the next hour makes good for it.
+        "schedule": crontab(hour=f"{settings.nightly_hour}-23", minute=0),
         "options": {"queue": CONTROL_QUEUE},
     }
 }

@@ -45,8 +45,10 @@ def run_fleet(
         for member in members:
             member.keep_alive()
         time.sleep(LOOK_S)
+    for member in members:  # all at once: whoever waits for us does not wait for long
+        member.ask_to_stop()
     for member in members:
-        member.stop()
+        member.wait()
 
 
 class Member:
@@ -74,9 +76,12 @@ class Member:
                 start_new_session=True,  # Ctrl-C is for the fleet, which tells its members
             )
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
+
+    def wait(self) -> None:
+        if self._process is not None:
             self._process.wait()
 
 

@@ -1,18 +1,23 @@
-"""Puts right what was killed in between: leases that ran out, messages that were lost."""
+"""Puts right what was killed in between: leases that ran out, messages that were lost.
+
+And forgets the idempotency keys that are a week old.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from datetime import timedelta
 from typing import Protocol
 
 from tuner.jobs import Job
-from tuner.store import Leases
+from tuner.store import JobStore, Leases
 
 log = logging.getLogger("tuner.reconcile")
 
 EVERY_S = 5.0
 ANNOUNCE_AGAIN = timedelta(seconds=30)
+FORGET_EVERY_S = 3600.0
 
 
 class Announces(Protocol):
@@ -21,11 +26,24 @@ class Announces(Protocol):
     def announce(self, job: Job) -> None: ...
 
 
-def reconcile(leases: Leases, announcer: Announces) -> None:
-    """One round. Any number of processes may do this at once; raises UnusableStore."""
-    for job in leases.expire():
-        log.warning("job %s: %s: now %s", job.id, job.error, job.state.value)
-        if not job.state.finished:
-            announcer.announce(job)
-    if forgotten := leases.unannounced(ANNOUNCE_AGAIN):
-        announcer.announce(forgotten)
+class Reconciler:
+    """Any number of processes may do this at once, and none of them leads."""
+
+    def __init__(self, leases: Leases, announcer: Announces) -> None:
+        self._leases = leases
+        self._jobs = JobStore.sharing(leases)
+        self._announcer = announcer
+        self._forget_at = 0.0
+
+    def round(self) -> None:
+        """Raises UnusableStore."""
+        for job in self._leases.expire():
+            log.warning("job %s: %s: now %s", job.id, job.error, job.state.value)
+            if not job.state.finished:
+                self._announcer.announce(job)
+        if forgotten := self._leases.unannounced(ANNOUNCE_AGAIN):
+            self._announcer.announce(forgotten)
+        if time.monotonic() >= self._forget_at:
+            # Not in the night: there are workers everywhere, a night only where it was set up.
+            self._jobs.forget_idempotency_keys()
+            self._forget_at = time.monotonic() + FORGET_EVERY_S

@@ -13,12 +13,21 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tuner.devices import find_device
 from tuner.engines import find_engine
-from tuner.errors import BadInput, NothingFits, StaleLease, TunerError, UnknownEngine, UnusableStore
+from tuner.errors import (
+    BadInput,
+    NothingFits,
+    RunInHand,
+    StaleLease,
+    TunerError,
+    UnknownEngine,
+    UnusableStore,
+)
 from tuner.jobs import JobRequest, Lease, read_request
 from tuner.results import MeasureKind
 from tuner.session import Request, Session
@@ -59,6 +68,8 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
             session.run(leases.store(lease), progress=lambda trial: None)
     except StaleLease:
         return Result(Outcome.STALE)
+    except RunInHand as error:
+        return Result(Outcome.WAIT, str(error))
     except _PASSING as error:
         return Result(Outcome.RETRY, str(error))
     except _FINAL as error:
@@ -100,4 +111,10 @@ def _send(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:
+        # Its last line is the parent's reason. The interpreter's own end would add to it: it aborts
+        # where a thread still reads stdin.
+        traceback.print_exc()
+        os._exit(1)

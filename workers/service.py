@@ -10,7 +10,7 @@ from tuner.jobs import Ask
 from tuner.store import Leases
 from workers.child import child_environ
 from workers.gpus import Gpu
-from workers.reconcile import EVERY_S, Announces, reconcile
+from workers.reconcile import EVERY_S, Announces, Reconciler
 from workers.worker import Worker
 
 log = logging.getLogger("tuner.service")
@@ -27,8 +27,6 @@ class Service:
         devices: Sequence[str] | None = None,
         look_s: float = EVERY_S,
     ) -> None:
-        self._leases = leases
-        self._announcer = announcer
         self._look_s = look_s
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -39,7 +37,7 @@ class Service:
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
             for name, step, pause in (
                 ("jobs", self._look, self._sleep),
-                ("reconcile", self._reconcile, self._tick),
+                ("reconcile", Reconciler(leases, announcer).round, self._tick),
             )
         ]
 
@@ -78,9 +76,6 @@ class Service:
 
     def _sleep(self) -> None:
         self._woken.wait(self._look_s)
-
-    def _reconcile(self) -> None:
-        reconcile(self._leases, self._announcer)
 
     def _tick(self) -> None:
         self._stopping.wait(EVERY_S)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 
 from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs import HEARTBEAT, LEASE, Ask, Lease
@@ -19,6 +20,11 @@ log = logging.getLogger("tuner.worker")
 
 LOOK_S = 2.0  # how soon a cancel is seen
 SETTLE_EVERY_S = 1.0
+WAIT = timedelta(seconds=30)  # for another worker to be done with the same work
+# After an attempt that should have gone well, doubled with every other such: a machine on which
+# nothing works must not use up the attempts of every job in the queue.
+REST_S = 2.0
+LONGEST_REST_S = 300.0
 
 
 class Worker:
@@ -37,6 +43,7 @@ class Worker:
         self._runner = Runner(environ)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
+        self._rest_s = REST_S
 
     def drain(self, *, wait: bool = True) -> int:
         """Do jobs until no more can be claimed; the number done.
@@ -51,7 +58,7 @@ class Worker:
                 lease = self._leases.claim(self._asks, self.owner)
                 if lease is None:
                     break
-                self._do(lease)
+                self._rest_after(self._do(lease))
                 done += 1
         finally:
             self._turn.release()
@@ -67,7 +74,14 @@ class Worker:
         with self._turn:
             self._runner.kill()
 
-    def _do(self, lease: Lease) -> None:
+    def _rest_after(self, result: Result) -> None:
+        if result.outcome is Outcome.RETRY:
+            self._stopping.wait(self._rest_s)
+            self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
+        elif result.outcome in (Outcome.DONE, Outcome.FAILED):
+            self._rest_s = REST_S
+
+    def _do(self, lease: Lease) -> Result:
         log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
         self._runner.start(lease)
         try:
@@ -78,6 +92,7 @@ class Worker:
         text = "job %s: %s%s"
         reason = f": {result.reason}" if result.reason else ""
         log.info(text, lease.job_id, result.outcome.value, reason, extra={"job_id": lease.job_id})
+        return result
 
     def _watch(self, lease: Lease) -> Result:
         """Keep the lease until the attempt has ended, and say in the database how it did."""
@@ -111,6 +126,8 @@ class Worker:
             _insist(lambda: self._leases.fail(lease, result.reason))
         elif result.outcome is Outcome.RETRY:
             _insist(lambda: self._leases.retry(lease, result.reason))
+        elif result.outcome is Outcome.WAIT:
+            _insist(lambda: self._leases.release(lease, result.reason, WAIT))
         return result
 
 

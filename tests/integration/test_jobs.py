@@ -22,6 +22,7 @@ from tuner.errors import (
     BadInput,
     IdempotencyConflict,
     IdempotencyKeyInUse,
+    RunInHand,
     StaleLease,
     UnknownJob,
 )
@@ -41,7 +42,7 @@ from tuner.jobs import (
 from tuner.problems import Gemm
 from tuner.results import Totals
 from tuner.space import Effort
-from tuner.store import JobStore, Leases, RunState, Store
+from tuner.store import JobStore, LeasedStore, Leases, RunState, Store
 from tuner.store.connect import connect
 from tuner.store.job_tables import jobs as table
 
@@ -496,6 +497,42 @@ class TestLeases:
         with pytest.raises(StaleLease):
             winner.finish_run(run, [], Totals())
 
+    def test_a_run_has_one_worker_at_a_time(
+        self, jobs: JobStore, leases: Leases, store: Store
+    ) -> None:
+        posted = [
+            jobs.submit(request).job.id for request in seeded(2)
+        ]  # of one run, as it turns out
+        first, second = (leases.store(claim(leases)) for _ in posted)
+        run = first.begin_run(KEY)
+        with pytest.raises(RunInHand, match=posted[0]):
+            second.begin_run(KEY)
+        assert jobs.get(posted[1]).state is JobState.LEASED
+        assert kinds(jobs, posted[1]) == ["submitted", "leased"]
+        second.begin_run(replace(KEY, seed=1))
+        first.add_trials(run, batch(0))
+        first.finish_run(run, [], Totals())
+        again = leases.store(claim_again(jobs, leases, posted[1]))
+        assert again.trials(again.begin_run(KEY)) == batch(0)
+
+    def test_of_workers_that_begin_a_run_at_once_one_has_it(
+        self, jobs: JobStore, leases: Leases
+    ) -> None:
+        count = len([jobs.submit(request) for request in seeded(4)])
+        held = [leases.store(claim(leases)) for _ in range(count)]
+
+        def begin(leased: LeasedStore) -> bool:
+            try:
+                leased.begin_run(KEY)
+            except RunInHand:
+                return False
+            return True
+
+        with ThreadPoolExecutor(count) as pool:
+            assert sorted(pool.map(begin, held)) == [False] * (count - 1) + [True]
+        states = sorted(job.state.value for job in jobs.list())
+        assert states == ["leased"] * (count - 1) + ["running"]
+
     def test_attempts_end(self, jobs: JobStore, leases: Leases, clock: Clock) -> None:
         job_id = jobs.submit(REQUEST).job.id
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -530,6 +567,16 @@ class TestLeases:
         for _ in range(MAX_ATTEMPTS + 1):
             leases.release(claim(leases))
         assert (jobs.get(job_id).state, jobs.get(job_id).attempts) == (JobState.QUEUED, 0)
+
+    def test_a_job_given_back_waits_as_long_as_it_was_told(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        leases.release(claim(leases), "another is at it", timedelta(seconds=30))
+        assert leases.claim(ANY, "worker") is None
+        clock.advance(timedelta(seconds=30))
+        claim(leases)
+        assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "another is at it")
 
     def test_a_failed_job_keeps_its_reason(self, jobs: JobStore, leases: Leases) -> None:
         job_id = jobs.submit(REQUEST).job.id
@@ -675,6 +722,14 @@ class TestAnnouncing:
         assert leases.unannounced(self.AGAIN) is None
         leases.retry(lease, "crash")
         assert leases.unannounced(self.AGAIN) is None
+
+
+def claim_again(jobs: JobStore, leases: Leases, job_id: str) -> Lease:
+    """The job's next lease; it is held now."""
+    with jobs._write() as connection:
+        queued = {"state": "queued", "lease_expires_at": None}
+        connection.execute(update(table).where(table.c.id == job_id).values(**queued))
+    return claim(leases)
 
 
 def finish(leases: Leases, lease: Lease) -> None:

@@ -7,13 +7,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
 from servers import started_redis
-from sqlalchemy import update
+from sqlalchemy import select, update
 from tls_proxy import tls_proxy
 from worker_processes import (
     RECORDINGS,
@@ -25,13 +26,18 @@ from worker_processes import (
     wait_for,
 )
 
+from tuner.engines import find_engine
 from tuner.jobs import Job, JobRequest, JobState
-from tuner.store import JobStore
+from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
+from tuner.store.job_tables import idempotency_keys
 from tuner.store.job_tables import jobs as job_table
+from workers.child import Runner
 from workers.embedded import EmbeddedWorker
 from workers.queue import Announcer
+from workers.service import asks_for
 from workers.settings import Settings
+from workers.worker import REST_S, Worker
 
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
 
@@ -255,6 +261,78 @@ def test_no_worker_outlives_tuner_worker(
     fleet.kill()
     fleet.wait()
     wait_for(lambda: not any(map(running, found)))
+
+
+def test_a_worker_on_which_nothing_works_rests_longer_and_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    works = {**os.environ, "TUNER_DATABASE_URL": url}
+    rests: list[float] = []
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
+        tired = Worker(leases, asks_for(None, None), {**works, "TUNER_DATABASE_URL": "mysql://"})
+
+        def rest(seconds: float) -> None:
+            rests.append(seconds)
+            if len(rests) == 2:  # somebody mends it
+                tired._runner = Runner(works)
+
+        monkeypatch.setattr(tired._stopping, "wait", rest)
+        tired.drain()
+        tired.stop()
+        assert "no store is kept in 'mysql'" in jobs.events(posted[0])[2].data["reason"]
+        assert jobs.get(posted[2]).state is JobState.DONE
+    assert rests == [REST_S, 2 * REST_S]
+    assert tired._rest_s == REST_S
+
+
+def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        worker = Worker(leases, asks_for(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
+        first = jobs.submit(replay()).job.id
+        assert worker.drain() == 1
+        set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet
+        version = find_engine("sglang").version
+        same = jobs.submit(replace(replay(), engine=f"sglang=={version}")).job.id
+        assert worker.drain() == 1
+        waits = jobs.get(same)
+        assert (waits.state, waits.attempts) == (JobState.QUEUED, 0)
+        assert waits.error == f"job {first} is at the same run"
+        set_job(leases, first, state=JobState.DONE.value)
+        set_job(leases, same, available_at=utc_now())
+        assert worker.drain() == 1
+        worker.stop()
+        assert jobs.get(same).state is JobState.DONE
+        assert jobs.get(same).run_id == jobs.get(first).run_id
+
+
+def set_job(leases: Leases, job_id: str, **values: object) -> None:
+    with leases._write() as connection:
+        connection.execute(update(job_table).where(job_table.c.id == job_id).values(**values))
+
+
+def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with JobStore.open(url) as jobs:
+        for days in (6, 8):
+            past = JobStore(jobs._engine, lambda days=days: utc_now() - timedelta(days=days))
+            past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
+
+        def keys() -> list[str]:
+            with jobs._read() as connection:
+                return list(connection.execute(select(idempotency_keys.c.key)).scalars())
+
+        assert keys() == ["6 days", "8 days"]
+        embedded = EmbeddedWorker(Settings(url), gpus=())
+        embedded.start()
+        try:
+            wait_for(lambda: keys() == ["6 days"])
+        finally:
+            embedded.stop()
 
 
 def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,15 @@ def test_values_come_from_variables_or_files(tmp_path: Path) -> None:
     assert settings.database_url == "sqlite:///here.db"
     assert settings.broker_url == "rediss://:pass@redis:6379/0"
     assert (settings.recordings, settings.nightly, settings.nightly_hour) == (tmp_path, None, 23)
+
+
+def test_the_night_is_asked_for_every_hour_from_its_own_on() -> None:
+    code = "import workers.app as w; print(w.app.conf.beat_schedule['nightly']['schedule'].hour)"
+    environ = {**os.environ, "TUNER_BROKER_URL": "redis://here", "TUNER_NIGHTLY_HOUR": "21"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "{21, 22, 23}\n"
 
 
 def test_nothing_set_is_a_local_store_without_a_broker() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, select, update
 
-from tuner.errors import StaleLease
+from tuner.errors import RunInHand, StaleLease
 from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
 from tuner.results import Entry, Totals, Trial
 from tuner.store.database import Database, utc_now
@@ -89,12 +89,17 @@ class Leases(Database):
                 connection, row, now, reason, RETRY_DELAY * 2 ** (row["attempts"] - 1)
             )
 
-    def release(self, lease: Lease) -> None:
-        """Give the job back untried, as a worker does that stops: the attempt does not count."""
+    def release(
+        self,
+        lease: Lease,
+        reason: str = "the worker stopped",
+        delay: timedelta = timedelta(0),
+    ) -> None:
+        """Give the job back untried, not to be claimed for `delay`: the attempt does not count."""
         with self._write() as connection:
             row, now = _hold(connection, lease), self._clock()
             _set(connection, row["id"], attempts=row["attempts"] - 1)
-            _give_back(connection, row, now, "the worker stopped", timedelta(0), capped=False)
+            _give_back(connection, row, now, reason, delay, capped=False)
 
     def expire(self) -> Sequence[Job]:
         """Take back leases that ran out; their jobs, but for those that this version cannot read.
@@ -155,7 +160,7 @@ class LeasedStore(Store):
 
     Each is refused with StaleLease once the lease is lost. Beginning the run makes the job
     RUNNING; finishing it publishes and makes the job DONE in one transaction, so that nothing
-    is published twice.
+    is published twice. A run that another job is at cannot be begun: RunInHand.
     """
 
     def __init__(self, engine: Engine, lease: Lease, clock: Clock = utc_now) -> None:
@@ -170,7 +175,11 @@ class LeasedStore(Store):
             yield connection
 
     def _begin(self, connection: Connection, key: RunKey) -> Run:
-        run = super()._begin(connection, key)
+        run = super()._begin(connection, key)  # from here on the run's row is this transaction's
+        same = jobs.c.run_id == run.id, jobs.c.state == JobState.RUNNING.value
+        other = select(jobs.c.id).where(*same, jobs.c.id != self._lease.job_id).limit(1)
+        if found := connection.execute(other).scalar_one_or_none():
+            raise RunInHand(f"job {found} is at the same run")
         now = self._clock()
         move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
         data = {"run_id": run.id, "environment": asdict(key.environment)}
