@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.devices import Device
-from tuner.problems import Config, FusedMoe, Gemm
+from tuner.problems import Config, FusedMoe, Gemm, Part, Problem
 from tuner.render import table
 from tuner.results import Entry, Environment, Incumbent, Totals
 
@@ -16,10 +16,10 @@ from tuner.results import Entry, Environment, Incumbent, Totals
 class Report:
     """The entries of one run, with all that they hold for."""
 
-    problem: FusedMoe
+    problem: Problem
     device: Device
     environment: Environment
-    file_names: Mapping[Gemm, str]
+    file_names: Mapping[Part, str]
     entries: Sequence[Entry]
     totals: Totals
 
@@ -33,34 +33,47 @@ class Report:
                 **asdict(self.environment),
                 "fingerprint": self.environment.fingerprint,
             },
-            "file_names": {gemm.value: name for gemm, name in self.file_names.items()},
+            "file_names": {part.value: name for part, name in self.file_names.items()},
             "entries": [entry_json(entry) for entry in self.entries],
             "totals": asdict(self.totals),
         }
 
     def as_text(self) -> str:
         """A table of the entries, and the totals on a line of their own."""
-        limit = self.device.shared_optin_bytes
-        headers = ("gemm", "M", "M N K blocks", "group", "warps", "stages", "us", "shared", "limit")
+        moe = isinstance(self.problem, FusedMoe)
+        headers, cells = (_MOE_HEADERS, _moe_cells) if moe else (_ATTENTION_HEADERS, _size_cells)
         rows = [
             (
-                entry.point.gemm.value,
-                entry.point.batch_size,
-                *config_cells(entry.config),
+                *cells(entry),
                 None if entry.median_us is None else round(entry.median_us, 1),
                 entry.compiled.shared_bytes,
-                limit,
+                self.device.shared_optin_bytes,
                 entry.status.value,
                 entry.reason,
             )
-            for entry in sorted(self.entries, key=_by_gemm)
+            for entry in (sorted(self.entries, key=_by_gemm) if moe else self.entries)
         ]
         t = self.totals
         cost = (
             f"{t.configs_compiled} kernels, {t.compile_s:.1f} s of compile processes, "
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
-        return "\n".join([table((*headers, "status", "why"), rows), "", cost])
+        return "\n".join([table((*headers, *_FIGURES), rows), "", cost])
+
+
+_MOE_HEADERS = ("gemm", "M", "M N K blocks", "group", "warps", "stages")
+_ATTENTION_HEADERS = ("kernel", "sequences", "new", "cached", "constants")
+_FIGURES = ("us", "shared", "limit", "status", "why")
+
+
+def _moe_cells(entry: Entry) -> tuple[object, ...]:
+    return entry.point.gemm.value, entry.point.batch_size, *config_cells(entry.config)
+
+
+def _size_cells(entry: Entry) -> tuple[object, ...]:
+    point = entry.point
+    constants = " ".join(f"{name}={value}" for name, value in sorted(entry.config.items()))
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
 
 
 def config_cells(config: Config) -> tuple[str, int, int, int]:

@@ -6,6 +6,7 @@ with its source; whether a configuration really fits is for the compiler to say.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from operator import sub
 
 from tuner.devices import Device
 from tuner.kernels.fused_moe import takes_tma
-from tuner.problems import Config, FusedMoe, Gemm
+from tuner.problems import Config, FusedMoe, Gemm, Part
 
 # What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
 _TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
@@ -142,6 +143,15 @@ class Space:
 
 def _octave(value: int) -> float:
     return math.log2(value) if value > 0 else -1.0  # 0 lies below 1, as 1 lies below 2
+
+
+def space_identity(spaces: Mapping[Part, Space]) -> str:
+    """sha256 of the configurations that may be tried: another grid is another run."""
+    digest = hashlib.sha256()
+    for part in sorted(spaces):
+        digest.update(f"{part.value}\n".encode())
+        digest.update("\n".join(config.key for config in spaces[part].configs()).encode())
+    return digest.hexdigest()
 
 
 def space_for(problem: FusedMoe, device: Device, gemm: Gemm, *, wide: bool = False) -> Space:

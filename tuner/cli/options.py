@@ -20,7 +20,8 @@ Target = Annotated[
     typer.Argument(
         metavar="MODEL|PROBLEM",
         help="A preset, a config.json or its folder, an engine's warning line, "
-        "or fused_moe:E=..,N=..,K=..,top_k=..,dtype=..",
+        "fused_moe:E=..,N=..,K=..,top_k=..,dtype=.. or decode_attention:q_heads=..,kv_heads=..,"
+        "Lq=..,Lv=..,dtype=..",
     ),
 ]
 Tp = Annotated[int, typer.Option(help="Tensor-parallel size.")]
@@ -48,6 +49,20 @@ Wide = Annotated[
         "--wide/--grid",
         help="Search beyond the engine's own tuning grid; default: where times are measured.",
     ),
+]
+Attention = Annotated[
+    bool, typer.Option("--attention", help="Tune the model's attention, not its fused-MoE layer.")
+]
+WorkloadName = Annotated[
+    str | None,
+    typer.Option(
+        "--workload", help="Attention: chat, long-context, offline, or a TOML file of points."
+    ),
+]
+PageSize = Annotated[int, typer.Option(help="Attention: tokens a page of the KV cache.")]
+KvSplits = Annotated[
+    int | None,
+    typer.Option(help="Attention, decode: most parts of a cache; default: as the engine runs."),
 ]
 Seed = Annotated[int, typer.Option(help="Of the search's random numbers.")]
 Server = Annotated[

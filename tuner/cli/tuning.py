@@ -6,12 +6,13 @@ import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuner.cli.app import command, print_json, say
 from tuner.cli.options import (
+    Attention,
     BatchSizes,
     BlockShape,
     DeviceName,
@@ -23,13 +24,27 @@ from tuner.cli.options import (
     Gemms,
     HiddenSize,
     Json,
+    KvSplits,
     Measure,
+    PageSize,
     Seed,
     Target,
     TopK,
     Tp,
     Wide,
+    WorkloadName,
 )
+from tuner.cli.targets import (
+    Given,
+    attention_work,
+    moe_work,
+    names_attention,
+    refuse_attention_options,
+)
+
+if TYPE_CHECKING:
+    from tuner.report import Report
+    from tuner.session import Request
 
 
 @command
@@ -58,58 +73,67 @@ def tune(
     record: Annotated[
         Path | None, typer.Option(help="Write all that was measured as a recording.")
     ] = None,
+    attention: Attention = False,
+    workload: WorkloadName = None,
+    page_size: PageSize = 1,
+    kv_splits: KvSplits = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest configuration for every batch size, and store it."""
-    from tuner.checkpoints import resolve
+    """Find the fastest configurations of a fused-MoE layer, or of attention, and store them."""
     from tuner.devices import find_device
     from tuner.engines import find_engine
     from tuner.problems import parse_block_shape, parse_dtype
-    from tuner.progress import Progress
-    from tuner.session import Request, Session
-    from tuner.store import Store, database_url
+    from tuner.session import Request
     from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms, parse_source
 
-    card = find_device(device)
-    found = find_engine(engine)
-    resolved = resolve(
-        target,
-        tp=tp,
-        ep=ep,
-        dtype=parse_dtype(dtype) if dtype else None,
-        block_shape=parse_block_shape(block_shape) if block_shape else None,
-        engine_version=found.version,
-        device=card,
-        hidden_size=hidden_size,
-        top_k=top_k,
-        fuse_shared=fuse_shared,
+    given = Given(
+        target, find_device(device), find_engine(engine), tp, dtype and parse_dtype(dtype)
     )
-    request = Request(
-        problem=resolved.problem,
-        device=card,
-        engine=found,
-        batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
-        gemms=parse_gemms(gemm),
-        source=parse_source(measure, gpus=gpus, routing=routing),
-        effort=parse_effort(effort),
-        wide=wide,
-        seed=seed,
-    )
-    for note in resolved.notes:
+    if attention or names_attention(target):
+        found = attention_work(given, workload, page_size, kv_splits)
+    else:
+        refuse_attention_options(workload, page_size, kv_splits)
+        block = parse_block_shape(block_shape) if block_shape else None
+        found = moe_work(given, ep, block, hidden_size, top_k, fuse_shared)
+    requests = [
+        Request(
+            problem=problem,
+            device=given.device,
+            engine=given.engine,
+            batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
+            gemms=parse_gemms(gemm),
+            workload=points,
+            source=parse_source(measure, gpus=gpus, routing=routing),
+            effort=parse_effort(effort),
+            wide=wide,
+            seed=seed,
+        )
+        for problem, points in found.work
+    ]
+    for note in found.notes:
         say(note)
-    with Session(request) as session:
-        for kind, name in session.file_names.items():
-            say(f"{kind.value}: {name}")
+    reports = [_run(request, record) for request in requests]
+    if as_json:
+        objects = [report.as_json() for report in reports]
+        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
+    else:
+        typer.echo("\n\n".join(report.as_text() for report in reports))
+
+
+def _run(request: Request, record: Path | None) -> Report:
+    from tuner.progress import Progress
+    from tuner.session import open_session
+    from tuner.store import Store, database_url
+
+    with open_session(request) as session:
+        for part, name in session.file_names.items():
+            say(f"{part.value}: {name}")
         with (
             Store.open(database_url(os.environ)) as store,
             closing(Progress(sys.stderr, session.tries)) as progress,
         ):
-            report = session.run(store, progress, record=record)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        typer.echo(report.as_text())
+            return session.run(store, progress, record=record)
 
 
 @command

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from tuner.measure.recording import Recording
-from tuner.problems import Candidate, Config, Gemm
-from tuner.results import Compiled, MeasureKind, Measurement, Status
+from tuner.problems import Candidate, Config, Part
+from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
 
 _ABSENT = "not in the recording"
+
+
+class Recorded(Protocol):
+    """A recording of either family of problems."""
+
+    @property
+    def trials(self) -> Mapping[Candidate, Trial]: ...
 
 
 class Replay:
@@ -17,10 +24,10 @@ class Replay:
     kind = MeasureKind.REPLAY
     compile_s = 0.0
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recorded) -> None:
         self._recording = recording
         self._pending: dict[Candidate, None] = {}
-        self._kernels: set[tuple[Gemm, Config]] = set()
+        self._kernels: set[tuple[Part, Config]] = set()
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
         self._pending |= dict.fromkeys(candidates)
@@ -28,7 +35,7 @@ class Replay:
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
         """All that is pending, in the order of submission; there is never a wait."""
         pending, self._pending = self._pending, {}
-        self._kernels |= {(c.point.gemm, c.config) for c in pending}
+        self._kernels |= {(c.point.part, c.config) for c in pending}
         return [(candidate, self._compiled(candidate)) for candidate in pending]
 
     @property

@@ -1,0 +1,100 @@
+"""What a command line names -> the problems to tune. Imports late, so that --help is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuner.devices import Device
+    from tuner.engines import Engine
+    from tuner.problems import Dtype, Problem
+    from tuner.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Given:
+    """What every target is read with."""
+
+    target: str
+    device: Device
+    engine: Engine
+    tp: int
+    dtype: Dtype | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Problems to tune, each with its workload where it is attention, and notes for the user."""
+
+    work: Sequence[tuple[Problem, Workload | None]]
+    notes: Sequence[str]
+
+
+def names_attention(target: str) -> bool:
+    """Whether the target is the text of an attention problem."""
+    from tuner.problems import FAMILIES, FusedMoe
+
+    family = target.partition(":")[0]
+    return family in FAMILIES and family != FusedMoe.family
+
+
+def moe_work(
+    given: Given,
+    ep: int,
+    block_shape: tuple[int, int] | None,
+    hidden_size: int | None,
+    top_k: int | None,
+    fuse_shared: bool | None,
+) -> Work:
+    """The fused-MoE layer that a target names; raises as `resolve` does."""
+    from tuner.checkpoints import resolve
+
+    resolved = resolve(
+        given.target,
+        tp=given.tp,
+        ep=ep,
+        dtype=given.dtype,
+        block_shape=block_shape,
+        engine_version=given.engine.version,
+        device=given.device,
+        hidden_size=hidden_size,
+        top_k=top_k,
+        fuse_shared=fuse_shared,
+    )
+    return Work([(resolved.problem, None)], resolved.notes)
+
+
+def attention_work(
+    given: Given, workload: str | None, page_size: int, kv_splits: int | None
+) -> Work:
+    """The attention problems that a target names, each phase with its points."""
+    from tuner.checkpoints import resolve_attention
+    from tuner.workloads import parse_workload
+
+    resolved = resolve_attention(
+        given.target,
+        tp=given.tp,
+        dtype=given.dtype,
+        engine_version=given.engine.version,
+        device=given.device,
+        page_size=page_size,
+        kv_splits=kv_splits,
+    )
+    points = {p.phase: parse_workload(workload, p.phase) for p in resolved.problems if workload}
+    return Work([(p, points.get(p.phase)) for p in resolved.problems], resolved.notes)
+
+
+def refuse_attention_options(workload: str | None, page_size: int, kv_splits: int | None) -> None:
+    """Raises BadInput where an option of attention's is given without attention."""
+    from tuner.errors import BadInput
+
+    given = {
+        "--workload": workload is not None,
+        "--page-size": page_size != 1,
+        "--kv-splits": kv_splits is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise BadInput(f"{option} is for attention: add --attention, or leave it out")

@@ -1,0 +1,208 @@
+"""What every tuning run has in common: its processes, its store, its report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+
+from tuner.bench import Bench
+from tuner.compile import Farm, KernelCompiler
+from tuner.compile.candidates import Binder
+from tuner.devices import Device
+from tuner.engines import Engine
+from tuner.measure.gpu import GpuBench, open_gpu_bench
+from tuner.problems import FusedMoe, Gemm, Part, Point, Problem
+from tuner.report import Report
+from tuner.results import Entry, Environment, MeasureKind, Totals, Trial
+from tuner.space import Effort, Space, space_identity
+from tuner.store import RunJournal, RunKey, RunState, Store
+from tuner.tune import Plan, Progress, Strategy, tune
+from tuner.ways import Source
+from tuner.workloads import Workload
+
+# A gain below the noise of its source is no gain. Recorded times repeat exactly.
+NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to tune, for which card and engine, and how."""
+
+    problem: Problem
+    device: Device
+    engine: Engine
+    source: Source
+    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
+    gemms: tuple[Gemm, ...] = FusedMoe.gemms
+    workload: Workload | None = None  # attention's points; None: the recording's, or the usual
+    effort: Effort = Effort.STANDARD
+    wide: bool | None = None  # beyond the engine's own grid; None: where a GPU measures
+    seed: int = 0
+
+
+class Session(ABC):
+    """One request, ready to run. Use it in a `with`: it may own processes.
+
+    Raises BadInput, before any work, for what cannot be tuned as asked.
+    """
+
+    file_names: Mapping[Part, str]  # of the files that the winners will go into
+    points: tuple[Point, ...]  # the points to tune
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resources.close()
+
+    def run(self, store: Store, progress: Progress, record: Path | None = None) -> Report:
+        """Tune, store the winners, and report. A run that was stopped is gone on with.
+
+        `record` is a file for the recording of all that was measured. Raises UnwritableOutput,
+        before any work, where it cannot be made.
+        """
+        if record is not None:
+            self._prove_recordable(record)
+        bench, strategy = self._bench_and_strategy()
+        run = store.begin_run(self._run_key())
+        journal = RunJournal(store, run)
+        racer = bench if isinstance(bench, GpuBench) else None
+        try:
+            entries = tune(self._plan(), strategy, bench, journal, progress, racer)
+            store.finish_run(run, entries, bench.totals)
+            if record is not None:
+                self._write_recording(record, journal.trials())
+        except KeyboardInterrupt:
+            store.stop_run(run, RunState.INTERRUPTED, "interrupted")
+            raise
+        except Exception as error:
+            store.stop_run(run, RunState.FAILED, str(error))
+            raise
+        return self._report(entries, bench.totals)
+
+    @cached_property
+    def environment(self) -> Environment:
+        request = self.request
+        return Environment(
+            device=request.device.name,
+            engine=request.engine.name,
+            engine_version=request.engine.version,
+            triton=self._triton,
+            kernel_hash=self._kernel_hash,
+            **self._measured_on(),
+        )
+
+    # What a family of problems says for itself
+
+    @property
+    @abstractmethod
+    def tries(self) -> dict[str, int]:
+        """How many configurations each size (`Point.size`) may be tried with, in all."""
+
+    @property
+    @abstractmethod
+    def _kernel_hash(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def _recording_sha256(self) -> str:
+        """Of the recording that is replayed; empty where times are not recorded ones."""
+
+    @property
+    @abstractmethod
+    def _spaces(self) -> Mapping[Part, Space]: ...
+
+    @abstractmethod
+    def _binder(self) -> Binder: ...
+
+    @abstractmethod
+    def _bench_and_strategy(self) -> tuple[Bench, Strategy]: ...
+
+    @abstractmethod
+    def _plan(self) -> Plan: ...
+
+    @abstractmethod
+    def _prove_recordable(self, path: Path) -> None: ...
+
+    @abstractmethod
+    def _write_recording(self, path: Path, trials: Sequence[Trial]) -> None: ...
+
+    # Parts that all families share
+
+    def _measured_on(self) -> dict[str, str]:
+        if self._recording_sha256:
+            return {"driver": f"recording {self._recording_sha256}"}
+        return self._gpu.environment if self.request.source.kind is MeasureKind.GPU else {}
+
+    @cached_property
+    def _farm(self) -> Farm:
+        # The process that owns the GPU wants a core of its own.
+        spare = self.request.source.kind is MeasureKind.GPU
+        processes = max(1, (os.cpu_count() or 1) - spare)
+        return self._resources.enter_context(Farm(processes))
+
+    @cached_property
+    def _compiler(self) -> KernelCompiler:
+        return KernelCompiler(self._farm, self._binder(), self.request.device)
+
+    @cached_property
+    def _gpu(self) -> GpuBench:
+        request = self.request
+        bench = open_gpu_bench(
+            self._compiler,
+            self._farm,
+            engine=f"{request.engine.name}=={request.engine.version}",
+            problem=request.problem,
+            device=request.device,
+            gpus=request.source.gpus,
+            routing=request.source.routing,
+            points=self.points,
+        )
+        self._resources.callback(bench.close)
+        return bench
+
+    @cached_property
+    def _triton(self) -> str:
+        try:
+            return version("triton")
+        except PackageNotFoundError:
+            return "none"  # a replay needs none; compiling refuses to start without one
+
+    def _run_key(self) -> RunKey:
+        request = self.request
+        return RunKey(
+            problem=request.problem,
+            environment=self.environment,
+            measure=request.source.kind,
+            effort=request.effort.value,
+            seed=request.seed,
+            points=self.points,
+            space=space_identity(self._spaces),
+            recording=self._recording_sha256,
+        )
+
+    def _report(self, entries: Sequence[Entry], totals: Totals) -> Report:
+        return Report(
+            problem=self.request.problem,
+            device=self.request.device,
+            environment=self.environment,
+            file_names=self.file_names,
+            entries=[e for e in entries if e.point in self.points],
+            totals=totals,
+        )
