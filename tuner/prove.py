@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.attention_files import FOLDER
 from tuner.engines import parse_file_name
 from tuner.errors import BadInput, MeasurerFailed
 from tuner.export import PROVENANCE
@@ -92,6 +93,8 @@ def prove(root: Path, device_name: str) -> Proof:
 def _exported(root: Path, device_name: str) -> dict[FusedMoe, list[int]]:
     found: dict[FusedMoe, list[int]] = {}
     for sidecar in sorted((root / PROVENANCE).rglob("*.json")):
+        if sidecar.is_relative_to(root / PROVENANCE / FOLDER):
+            continue  # attention's
         if parse_file_name(sidecar.name).device != device_name:
             continue
         about = json.loads(sidecar.read_text(encoding="utf-8"))

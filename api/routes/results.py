@@ -26,7 +26,7 @@ from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
-from tuner.export import packaged_files, stored_winners
+from tuner.export import loadable, packaged_files, stored_winners
 from tuner.problems import Candidate
 from tuner.results import Compiled, Incumbent, Trial
 from tuner.store import Winner
@@ -90,13 +90,13 @@ def export(
     allow_predicted: bool = False,
     if_none_match: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """Download a device's winners as a folder that the engine can be pointed at."""
+    """Download a device's winners as a folder that the engine and its plugin are pointed at."""
     try:
         card = find_device(device)
     except UnknownDevice as error:
         raise HTTPException(404, str(error)) from None
     found = find_engine(engine)
-    tuned = stored_winners(api.store, card, found)
+    tuned, _ = loadable(stored_winners(api.store, card, found), found)
     name = f"{card.name}-{found.name}-{found.version}"
     with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
         root = Path(folder)

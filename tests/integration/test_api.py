@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from api_server import JOB, NEVER, Server, serving, work
+from attention_cases import EXTEND, fill
 from job_submitter import go_on, submitting
 from store_writer import KEY
 
 from api.settings import ApiSettings
+from tuner.attention_files import file_name
 from tuner.jobs import Job, JobState
-from tuner.store import JobStore, Leases
+from tuner.store import JobStore, Leases, Store
 from workers.settings import Settings
 
 
@@ -290,6 +292,17 @@ class TestResults:
         }
         tag = {"If-None-Match": first.headers["etag"]}
         assert server.call("GET", "/v1/exports/L40S.tar", headers=tag).status == 304
+
+    def test_an_export_holds_attention_too(self, server: Server, store_url: str) -> None:
+        with Store.open(store_url) as store:
+            fill(store, EXTEND)
+        found = server.call("GET", "/v1/exports/H200.tar?engine=sglang==0.5.16")
+        assert found.status == 200
+        with tarfile.open(fileobj=io.BytesIO(found.body)) as tar:
+            names = {member.name for member in tar.getmembers()}
+        folder = "NVIDIA_H200-sglang-0.5.16"
+        file = f"attention/triton_3_6_0/{file_name(EXTEND, 'NVIDIA_H200')}"
+        assert {f"{folder}/{file}", f"{folder}/provenance/{file}"} < names
 
 
 class TestCoverage:

@@ -109,6 +109,10 @@ class Engine(Protocol):
         """The file that defines a family's jitted kernels."""
         ...
 
+    def has_plugins(self) -> bool:
+        """Whether its servers load plugins, and so can be given attention files."""
+        ...
+
 
 _ENGINES: dict[str, tuple[Callable[[str, Path], Engine], str]] = {
     SGLang.name: (SGLang, DEFAULT_VERSION),

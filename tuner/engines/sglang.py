@@ -109,6 +109,9 @@ class SGLang:
     def has_down_files(self) -> bool:
         return self.rules.down_files
 
+    def has_plugins(self) -> bool:
+        return (self.root / "srt/plugins/hook_registry.py").is_file()
+
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
         """The name that the engine looks for. Raises UnsupportedKernel where it looks for none."""
         if gemm is Gemm.DOWN and not self.rules.down_files:

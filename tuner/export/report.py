@@ -1,0 +1,85 @@
+"""What an export wrote, and how servers are pointed at it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.export.attention import AttentionFileExport
+from tuner.export.kv_splits import ServerFlags
+from tuner.export.moe import ConfigFileExport
+from tuner.render import table
+from tuner.results import Status
+
+ExportedFile = ConfigFileExport | AttentionFileExport
+
+_SHOWN = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote."""
+
+    root: Path
+    files: Sequence[ExportedFile]
+    carried: int  # packaged files copied beside them
+    variables: Sequence[str]  # each names the root to a server; none where it needs no telling
+    server_flags: Sequence[ServerFlags] = ()
+    left_out: str = ""  # why attention was not written
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `tuner export --json` prints."""
+        return {
+            "root": str(self.root),
+            "files": [_file_json(file) for file in self.files],
+            "carried": self.carried,
+            "environment": dict.fromkeys(self.variables, str(self.root.resolve())),
+            "server_flags": [flags.as_json() for flags in self.server_flags],
+            "left_out": self.left_out,
+        }
+
+    def as_text(self) -> str:
+        """The files, how far each was measured, and how to use them."""
+        rows = [
+            (
+                file.path.relative_to(self.root),
+                len(file.statuses),
+                *(_counts(file)[status] for status in _SHOWN),
+            )
+            for file in self.files
+        ]
+        headers = ("file", "entries", *(status.value for status in _SHOWN))
+        lines = [table(headers, rows), "", f"written under {self.root}"]
+        if self.carried:
+            lines[-1] += f" with {self.carried} of the engine's own files"
+        lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
+        if any(isinstance(file, AttentionFileExport) for file in self.files):
+            lines.append(_ATTENTION)
+        lines += [f"server flags for {flags}" for flags in self.server_flags]
+        if self.left_out:
+            lines.append(self.left_out)
+        return "\n".join(lines)
+
+
+_ATTENTION = (
+    "the attention files are for servers with engine-tuner installed, "
+    "started with --attention-backend triton"
+)
+
+
+def _file_json(file: ExportedFile) -> dict[str, Any]:
+    return {
+        "path": str(file.path),
+        "provenance": str(file.sidecar),
+        "problem": file.problem.spec(),
+        "triton": file.triton,
+        **file.as_json(),
+        "statuses": {status.value: n for status, n in sorted(_counts(file).items())},
+    }
+
+
+def _counts(file: ExportedFile) -> Mapping[Status, int]:
+    return Counter(file.statuses.values())
