@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from tuner.attention_files import AttentionFile
 from tuner.plugin.kernels import EXTEND, FOLLOWERS, LAUNCHER, OPTIONS, Kernel
 from tuner.plugin.traits import Grid, Identity, identity, seen, tuned_grid
-from tuner.problems import Config
+from tuner.problems import Attention, Config
 from tuner.results import Status
 
 log = logging.getLogger("tuner.plugin")
@@ -91,8 +91,10 @@ class TunedLaunches:
         paged = "PAGE_SIZE" in self._names
         stage = self.kernel.stage
         fitting = [file for file in files if stage in file.problem.parts]
-        fitting.sort(key=lambda file: (file.problem.window, file.problem.sinks), reverse=True)
-        self._files = {identity(self.kernel, f.problem, paged=paged): f for f in fitting}
+        fitting.sort(key=lambda file: _traits(file.problem))
+        self._files = {}
+        for file in fitting:
+            self._files.setdefault(identity(self.kernel, file.problem, paged=paged), file)
         self._compiled = set()
         self._decided = {}
 
@@ -203,6 +205,10 @@ class TunedLaunches:
         if type(longest.tokens) is not int or longest.tokens < 1:
             raise ValueError(f"{longest.tokens!r} new tokens")
         return longest.tokens
+
+
+def _traits(problem: Attention) -> tuple[int, int, bool]:
+    return problem.page_size, problem.window, problem.sinks
 
 
 def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -1,0 +1,216 @@
+"""Attention files: what is written is read back, and nothing malformed gets as far as a kernel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.attention_files import (
+    AttentionEntry,
+    AttentionFile,
+    attention_root,
+    file_name,
+    find_attention_files,
+    read_attention_file,
+)
+from tuner.errors import MalformedConfigFile
+from tuner.problems import Config, Stage, parse_problem
+from tuner.results import Status
+
+EXTEND = parse_problem("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
+DECODE = parse_problem(
+    "decode_attention:q_heads=48,kv_heads=2,Lq=128,Lv=128,dtype=bfloat16,kv_splits=16"
+)
+BLOCKS = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
+
+
+def extend(batch_size: int, new_tokens: int) -> AttentionEntry:
+    return AttentionEntry(
+        Stage.EXTEND, batch_size, new_tokens, BLOCKS, Status.OK, 71_680, **changes
+    )
+
+
+def file(problem=EXTEND, entries=None, **changes) -> AttentionFile:
+    fields = {
+        "device": "NVIDIA_H200",
+        "engine": "sglang",
+        "engine_version": "0.5.16",
+        "triton": "3.6.0",
+        "kernel_hash": "ab" * 32,
+        "server_flags": {},
+        **changes,
+    }
+    return AttentionFile(problem, entries=entries or (extend(4, 256),), **fields)
+
+
+def decode_entries() -> tuple[AttentionEntry, ...]:
+    stage_1 = Config({"BLOCK_N": 32, "BLOCK_H": 8, "num_warps": 4, "num_stages": 3})
+    return (
+        AttentionEntry(Stage.DECODE, 64, 1, stage_1, Status.PREDICTED),
+        AttentionEntry(Stage.REDUCE, 64, 1, Config({"num_warps": 2}), Status.INCUMBENT, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        file(),
+        file(entries=(extend(1, 8192), extend(4, 256), extend(4, 512))),
+        file(DECODE, decode_entries(), server_flags={"--triton-attention-num-kv-splits": 16}),
+        file(
+            parse_problem(
+                "extend_attention:q_heads=8,kv_heads=1,Lq=64,Lv=64,dtype=float16,"
+                "page_size=64,window=127,sinks,logit_cap=30"
+            )
+        ),
+    ],
+    ids=["extend", "several", "decode", "all traits"],
+)
+def test_a_file_is_read_back_from_where_it_belongs(written, tmp_path):
+    path = written.path_under(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text(written.text())
+    assert find_attention_files(tmp_path) == [path]
+    assert read_attention_file(path) == written
+
+
+def test_where_a_file_goes():
+    path = file().path_under(Path("/r"))
+    assert path.parent == Path("/r/attention/triton_3_6_0")
+    assert path.name == file_name(EXTEND, "NVIDIA_H200")
+    assert path.name == (
+        "extend_attention,q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,"
+        "device_name=NVIDIA_H200.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"TUNER_ATTENTION_CONFIG_DIR": ""}, None),
+        ({"SGLANG_MOE_CONFIG_DIR": "/moe"}, ("SGLANG_MOE_CONFIG_DIR", Path("/moe"))),
+        (
+            {"SGLANG_MOE_CONFIG_DIR": "/moe", "TUNER_ATTENTION_CONFIG_DIR": "/a"},
+            ("TUNER_ATTENTION_CONFIG_DIR", Path("/a")),
+        ),
+    ],
+)
+def test_the_environment_says_where_files_are(environ, expected):
+    assert attention_root(environ) == expected
+
+
+def test_the_nearest_bucket_is_nearest_in_factors():
+    buckets = (extend(1, 128), extend(1, 8192), extend(16, 128), extend(16, 1024))
+    written = file(entries=buckets)
+
+    def picked(batch_size, new_tokens):
+        entry = written.pick(Stage.EXTEND, batch_size, new_tokens)
+        return entry.batch_size, entry.new_tokens
+
+    assert picked(1, 128) == (1, 128)
+    assert picked(1, 900) == (1, 128)  # a factor of 7.03 from 128, of 9.1 from 8192
+    assert picked(1, 1200) == (1, 8192)
+    assert picked(3, 128) == (1, 128)
+    assert picked(5, 128) == (16, 128)
+    assert picked(4, 128) == (1, 128)  # as near to 16: the smaller one
+    assert picked(64, 100_000) == (16, 1024)
+    assert written.pick(Stage.REDUCE, 1) is None
+
+
+def test_what_may_be_launched_leaves_out_the_engines_own():
+    other = Config({**BLOCKS, "num_stages": 1})
+    entries = (
+        extend(1, 128),
+        extend(2, 128),
+        AttentionEntry(Stage.EXTEND, 4, 128, other, Status.INCUMBENT),
+    )
+    assert file(entries=entries).configs(Stage.EXTEND) == [BLOCKS]
+
+
+def changed(**changes):
+    fields = json.loads(file().text())
+    return json.dumps({**fields, **changes})
+
+
+def with_entry(**changes):
+    fields = json.loads(file().text())
+    fields["entries"][0] |= changes
+    return json.dumps(fields)
+
+
+def with_config(problem=None, **changes):
+    fields = json.loads((file(DECODE, decode_entries()) if problem else file()).text())
+    fields["entries"][0]["config"] |= changes
+    return json.dumps(fields)
+
+
+def without(name):
+    fields = json.loads(file().text())
+    del fields["entries"][0]["config"][name]
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not JSON"),
+        ("[]", "must be an object"),
+        ("[" * 100_000, "not JSON"),
+        (changed(format=2), "its format is 2; this version of the tuner reads 1"),
+        (changed(problem="extend_atention:q_heads=1"), "did you mean 'extend_attention'?"),
+        (
+            changed(problem="fused_moe:E=8,N=64,K=64,top_k=2,dtype=bfloat16"),
+            "is no attention",
+        ),
+        (changed(problem=7), "'problem' must be text"),
+        (changed(device=None), "'device' must be text"),
+        (changed(entries=[]), "it holds no entries"),
+        (changed(entries={}), "it holds no entries"),
+        (changed(entries=[3]), "entry 0 must be an object"),
+        (changed(entries=json.loads(file().text())["entries"] * 2), "same part and size"),
+        (changed(server_flags=[]), "server_flags must be an object"),
+        (changed(server_flags={"rm": 1}), "'rm' is no flag"),
+        (with_entry(part="decode"), "part must be extend, not 'decode'"),
+        (with_entry(part=["extend"]), "part must be extend"),
+        (with_entry(batch_size=0), "batch_size must be a whole number from 1"),
+        (with_entry(batch_size=True), "batch_size must be a whole number from 1"),
+        (with_entry(new_tokens="4"), "new_tokens must be a whole number"),
+        (with_entry(status="crashed"), "status must be ok or predicted or incumbent"),
+        (with_entry(config=None), "config must be an object"),
+        (with_config(BLOCK_K=4), "unknown 'BLOCK_K'; did you mean 'BLOCK_N'?"),
+        (with_config(BLOCK_H=4), "unknown 'BLOCK_H'"),
+        (with_config(BLOCK_M=48), "BLOCK_M must be a power of two, not 48"),
+        (with_config(num_stages=0), "num_stages must be a whole number from 1"),
+        (without("num_warps"), "lacks num_warps"),
+        (with_config(DECODE, BLOCK_H=16), "does not divide the 24 heads that share a key"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_name(text, says, tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text(text)
+    with pytest.raises(MalformedConfigFile) as caught:
+        read_attention_file(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path):
+    with pytest.raises(MalformedConfigFile, match="cannot be read"):
+        read_attention_file(tmp_path / "none.json")
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(MalformedConfigFile, match="not JSON"):
+        read_attention_file(binary)
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * (1 << 21))
+    with pytest.raises(MalformedConfigFile, match="larger than"):
+        read_attention_file(large)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 32])
+def test_blocks_of_heads_that_the_kernel_reads_rightly_pass(heads, tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text(with_config(DECODE, BLOCK_H=heads))
+    assert read_attention_file(path).entries[0].config["BLOCK_H"] == heads

@@ -1,0 +1,431 @@
+"""The plugin's parts without an engine: what is registered, what is refused, what is launched."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import tuner.plugin
+from tuner.attention_files import AttentionEntry, AttentionFile
+from tuner.errors import UnsupportedKernel
+from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE
+from tuner.plugin.launches import TunedLaunches, longest, note_longest
+from tuner.plugin.verdicts import Here, judge, title
+from tuner.problems import Config, Stage, parse_problem
+from tuner.results import Status
+
+BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+SPEC = "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16"
+REDUCED = "decode_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16,kv_splits=8"
+
+
+def made(spec=SPEC, rows=(("extend", 1, 64, BLOCKS),), status=Status.OK, **changes):
+    fields = {
+        "device": "NVIDIA_H200",
+        "engine": "sglang",
+        "engine_version": "0.5.16",
+        "triton": "3.6.0",
+        "kernel_hash": "known",
+        "server_flags": {},
+        **changes,
+    }
+    entries = tuple(
+        AttentionEntry(Stage(part), batch, new, Config(config), status)
+        for part, batch, new, config in rows
+    )
+    return AttentionFile(parse_problem(spec), entries=entries, **fields)
+
+
+def written(root, file):
+    path = file.path_under(root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(file.text())
+    return path
+
+
+# Registering
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """sglang's hook registry, as a module that notes what is registered."""
+    noted = []
+    hooks = ModuleType("sglang.srt.plugins.hook_registry")
+    hooks.HookSource = lambda *names: names
+    hooks.HookType = SimpleNamespace(AROUND="around")
+    hooks.HookRegistry = SimpleNamespace(
+        register=lambda target, hook, kind, source: noted.append((target, kind, source))
+    )
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, hooks.__name__, hooks)
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", ModuleType("scheduler"))
+    monkeypatch.delenv("TUNER_ATTENTION_CONFIG_DIR", raising=False)
+    monkeypatch.delenv("SGLANG_MOE_CONFIG_DIR", raising=False)
+    return noted
+
+
+@pytest.mark.parametrize("variable", ["TUNER_ATTENTION_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR"])
+def test_files_of_either_variable_hook_the_backend(registry, variable, monkeypatch, tmp_path):
+    written(tmp_path, made())
+    monkeypatch.setenv(variable, str(tmp_path))
+    tuner.plugin.register()
+    target = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
+    assert registry == [(target, "around", ("tuner_attention", "engine-tuner"))]
+
+
+@pytest.mark.parametrize("root", [None, "", "missing", "empty"])
+def test_without_files_nothing_is_registered_or_said(registry, root, monkeypatch, tmp_path, caplog):
+    (tmp_path / "empty" / "attention").mkdir(parents=True)
+    (tmp_path / "empty" / "configs").mkdir()
+    if root is not None:
+        monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", root and str(tmp_path / root))
+    with caplog.at_level(logging.INFO):
+        tuner.plugin.register()
+    assert registry == []
+    assert caplog.records == []
+
+
+def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, tmp_path, caplog):
+    written(tmp_path, made())
+    monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
+    with caplog.at_level(logging.INFO):
+        tuner.plugin.register()
+    assert registry == []
+    assert caplog.records == []
+
+
+# Verdicts
+
+
+def here(**changes):
+    fields = {
+        "engine": "sglang",
+        "engine_version": "0.5.16",
+        "device": "NVIDIA_H200",
+        "triton": "3.6.0",
+        "kernel_hash": lambda: "known",
+        "kv_splits": lambda problem: None,
+        **changes,
+    }
+    return Here(**fields)
+
+
+def unreadable():
+    raise UnsupportedKernel("sglang 0.5.17 has no kernel _fwd_kernel")
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "reason"),
+    [
+        (made(), here(), ""),
+        (made(device="NVIDIA_L40S"), here(), "made for NVIDIA_L40S, this is NVIDIA_H200"),
+        (made(triton="3.5.1"), here(), "made for triton 3.5.1, this is 3.6.0"),
+        (made(engine="vllm"), here(), "made for vllm, this is sglang"),
+        (made(), here(engine_version="0.5.17"), ""),  # the same kernels
+        (
+            made(),
+            here(engine_version="0.5.17", kernel_hash=lambda: "others"),
+            "made for sglang 0.5.16, whose kernels are not those of 0.5.17",
+        ),
+        (
+            made(),
+            here(engine_version="0.5.17", kernel_hash=unreadable),
+            "made for sglang 0.5.16, and the kernels of 0.5.17 cannot be compared: "
+            "sglang 0.5.17 has no kernel _fwd_kernel",
+        ),
+        (
+            made(REDUCED, [("reduce", 1, 1, {"num_warps": 2})]),
+            here(kv_splits=lambda problem: frozenset({256, 16})),
+            "made for 8 KV splits, this server launches 16 or 256",
+        ),
+        (
+            made(REDUCED, [("reduce", 1, 1, {"num_warps": 2})]),
+            here(kv_splits=lambda problem: frozenset({256, 8})),
+            "",
+        ),
+        (
+            made(
+                "prefill_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16",
+                [("prefill", 1, 64, BLOCKS)],
+            ),
+            here(),
+            "sglang launches prefill_attention without the causal mask that it was tuned with",
+        ),
+    ],
+)
+def test_a_file_is_used_only_where_it_was_made_for(file, place, reason, tmp_path):
+    verdict = judge(written(tmp_path, file), place)
+    assert verdict.reason == reason
+    assert verdict.used == (not reason)
+    assert verdict.waits == ()
+
+
+def test_what_is_not_known_yet_waits(tmp_path):
+    verdict = judge(written(tmp_path, made()), here(device=None, triton=None))
+    assert verdict.used
+    assert verdict.waits == ("the GPU (made for NVIDIA_H200)", "triton (made for 3.6.0)")
+
+
+def test_how_verdicts_read(tmp_path):
+    path = written(tmp_path, made(status=Status.PREDICTED))
+    assert str(judge(path, here())) == f"extend 8/2 64/64 bfloat16 from {path} (predicted)"
+    path.write_text("{}")
+    assert str(judge(path, here())) == (
+        f"refused {path}: its format is None; this version of the tuner reads 1"
+    )
+    spec = f"{REDUCED},page_size=64,window=127,sinks,logit_cap=30.5"
+    assert title(parse_problem(spec)) == (
+        "decode 8/2 64/64 bfloat16 pages of 64 8 splits window 127 sinks logit cap 30.5"
+    )
+
+
+# Launches
+
+
+class Kernel:
+    """A jitted kernel with extend's parameters, as of sglang 0.5.23; notes what it is given."""
+
+    def __init__(self, definition=None):
+        def fn(
+            Q_Extend, K_Extend, V_Extend, O_Extend, K_Buffer, V_Buffer, sm_scale, kv_group_num,
+            SLIDING_WINDOW_SIZE, logit_cap, Lq, Lv, BLOCK_M, BLOCK_N, BLOCK_N_PREFIX, HAS_SINK,
+            USE_CUSTOM_MASK, IS_CAUSAL, PAGE_SIZE=1, SCORE_MOD=None,
+        ):  # fmt: skip
+            raise AssertionError("never called")
+
+        self.fn = definition or fn
+        self.arg_names = list(self.fn.__code__.co_varnames[: self.fn.__code__.co_argcount])
+        self.launched = []
+
+    def run(self, *args, grid, warmup, **kwargs):
+        given = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        self.launched.append((grid, warmup, given))
+        return "launched"
+
+
+def tensors(dtype="torch.bfloat16"):
+    tensor = SimpleNamespace(dtype=dtype)
+    return (tensor,) * 6
+
+
+PLAIN = {
+    "SLIDING_WINDOW_SIZE": -1,
+    "logit_cap": 0.0,
+    "Lq": 64,
+    "Lv": 64,
+    "BLOCK_M": 128,
+    "BLOCK_N": 64,
+    "BLOCK_N_PREFIX": 64,
+    "HAS_SINK": False,
+    "USE_CUSTOM_MASK": False,
+    "IS_CAUSAL": True,
+    "num_warps": 8,
+    "num_stages": 1,
+}
+GRID = (2, 8, 1)
+
+
+def extend_launches(*files):
+    launches = TunedLaunches(EXTEND, Kernel())
+    launches.use(files)
+    return launches
+
+
+def launch(launches, tokens=100, grid=GRID, args=None, warmup=False, **changes):
+    """One launch through the hook: the grid and the constants that reach the kernel."""
+    kernel = launches.jitted
+    longest.tokens = tokens
+    args = args or (*tensors(), 0.125, 4)
+    given = {**PLAIN, **changes, "grid": grid, "warmup": warmup}
+    try:
+        answer = launches.around(kernel.run, *args, **given)
+    finally:
+        longest.tokens = 0
+    assert answer == "launched"
+    grid, warmup, given = kernel.launched[-1]
+    return grid, {name: given[name] for name in (*BLOCKS, "BLOCK_N_PREFIX")}
+
+
+TUNED = ((2, 8, 4), {**BLOCKS, "BLOCK_N_PREFIX": 32})
+OWN = (GRID, {name: PLAIN[name] for name in (*BLOCKS, "BLOCK_N_PREFIX")})
+
+
+def test_a_plain_launch_is_tuned_with_its_grid():
+    launches = extend_launches(made())
+    assert launch(launches) == TUNED
+    assert launch(launches) == TUNED  # remembered
+    assert launch(launches, tokens=33) == ((2, 8, 2), TUNED[1])  # the same grid of the engine's
+    assert launch(launches, tokens=128) == ((2, 8, 4), TUNED[1])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"USE_CUSTOM_MASK": True},
+        {"IS_CAUSAL": False},
+        {"SCORE_MOD": print},
+        {"HAS_SINK": True},
+        {"SLIDING_WINDOW_SIZE": 127},
+        {"logit_cap": 30.0},
+        {"PAGE_SIZE": 64},
+        {"Lq": 128},
+        {"BLOCK_N_PREFIX": 128},
+        {"grid": (2, 4, 1)},  # other heads
+        {"grid": (2, 8, 2)},  # not the engine's rule
+        {"grid": (2, 8)},
+        {"grid": [2, 8, 1]},
+        {"grid": lambda meta: GRID},
+        {"tokens": 0},  # not through the launcher
+        {"tokens": "100"},
+        {"args": (*tensors("torch.float16"), 0.125, 4)},
+        {"args": (*tensors()[:4], *tensors("torch.float8_e4m3fn")[4:], 0.125, 4)},
+        {"args": (*tensors(), 0.125, 2)},  # other groups
+        {"args": (*tensors(), 0.125, [4])},  # what cannot be remembered
+        {"args": (*tensors()[:5], None, 0.125, 4)},
+        {"waves_per_eu": 1},
+    ],
+    ids=repr,
+)
+def test_any_other_launch_is_the_engines(changes):
+    launches = extend_launches(made())
+    given = {"grid": GRID, **changes}
+    for _ in range(2):
+        grid, constants = launch(launches, **given)
+        assert grid == given["grid"]
+        assert constants == {**OWN[1], **{k: v for k, v in changes.items() if k in OWN[1]}}
+    assert launch(launches) == TUNED  # nothing of it sticks
+
+
+def test_a_constant_given_by_position_is_left_alone():
+    launches = extend_launches(made())
+    given = dict(PLAIN)
+    args = (*tensors(), 0.125, 4, *(given.pop(n) for n in launches.jitted.arg_names[8:13]))
+    longest.tokens = 100
+    launches.around(launches.jitted.run, *args, grid=GRID, warmup=False, **given)
+    grid, _, constants = launches.jitted.launched[-1]
+    assert (grid, constants["BLOCK_M"], constants["num_warps"]) == (GRID, 128, 8)
+    longest.tokens = 0
+
+
+def test_until_files_are_used_and_where_the_engines_own_won_nothing_changes():
+    assert launch(TunedLaunches(EXTEND, Kernel())) == OWN
+    launches = extend_launches(made(status=Status.INCUMBENT))
+    assert launch(launches) == OWN
+    launches.use([made()])
+    assert launch(launches) == TUNED
+
+
+def test_a_warming_up_of_the_engines_own_passes_through():
+    launches = extend_launches(made())
+    assert launch(launches, warmup=True) == OWN
+    assert [warmup for _, warmup, _ in launches.jitted.launched] == [True]
+
+
+def test_the_first_launch_compiles_what_others_of_the_problem_need():
+    other = {**BLOCKS, "BLOCK_M": 64}
+    rows = [("extend", 1, 64, BLOCKS), ("extend", 1, 4096, other), ("extend", 8, 64, BLOCKS)]
+    launches = extend_launches(made(rows=rows))
+    launch(launches)
+    launch(launches, tokens=8000, grid=(2, 8, 63))
+    blocks = [(warmup, given["BLOCK_M"]) for _, warmup, given in launches.jitted.launched]
+    assert blocks == [(True, 32), (True, 64), (False, 32), (False, 64)]
+
+
+def test_an_error_of_tritons_gives_way_and_any_other_does_not():
+    triton_errors = pytest.importorskip("triton.errors")
+    launches = extend_launches(made())
+    kernel = launches.jitted
+    error = triton_errors.TritonError("out of resource")
+
+    def refusing(*args, grid, warmup, **kwargs):
+        if kwargs["BLOCK_M"] == 32:
+            raise error
+        return Kernel.run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+    kernel.run = refusing
+    assert launch(launches) == OWN
+    error = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+    assert launch(launches) == OWN  # it is not tried again
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        launch(launches, tokens=99)
+
+
+def test_memory_does_not_grow_without_end():
+    launches = extend_launches(made())
+    for tokens in range(1, 10_000):
+        launch(launches, tokens=tokens, grid=(2, 8, -(-tokens // 128)))
+    assert len(launches._decided) <= 4096
+
+
+def test_blocks_of_heads_change_the_grid_of_grouped_decode():
+    def fn(
+        Q, K_Buffer, V_Buffer, kv_group_num, q_head_num, logit_cap, Lk, Lv, BLOCK_N, BLOCK_H,
+        HAS_MLA,
+    ):  # fmt: skip
+        raise AssertionError("never called")
+
+    spec = "decode_attention:q_heads=128,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+    stage_1 = {"BLOCK_N": 32, "BLOCK_H": 64, "num_warps": 4, "num_stages": 2}
+    launches = TunedLaunches(GROUPED, Kernel(fn))
+    launches.use([made(spec, [("decode", 1, 1, stage_1)])])
+    given = {"kv_group_num": 128, "q_head_num": 128, "logit_cap": 0.0, "Lk": 576, "Lv": 512}
+    given |= {"BLOCK_N": 32, "BLOCK_H": 16, "HAS_MLA": True, "num_warps": 4, "num_stages": 2}
+
+    def grid(splits=8, **changes):
+        engines = (4, 8, splits)
+        launches.around(
+            launches.jitted.run, *tensors()[:3], grid=engines, warmup=False, **{**given, **changes}
+        )
+        return launches.jitted.launched[-1][0]
+
+    assert grid() == (4, 2, 8)
+    assert grid(HAS_MLA=False) == (4, 8, 8)
+    assert grid(splits=16) == (4, 8, 16)
+    assert grid(BLOCK_H=32) == (4, 8, 8)  # not the grid that the engine's rule would give
+
+
+def test_stage_two_serves_all_that_it_cannot_tell_apart():
+    def fn(O, v_scale, MAX_KV_SPLITS, Lv, HAS_SINK):  # noqa: E741
+        raise AssertionError("never called")
+
+    other = REDUCED.replace("kv_heads=2", "kv_heads=8")
+    launches = TunedLaunches(REDUCE, Kernel(fn))
+    launches.use([made(other, [("reduce", 1, 1, {"num_warps": 2})])])
+    given = {"MAX_KV_SPLITS": 8, "Lv": 64, "HAS_SINK": False, "num_warps": 4, "num_stages": 2}
+    given |= {"grid": (4, 8), "warmup": False}
+    launches.around(launches.jitted.run, tensors()[0], 1.0, **given)
+    grid, _, given = launches.jitted.launched[-1]
+    assert (grid, given["num_warps"], given["num_stages"]) == ((4, 8), 2, 2)
+
+
+def test_the_launchers_longest_sequence_is_noted_while_it_runs():
+    seen = []
+
+    def launcher(q, is_causal, max_len_extend, sm_scale=None):
+        seen.append(longest.tokens)
+        if sm_scale:
+            raise ValueError
+
+    around = note_longest(launcher)
+    around(launcher, 1, True, 77)
+    around(launcher, 1, True, max_len_extend=78)
+    with pytest.raises(ValueError):
+        around(launcher, 1, True, 79, sm_scale=1.0)
+    assert seen == [77, 78, 79]
+    assert longest.tokens == 0
+
+
+def test_kernels_with_parameters_of_an_unknown_meaning_do_not_fit():
+    names = Kernel().arg_names
+    assert EXTEND.unfit(names) == ""
+    assert EXTEND.unfit([*names, "USE_FP4"]) == (
+        "_fwd_kernel takes USE_FP4, which this version does not know"
+    )
+    assert EXTEND.unfit([n for n in names if n != "HAS_SINK"]) == (
+        "_fwd_kernel does not take HAS_SINK"
+    )
