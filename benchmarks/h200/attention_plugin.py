@@ -1,8 +1,8 @@
 """Attention through the engine's own functions, without and with the plugin, on one GPU.
 
-    python benchmarks/h200/attention_plugin.py ROOT OUT.json REPORT.json...
+    python benchmarks/h200/attention_plugin.py ROOT OUT.json REPORTS.jsonl...
 
-ROOT is what `tuner export` wrote; the reports (`tuner tune --json`) say at which points. Each
+ROOT is what `tuner export` wrote; the reports (`tuner tune --json`, one a line) say at which points. Each
 point's inputs go to sglang's own extend_attention_fwd or decode_attention_fwd: once with the
 engine's constants, and, after the plugin is applied, once more. Both are CUDA graphs, replayed
 in turn. sglang must be importable.
@@ -75,8 +75,8 @@ class Case:
 def cases(kernels: AttentionKernels, paths: list[Path]) -> Iterator[Case]:
     arch = 90
     for path in paths:
-        found = json.loads(path.read_text())
-        for report in found.get("reports", [found]):
+        for line in path.read_text().splitlines():
+            report = json.loads(line)
             problem = parse_attention(report["problem"])
             if problem.phase not in MODULES:
                 continue
