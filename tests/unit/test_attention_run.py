@@ -1,0 +1,246 @@
+"""Attention's tuning run on a recording: every configuration of its spaces, timed on an H200."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tuner.attention_space import attention_space
+from tuner.buckets import Bucket, Together, buckets_of
+from tuner.choose_attention import AttentionChooser
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import BadInput, NothingFits, UnwritableOutput
+from tuner.measure.attention_recording import read_attention_recording, write_attention_recording
+from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
+from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.session import Request, open_session
+from tuner.space import Effort
+from tuner.store import Store
+from tuner.ways import Source
+from tuner.workloads import Workload, WorkPoint
+
+SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
+MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
+PROBLEMS = [
+    f"extend_attention:{MLA}",
+    f"decode_attention:{MLA},kv_splits=8",
+    f"extend_attention:{GQA}",
+    f"decode_attention:{GQA},kv_splits=32",
+    "extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16",
+    "decode_attention:q_heads=16,kv_heads=16,Lq=128,Lv=128,dtype=bfloat16,kv_splits=8",
+]
+NOISE = 0.01
+
+
+def request(text: str, **changes) -> Request:
+    return dataclasses.replace(
+        Request(
+            problem=parse_attention(text),
+            device=find_device("H200"),
+            engine=find_engine("sglang==0.5.16"),
+            source=Source(MeasureKind.REPLAY, SWEEP),
+        ),
+        **changes,
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
+        yield opened
+
+
+def run(asked: Request, store: Store):
+    with open_session(asked) as session:
+        return session.run(store, progress=lambda trial: None)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_search_finds_the_sweeps_best_within_a_percent(text, store):
+    report = run(request(text), store)
+    recorded = read_attention_recording(SWEEP, parse_attention(text))
+    assert report.entries
+    for entry in report.entries:
+        times = [
+            trial.measurement.median_us
+            for candidate, trial in recorded.trials.items()
+            if candidate.point == entry.point and trial.measurement.median_us is not None
+        ]
+        assert entry.median_us <= min(times) * (1 + NOISE)
+        assert entry.median_us <= entry.incumbents["default"].median_us
+
+
+def test_a_run_begun_again_answers_from_its_trials(store):
+    asked = request(PROBLEMS[0])
+    first = run(asked, store)
+    again = run(asked, store)
+    assert again.totals.measurements == 0
+    assert [(e.point, e.config) for e in again.entries] == [
+        (e.point, e.config) for e in first.entries
+    ]
+
+
+def test_points_that_differ_in_cached_tokens_alone_share_a_configuration(store):
+    work = Workload("two", (WorkPoint(1, 1, 1024, 1.0), WorkPoint(1, 1, 32768, 3.0)))
+    report = run(request(PROBLEMS[1], workload=work), store)
+    by_part = {}
+    for entry in report.entries:
+        by_part.setdefault(entry.point.part, set()).add(entry.config)
+    assert {part: len(configs) for part, configs in by_part.items()} == {
+        Stage.DECODE: 1,
+        Stage.REDUCE: 1,
+    }
+
+
+def test_exhaustive_tries_the_whole_space(store):
+    work = Workload("one", (WorkPoint(4, 256, 4096),))
+    report = run(request(PROBLEMS[0], workload=work, effort=Effort.EXHAUSTIVE), store)
+    space = attention_space(parse_attention(PROBLEMS[0]), find_device("H200"), Stage.EXTEND)
+    assert report.totals.configs_compiled == len(space)
+
+
+def test_options_of_a_moe_layer_are_refused():
+    with pytest.raises(BadInput, match="--workload, not --batch-sizes"):
+        open_session(request(PROBLEMS[0], batch_sizes=(1, 2)))
+
+
+# Buckets
+
+
+def test_extend_is_told_apart_by_new_tokens_and_decode_by_sequences_alone():
+    work = [WorkPoint(4, 256, 0), WorkPoint(4, 256, 4096, 2.0), WorkPoint(4, 512, 0)]
+    extend = buckets_of(parse_attention(PROBLEMS[0]), work)
+    assert [(b.place.new_tokens, b.weights) for b in extend] == [(256, (1.0, 2.0)), (512, (1.0,))]
+    decode = buckets_of(parse_attention(PROBLEMS[1]), [WorkPoint(8, 1, 64), WorkPoint(8, 1, 128)])
+    assert [(b.part, len(b.points)) for b in decode] == [(Stage.DECODE, 2), (Stage.REDUCE, 2)]
+
+
+A, B, C = (Config({"BLOCK_N": n, "num_warps": 4}) for n in (16, 32, 64))
+SHORT, LONG = (Point(1, Stage.DECODE, 1, cached) for cached in (1024, 32768))
+BUCKET = Bucket((SHORT, LONG), (1.0, 1.0))
+OWN = {SHORT: A, LONG: A}
+
+
+class Asker:
+    """An inner strategy that proposes B and C once and keeps what it is told."""
+
+    def __init__(self):
+        self.left = [Candidate(SHORT, B), Candidate(SHORT, C)]
+        self.told = {}
+
+    def ask(self):
+        left, self.left = self.left, []
+        return left
+
+    def tell(self, candidate, measurement):
+        self.told[candidate.config] = measurement
+
+
+def test_a_proposal_is_tried_at_all_points_and_told_when_its_unit_is_known():
+    asker = Asker()
+    together = Together(asker, [BUCKET], OWN)
+    asked = together.ask()
+    assert set(asked) == {Candidate(p, c) for p, c in itertools.product((SHORT, LONG), (B, C))}
+    together.tell(Candidate(SHORT, B), Measurement(Status.OK, 8.0))
+    together.tell(Candidate(LONG, B), Measurement(Status.OK, 50.0))
+    assert not asker.told  # the engine's own constants have no time yet
+    together.tell(Candidate(SHORT, A), Measurement(Status.OK, 10.0))
+    together.tell(Candidate(LONG, A), Measurement(Status.OK, 100.0))
+    assert asker.told[A].median_us == pytest.approx(1.0)
+    assert asker.told[B].median_us == pytest.approx((0.8 + 0.5) / 2)
+    together.tell(Candidate(SHORT, C), Measurement(Status.OUT_OF_RESOURCES))
+    together.tell(Candidate(LONG, C), Measurement(Status.OK, 1.0))
+    assert asker.told[C].median_us is None
+    assert asker.told[C].status is Status.OUT_OF_RESOURCES
+
+
+# Choosing
+
+
+def trial(point: Point, config: Config, us: float | None) -> Trial:
+    status = Status.OK if us is not None else Status.OUT_OF_RESOURCES
+    compiled = Compiled(status, shared_bytes=1024)
+    return Trial(Candidate(point, config), compiled, Measurement(status, us))
+
+
+def choose(times, noise=0.004):
+    """`times`: config -> microseconds at SHORT and LONG."""
+    trials = [
+        trial(point, config, us)
+        for config, both in times.items()
+        for point, us in zip((SHORT, LONG), both, strict=True)
+    ]
+    return AttentionChooser([BUCKET], OWN, noise).choose(trials)
+
+
+def test_what_is_slower_at_one_point_is_not_chosen_however_fast_elsewhere():
+    entries = choose({A: (10.0, 100.0), B: (10.2, 20.0), C: (9.0, 90.0)})
+    assert {entry.config for entry in entries} == {C}
+    assert "1.111x" in entries[0].reason
+
+
+def test_a_gain_within_the_noise_keeps_the_engines_constants():
+    entries = choose({A: (10.0, 100.0), B: (9.98, 99.8)})
+    assert {entry.config for entry in entries} == {A}
+    assert "within the noise" in entries[0].reason
+
+
+def test_constants_that_cannot_run_are_replaced():
+    entries = choose({A: (None, None), B: (12.0, 110.0)})
+    assert {entry.config for entry in entries} == {B}
+    assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
+    assert "cannot run" in entries[0].reason
+
+
+def test_a_bucket_that_nothing_runs_at_is_named():
+    with pytest.raises(NothingFits, match=r"1x1\+1024 decode"):
+        choose({A: (None, None), B: (12.0, None)})
+
+
+# Recordings
+
+
+def test_a_recording_is_read_back_as_written(tmp_path):
+    problem = parse_attention(PROBLEMS[0])
+    recorded = read_attention_recording(SWEEP, problem)
+    path = tmp_path / "again.csv.gz"
+    write_attention_recording(path, problem, recorded.trials.values())
+    again = read_attention_recording(path, problem)
+    assert again.trials == recorded.trials
+    first = path.read_bytes()
+    write_attention_recording(path, problem, recorded.trials.values())
+    assert path.read_bytes() == first
+
+
+def test_a_recording_of_other_problems_names_them(tmp_path):
+    other = parse_attention("extend_attention:q_heads=2,kv_heads=1,Lq=64,Lv=64,dtype=float16")
+    with pytest.raises(BadInput, match="only of .*q_heads=16"):
+        read_attention_recording(SWEEP, other)
+    assert other.phase is Phase.EXTEND
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b\n1,2\n", "lacks problem"),
+        ("", "lacks problem"),
+        (
+            "problem,part,batch_size,new_tokens,cached_tokens,config,compile_status,shared_bytes,"
+            "n_regs,n_spills,status,median_us,detail\nnonsense,extend,1,1,1,A=1,ok,,,,ok,1,\n",
+            "line 2",
+        ),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path, text, says):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=says):
+        read_attention_recording(path, parse_attention(PROBLEMS[0]))
+
+
+def test_a_recording_that_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(UnwritableOutput):
+        write_attention_recording(tmp_path / "no" / "x.csv.gz", parse_attention(PROBLEMS[0]), [])
