@@ -184,7 +184,7 @@ def _caps_mla(engine: Engine) -> bool:
 def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
     """Why the plugin would do nothing, whatever the files are."""
     origin = f"{engine.name} {engine.version}"
-    if not (engine.root / "srt/plugins/hook_registry.py").is_file():
+    if not engine.has_plugins():
         return f"{origin} has no plugins; of the versions that are tested 0.5.12 is the first"
     if why := _unfit(engine):
         return f"{origin}: {why}"

@@ -312,15 +312,6 @@ def flags_of(store: Store, engine, root: Path) -> list[dict]:
 FLAG = "--triton-attention-num-kv-splits"
 
 
-def test_files_for_other_splits_say_what_the_server_must_be_told(store, engine, tmp_path):
-    for problem in (splits(8), splits(16), MLA):
-        publish(store, problem, 10.0)
-    files = attention_of(device_report(store, engine, tmp_path))
-    said = {file.problem: read_attention_file(file.path).server_flags for file in files}
-    # A server of a latent-attention model splits as it likes.
-    assert said == {splits(8): {}, splits(16): {FLAG: 16}, MLA: {}}
-
-
 def publish(
     store: Store,
     problem: Attention,
@@ -333,14 +324,37 @@ def publish(
     fill(store, problem, [entry(p, status, us=us) for p in points], **environment)
 
 
-def test_the_faster_number_of_splits_is_advised(store, engine, tmp_path):
-    publish(store, splits(8), 40.0)
+def flags_in_files(store: Store, engine, root: Path) -> dict[Attention, dict]:
+    files = attention_of(device_report(store, engine, root, predicted=True))
+    return {f.problem: dict(read_attention_file(f.path).server_flags) for f in files}
+
+
+def test_the_engine_s_own_splits_need_no_flag(store, engine, tmp_path):
+    publish(store, splits(8), 10.0)
+    publish(store, MLA, 10.0)  # whose server splits as it likes
+    assert flags_in_files(store, engine, tmp_path) == {splits(8): {}, MLA: {}}
     assert flags_of(store, engine, tmp_path) == []
+
+
+def test_one_file_for_other_splits_asks_for_its_flag(store, engine, tmp_path):
     publish(store, splits(16), 20.0)
-    publish(store, splits(32), 30.0)
+    assert flags_in_files(store, engine, tmp_path) == {splits(16): {FLAG: 16}}
     (advice,) = flags_of(store, engine, tmp_path)
-    assert (advice["problem"], advice["flags"]) == (splits(16).spec(), {FLAG: 16})
-    assert "x as fast as 8 splits" in advice["reason"]
+    assert (advice["flags"], advice["reason"]) == (
+        {FLAG: 16},
+        "no other number of splits was tuned",
+    )
+
+
+def test_the_fastest_number_of_splits_is_advised(store, engine, tmp_path):
+    for number, us in ((8, 40.0), (16, 20.0), (32, 30.0)):
+        publish(store, splits(number), us)
+    said = flags_in_files(store, engine, tmp_path)
+    assert said == {splits(8): {}, splits(16): {FLAG: 16}, splits(32): {}}
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert advice["problem"] == splits(16).spec()
+    # Both stages at 512 and 8000 tokens: sqrt(81.024 * 96) over sqrt(41.024 * 56).
+    assert advice["reason"] == "1.840x as fast as with 8 splits"
     text = device_report(store, engine, tmp_path).as_text()
     assert f"{splits(16).spec()}: {FLAG} 16; " in text
 
@@ -349,8 +363,8 @@ def test_the_engine_s_own_splits_stay_where_no_other_is_clearly_faster(store, en
     publish(store, splits(8), 10_000.0)
     publish(store, splits(16), 9_950.0)
     (advice,) = flags_of(store, engine, tmp_path)
-    assert (advice["problem"], advice["flags"]) == (splits(8).spec(), {})
-    assert advice["reason"] == "16 splits are hardly faster"
+    assert (advice["flags"], advice["reason"]) == ({FLAG: 8}, "16 splits are hardly faster")
+    assert flags_in_files(store, engine, tmp_path) == {splits(8): {FLAG: 8}, splits(16): {}}
 
 
 @pytest.mark.parametrize(
@@ -367,14 +381,34 @@ def test_splits_that_were_measured_otherwise_are_not_compared(
     publish(store, splits(8), 40.0)
     publish(store, splits(16), 20.0, cached, status, driver=driver)
     (advice,) = device_report(store, engine, tmp_path, predicted=True).server_flags
-    assert not advice.flags
+    assert advice.flags == {FLAG: 8}
     assert "were not measured at the same points" in advice.reason
+    publish(store, splits(32), 20.0, cached, status, driver=driver)
+    said = flags_in_files(store, engine, tmp_path)
+    assert said == {splits(8): {FLAG: 8}, splits(16): {}, splits(32): {}}
 
 
-def test_one_file_for_other_splits_asks_for_its_flag(store, engine, tmp_path):
+def test_without_the_engine_s_own_splits_none_is_advised_unseen(store, engine, tmp_path):
     publish(store, splits(16), 20.0)
+    publish(store, splits(32), 20.0, cached=(512,))
     (advice,) = flags_of(store, engine, tmp_path)
-    assert advice["flags"] == {FLAG: 16}
+    assert advice["flags"] == {}
+    publish(store, splits(32), 10.0)
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert (advice["flags"], advice["reason"]) == ({FLAG: 32}, "of 16 and 32 splits the fastest")
+
+
+def test_what_was_measured_is_kept_whatever_flags_it_was_for(store, engine, tmp_path):
+    publish(store, splits(16), 20.0)
+    flags_in_files(store, engine, tmp_path)
+    with Store.open("sqlite://") as other:
+        publish(other, splits(8), 10.0)
+        publish(other, splits(16), 20.0, status=Status.PREDICTED)
+        said = flags_in_files(other, engine, tmp_path)
+    assert said == {splits(8): {FLAG: 8}, splits(16): {}}
+    path = tmp_path / "attention/triton_3_6_0"
+    (file,) = path.glob("decode*kv_splits=16*")
+    assert {e.status for e in read_attention_file(file).entries} == {Status.OK}
 
 
 def test_the_command_prints_what_was_written(tmp_path, monkeypatch):

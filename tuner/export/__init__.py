@@ -29,7 +29,7 @@ from tuner.export.files import (
     replace_file,
     sidecar_text,
 )
-from tuner.export.kv_splits import ServerFlags, advised_flags
+from tuner.export.kv_splits import ServerFlags, advised_flags, with_advised_flags
 from tuner.export.moe import (
     ConfigFileExport,
     carry_packaged,
@@ -130,7 +130,7 @@ def export(
     if not allow_predicted:
         _refuse_predicted(winners)
     moe = plan_moe(winners, engine, device, root)
-    attention = plan_attention(winners, root)
+    attention = with_advised_flags(plan_attention(winners, root))
     for planned in attention:
         prove_readable(planned)
     prove_writable(root)

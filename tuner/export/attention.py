@@ -16,11 +16,9 @@ from typing import Any
 from tuner.attention_files import FOLDER, AttentionEntry, AttentionFile, read_attention_file
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
-from tuner.problems import ENGINE_KV_SPLITS, Attention, Config, Phase, Stage
+from tuner.problems import Attention, Config, Stage
 from tuner.results import Entry, Status
 from tuner.store import Winner
-
-KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 
 Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
@@ -58,6 +56,12 @@ class AttentionFileExport:
         buckets = [_bucket_fields(_bucket(entry)) for entry in self.file.entries]
         return {"buckets": buckets, "server_flags": dict(self.file.server_flags)}
 
+    def with_flags(self, flags: Mapping[str, int | str]) -> AttentionFileExport:
+        """The same entries, for servers that are started with these flags."""
+        file = replace(self.file, server_flags=dict(flags))
+        described = sidecar_fields(self.path.name, file.text())
+        return AttentionFileExport(self.path, file, {**self.provenance, **described})
+
 
 def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileExport]:
     """The files to write under a root. What an earlier export measured stays in them where the
@@ -91,18 +95,6 @@ def verify_attention(export: AttentionFileExport, written: Path) -> None:
         picked = found.pick(*_bucket(entry))
         if picked != entry:
             raise ExportRefused(f"{name}: {picked} is picked where {entry} should be")
-
-
-def server_flags(problem: Attention) -> dict[str, int | str]:
-    """What a server must be started with for a file's entries to count; the plugin checks it.
-
-    The flag cannot lower the splits of latent attention: there the engine takes as many as
-    the GPU has use for, whatever the flag says.
-    """
-    decode = problem.phase is Phase.DECODE and not problem.shares_kv
-    if decode and problem.kv_splits != ENGINE_KV_SPLITS:
-        return {KV_SPLITS_FLAG: problem.kv_splits}
-    return {}
 
 
 def _file_key(winner: Winner) -> tuple[str, str]:
@@ -144,8 +136,8 @@ def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
         environment.engine_version,
         environment.triton,
         environment.kernel_hash,
-        (),
-        server_flags(problem),
+        entries=(),
+        server_flags={},
     )
 
 
@@ -230,4 +222,4 @@ def _measured_earlier(path: Path, new: AttentionFile) -> dict[Bucket, dict[str, 
         kept = {bucket: row for bucket, row in believed.items() if _is_measured(row)}
     except (MalformedConfigFile, ValueError, KeyError, TypeError):
         return {}
-    return kept if replace(old, entries=()) == new else {}
+    return kept if replace(old, entries=(), server_flags={}) == new else {}

@@ -1,4 +1,4 @@
-"""Which server flags the exported decode files are worth.
+"""The server flag that exported decode files are for.
 
 The number of KV splits is the server's to choose, not a launch's: a file is for one number, and a
 server uses those that were made for its own. Where several numbers were measured the best one is
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.export.attention import AttentionFileExport, server_flags
+from tuner.export.attention import AttentionFileExport
 from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.results import Status
 
+KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 # Each number is measured in a run of its own, so a smaller gain over the engine's own is none.
 MARGIN = 1.01
 
@@ -24,10 +25,11 @@ _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cache
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """What to start a server with for a decode problem's files."""
+    """What to start a server with for the best of a decode problem's files."""
 
-    problem: Attention
-    flags: Mapping[str, int | str]  # none: the engine's own choice is best, or no other is known
+    problem: Attention  # of that file
+    triton: str
+    flags: Mapping[str, int | str]  # none where no file is known to be best
     reason: str
 
     def as_json(self) -> dict[str, Any]:
@@ -36,7 +38,7 @@ class ServerFlags:
 
     def __str__(self) -> str:
         words = " ".join(f"{name} {value}" for name, value in self.flags.items())
-        return f"{self.problem.spec()}: {words or 'no flag'}; {self.reason}"
+        return f"{self.problem.spec()}: {words or 'none'}; {self.reason}"
 
 
 def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
@@ -53,40 +55,52 @@ def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
     ]
 
 
-def _advice(files: Sequence[AttentionFileExport]) -> ServerFlags:
-    problems = [file.problem for file in files]
+def with_advised_flags(files: Sequence[AttentionFileExport]) -> list[AttentionFileExport]:
+    """The files, of each decode problem's the best one with the flag that it is for."""
+    flags = {(one.problem, one.triton): one.flags for one in advised_flags(files)}
+    return [file.with_flags(flags.get((file.problem, file.triton), {})) for file in files]
+
+
+def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
+    files = {file.problem.kv_splits: file for file in group}
     if len(files) == 1:
-        only = problems[0]
-        return ServerFlags(only, server_flags(only), "the file does not count without it")
-    numbers = [str(problem.kv_splits) for problem in problems]
-    listed = f"{', '.join(numbers[:-1])} and {numbers[-1]} splits"
+        return _advise(group[0], "no other number of splits was tuned")
+    *some, last = files
+    listed = f"{', '.join(map(str, some))} and {last} splits"
+    usual = files.get(ENGINE_KV_SPLITS)
     means = _means(files)
     if means is None:
         why = f"{listed} were not measured at the same points by the same software"
-        return ServerFlags(problems[0], {}, why)
-    best = min(problems, key=lambda problem: means[problem])
-    why = f"of {listed} the fastest"
-    usual = replace(best, kv_splits=ENGINE_KV_SPLITS)
-    if usual in means and best != usual:
-        gain = means[usual] / means[best]
-        if gain < MARGIN:
-            best, why = usual, f"{best.kv_splits} splits are hardly faster"
-        else:
-            why = f"{gain:.3f}x as fast as {ENGINE_KV_SPLITS} splits"
-    return ServerFlags(best, server_flags(best), why)
+        if usual:
+            return _advise(usual, f"{why}, so the engine's own stay")
+        return ServerFlags(group[0].problem, group[0].triton, {}, why)
+    best = min(means, key=lambda splits: means[splits])
+    if usual is None or best == ENGINE_KV_SPLITS:
+        return _advise(files[best], f"of {listed} the fastest")
+    gain = means[ENGINE_KV_SPLITS] / means[best]
+    if gain < MARGIN:
+        return _advise(usual, f"{best} splits are hardly faster")
+    return _advise(files[best], f"{gain:.3f}x as fast as with {ENGINE_KV_SPLITS} splits")
 
 
-def _means(files: Sequence[AttentionFileExport]) -> dict[Attention, float] | None:
-    """The geometric mean of a decode's microseconds, both stages together, for each file.
+def _advise(file: AttentionFileExport, reason: str) -> ServerFlags:
+    flags: dict[str, int | str] = {KV_SPLITS_FLAG: file.problem.kv_splits}
+    return ServerFlags(file.problem, file.triton, flags, reason)
+
+
+def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:
+    """By number of splits, the geometric mean of a decode's microseconds, both stages together.
 
     None where the files cannot be compared: other points, other software, or predictions.
     """
-    rows = [dict(_rows(file)) for file in files]
-    places, environment = rows[0].keys(), next(iter(rows[0].values()))["environment"]
-    for one in rows:
-        if one.keys() != places or not all(_measured_in(environment, r) for r in one.values()):
+    rows = {splits: dict(_rows(file)) for splits, file in files.items()}
+    first = next(iter(rows.values()))
+    environment = next(iter(first.values()))["environment"]
+    for one in rows.values():
+        measured = all(_measured_in(environment, row) for row in one.values())
+        if one.keys() != first.keys() or not measured:
             return None
-    return {file.problem: _mean(one) for file, one in zip(files, rows, strict=True)}
+    return {splits: _mean(one) for splits, one in rows.items()}
 
 
 def _rows(file: AttentionFileExport) -> Iterator[tuple[tuple[str, int, int], Mapping[str, Any]]]:
