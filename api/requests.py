@@ -17,7 +17,15 @@ from tuner.checkpoints import (
 from tuner.devices import find_device
 from tuner.errors import BadInput
 from tuner.jobs import JobRequest
-from tuner.problems import FusedMoe, Gemm
+from tuner.problems import (
+    FAMILIES,
+    Attention,
+    Gemm,
+    Problem,
+    names_attention,
+    parse_attention,
+)
+from tuner.workloads import WorkPoint, read_points
 from workers.settings import Settings
 from workers.watches import Watch, engine_version
 
@@ -25,21 +33,23 @@ from workers.watches import Watch, engine_version
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
     """The job, and what was assumed of its model. Raises BadInput."""
     check_measure(body.measure, settings)
-    resolved, label = _resolve(body)
-    gemms = tuple(gemm for gemm in Gemm if gemm in body.gemms)
+    problem, notes, label = _resolve(body)
+    if isinstance(problem, Attention) and "gemms" in body.model_fields_set:
+        raise BadInput("gemms are a fused-MoE layer's: attention has none to choose")
     request = JobRequest(
-        problem=resolved.problem,
+        problem=problem,
         device=body.device,
         engine=body.engine,
         measure=body.measure,
         batch_sizes=tuple(body.batch_sizes) if body.batch_sizes else None,
-        gemms=gemms,
+        gemms=tuple(gemm for gemm in Gemm if gemm in body.gemms),
+        workload=_workload(body),
         effort=body.effort,
         wide=body.wide,
         seed=body.seed,
         model=body.name or label,
     )
-    return request, resolved.notes
+    return request, notes
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
@@ -58,7 +68,21 @@ def check_measure(measure: str, settings: Settings) -> None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
-def _resolve(body: SubmitJob) -> tuple[Resolved, str]:
+def _workload(body: SubmitJob) -> str | tuple[WorkPoint, ...]:
+    if isinstance(body.workload, list):
+        return read_points([point.model_dump() for point in body.workload])
+    return body.workload or ""
+
+
+def _resolve(body: SubmitJob) -> tuple[Problem, tuple[str, ...], str]:
+    """The problem, what was assumed of its model, and the model's name where it has one."""
+    if isinstance(body.model, str) and names_attention(body.model):
+        return parse_attention(body.model), (), ""
+    resolved, label = _resolve_layer(body)
+    return resolved.problem, resolved.notes, label
+
+
+def _resolve_layer(body: SubmitJob) -> tuple[Resolved, str]:
     options: dict[str, Any] = {
         "tp": body.tp,
         "ep": body.ep,
@@ -88,4 +112,4 @@ def _plain_name(text: str) -> str:
 
 
 def _is_preset(text: str) -> bool:
-    return not text.startswith(f"{FusedMoe.family}:") and parse_config_name(text) is None
+    return text.partition(":")[0] not in FAMILIES and parse_config_name(text) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -12,6 +12,7 @@ from tuner.errors import did_you_mean
 from tuner.jobs import JobState
 from tuner.problems import Dtype, Gemm
 from tuner.space import Effort
+from tuner.workloads import MAX_BATCH, MAX_CACHED, MAX_NEW, MAX_POINTS, MAX_WEIGHT
 
 
 def _number(value: object) -> object:
@@ -28,6 +29,10 @@ BatchSize = Annotated[int, Field(ge=1, lt=1 << 20), BeforeValidator(_number)]
 Groups = Annotated[int, Field(ge=0, lt=1 << 20), BeforeValidator(_number)]
 # Up to where every JSON reader has whole numbers exactly.
 Seed = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_number)]
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT), BeforeValidator(_number)]
+Sequences = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_number)]
+NewTokens = Annotated[int, Field(ge=1, le=MAX_NEW), BeforeValidator(_number)]
+CachedTokens = Annotated[int, Field(ge=0, le=MAX_CACHED), BeforeValidator(_number)]
 Flag = Annotated[bool, Field(strict=True)]
 ModelText = Annotated[
     str,
@@ -36,7 +41,8 @@ ModelText = Annotated[
         max_length=2000,
         pattern=r"^[^\x00-\x1f\x7f]*$",
         description="A preset of GET /v1/models, a problem (fused_moe:E=..,N=..,K=..,top_k=..,"
-        "dtype=..), or an engine's warning that it found no config file. Never a path.",
+        "dtype=.. or decode_attention:q_heads=..,kv_heads=..,Lq=..,Lv=..,dtype=..), or an engine's "
+        "warning that it found no config file. Never a path.",
         examples=["deepseek-r1"],
     ),
 ]
@@ -56,6 +62,15 @@ class Strict(BaseModel):
                     near = did_you_mean(str(name)[:100], cls.model_fields)
                     raise ValueError(f"unknown field {str(name)[:100]!r}{near}")
         return values
+
+
+class WorkPointIn(Strict):
+    """One size to tune attention for."""
+
+    batch_size: Sequences
+    new_tokens: NewTokens = Field(1, description="Of the longest sequence; 1 is decode.")
+    cached_tokens: CachedTokens = Field(0, description="Of a sequence, on average.")
+    weight: Weight = Field(1.0, description="How much of the work it is, beside the others.")
 
 
 class SubmitJob(Strict):
@@ -87,9 +102,19 @@ class SubmitJob(Strict):
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     batch_sizes: list[BatchSize] | None = Field(
-        None, min_length=1, max_length=64, description="Default: the engine's own."
+        None,
+        min_length=1,
+        max_length=64,
+        description="A fused-MoE layer's tokens; default: the engine's own.",
     )
-    gemms: list[Gemm] = Field([Gemm.UP, Gemm.DOWN], min_length=1, max_length=2)
+    gemms: list[Gemm] = Field(
+        [Gemm.UP, Gemm.DOWN], min_length=1, max_length=2, description="A fused-MoE layer's."
+    )
+    workload: (
+        Literal["chat", "long-context", "offline"]
+        | Annotated[list[WorkPointIn], Field(min_length=1, max_length=MAX_POINTS)]
+        | None
+    ) = Field(None, description="Attention's: a use, or its points; default: chat.")
     effort: Effort = Effort.STANDARD
     wide: Flag | None = Field(
         None,
@@ -100,7 +125,10 @@ class SubmitJob(Strict):
 
     def canonical(self) -> bytes:
         """Equal for equal requests, however their JSON was written."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
+        values = self.model_dump(mode="json")
+        if values["workload"] is None:  # as a body was before there were workloads
+            del values["workload"]
+        return json.dumps(values, sort_keys=True).encode()
 
 
 class Page(Strict):

@@ -30,7 +30,7 @@ class RequestOut(BaseModel):
     batch_sizes: list[int] | None = Field(None, description="Absent for attention.")
     gemms: list[str] | None = Field(None, description="Absent for attention.")
     workload: str | list[WorkPointOut] | None = Field(
-        None, description="Attention's: a use by name, or its points; else absent."
+        None, description="Attention's: a use, its points, or null: the usual; else absent."
     )
     effort: str
     wide: bool | None

@@ -10,17 +10,18 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
 
 from tuner.devices import find_device
 from tuner.errors import BadInput, did_you_mean
-from tuner.problems import FusedMoe, Gemm, parse_problem
+from tuner.problems import BATCH_SIZES, Attention, FusedMoe, Gemm, Point, Problem, parse_problem
 from tuner.results import MeasureKind
 from tuner.space import Effort
 from tuner.ways import parse_effort, parse_gemms, parse_source
+from tuner.workloads import Workload, WorkPoint, default_workload, read_points, usual_workload
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
@@ -62,12 +63,15 @@ class JobRequest:
     Raises BadInput for a value that no worker could run.
     """
 
-    problem: FusedMoe
+    problem: Problem
     device: str  # any spelling is taken, the device table's is kept
     engine: str = "sglang"  # or sglang==VERSION
     measure: str = "gpu"  # gpu, predict or replay:FILE, FILE as the worker sees it
-    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
-    gemms: tuple[Gemm, ...] = FusedMoe.gemms
+    # A fused-MoE layer's batch sizes (None: the engine's own, or the recording's) and gemms.
+    batch_sizes: tuple[int, ...] | None = None
+    gemms: tuple[Gemm, ...] = FusedMoe.gemms  # none of attention's
+    # Attention's: a use by name ("": the usual one), or the points themselves.
+    workload: str | tuple[WorkPoint, ...] = ""
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # beyond the engine's own grid; None: where times are measured
     seed: int = 0
@@ -76,12 +80,53 @@ class JobRequest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
         parse_source(self.measure)
+        if isinstance(self.problem, Attention):
+            self._check_attention()
+        else:
+            self._check_layer()
+        if not 0 <= self.seed < 1 << 63:
+            raise BadInput(f"seed is a whole number from 0 to 2**63 - 1, not {self.seed}")
+
+    def _check_layer(self) -> None:
         if self.batch_sizes is not None:
             object.__setattr__(self, "batch_sizes", _checked_sizes(self.batch_sizes))
         if not self.gemms:
             raise BadInput("a job needs at least one gemm: up, down, or both")
-        if not 0 <= self.seed < 1 << 63:
-            raise BadInput(f"seed is a whole number from 0 to 2**63 - 1, not {self.seed}")
+        if self.workload:
+            raise BadInput("a workload is attention's: a fused-MoE layer has batch sizes")
+
+    def _check_attention(self) -> None:
+        if self.batch_sizes is not None:
+            raise BadInput("batch sizes are a fused-MoE layer's: attention has a workload")
+        object.__setattr__(self, "gemms", ())
+        self.points  # an unknown use, or one without such points, is refused here  # noqa: B018
+
+    @property
+    def work(self) -> Workload | None:
+        """Attention's workload; None where the usual one, or a recording's, is asked for."""
+        if not self.workload:
+            return None
+        assert isinstance(self.problem, Attention)  # a layer with a workload is refused
+        if isinstance(self.workload, str):
+            return default_workload(self.problem.phase, self.workload)
+        return Workload("the workload", self.workload)
+
+    @property
+    def points(self) -> frozenset[Point]:
+        """What is to be tuned; empty where the recording that is replayed says it."""
+        replayed = not self.batch_sizes and not self.workload and self.measure.startswith("replay:")
+        if replayed:
+            return frozenset()
+        problem = self.problem
+        if isinstance(problem, FusedMoe):
+            sizes = self.batch_sizes or BATCH_SIZES
+            return frozenset(Point(size, gemm) for size in sizes for gemm in self.gemms)
+        work = (self.work or usual_workload(problem.phase)).for_problem(problem)
+        return frozenset(
+            Point(at.batch_size, part, at.new_tokens, at.cached_tokens)
+            for at in work.points
+            for part in problem.parts
+        )
 
     @property
     def needs_gpu(self) -> bool:
@@ -100,25 +145,37 @@ class JobRequest:
             "device": self.device,
             "engine": self.engine,
             "measure": self.measure,
-            "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
-            "gemms": [gemm.value for gemm in self.gemms],
+            **self._sizes_json(),
             "effort": self.effort.value,
             "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
         }
 
+    def _sizes_json(self) -> dict[str, Any]:
+        """Its own family's fields, so that a request keeps its key when others have more."""
+        if isinstance(self.problem, Attention):
+            if isinstance(self.workload, str):
+                return {"workload": self.workload or None}
+            return {"workload": [asdict(point) for point in self.workload]}
+        return {
+            "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
+            "gemms": [gemm.value for gemm in self.gemms],
+        }
+
 
 def read_request(values: Mapping[str, Any]) -> JobRequest:
     """A request from the JSON object that `JobRequest.as_json` makes."""
-    sizes = values["batch_sizes"]
+    sizes, gemms = values.get("batch_sizes"), values.get("gemms")
+    workload = values.get("workload") or ""
     return JobRequest(
         problem=parse_problem(values["problem"]),
         device=values["device"],
         engine=values["engine"],
         measure=values["measure"],
         batch_sizes=None if sizes is None else tuple(sizes),
-        gemms=parse_gemms(",".join(values["gemms"])),
+        gemms=parse_gemms(",".join(gemms)) if gemms else FusedMoe.gemms,
+        workload=workload if isinstance(workload, str) else read_points(workload),
         effort=parse_effort(values["effort"]),
         wide=values["wide"],
         seed=values["seed"],

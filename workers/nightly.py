@@ -13,8 +13,9 @@ from typing import Any
 from tuner.engines import find_engine
 from tuner.errors import TunerError, UnknownEngine
 from tuner.jobs import JobRequest
+from tuner.kernels.attention import lift_attention
 from tuner.kernels.fused_moe import lift_fused_moe
-from tuner.problems import BATCH_SIZES, Point
+from tuner.problems import FusedMoe
 from tuner.results import Environment, MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
@@ -162,12 +163,9 @@ def _answers(found: Iterable[Published], device: str, engine: str, measure: str)
 
 
 def _judge(request: JobRequest, stored: Sequence[Published]) -> Judged:
-    sizes = request.batch_sizes or BATCH_SIZES
-    if request.batch_sizes is None and request.measure.startswith("replay:"):
-        sizes = ()  # the recording's own: whatever it has was tuned
     stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
     mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
-    wanted = {Point(size, gemm) for size in sizes for gemm in request.gemms} or set(mine)
+    wanted = request.points or set(mine)  # of a recording, whatever it has was tuned
     lacking = wanted - set(mine)
     if lacking or not wanted:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
@@ -183,7 +181,7 @@ def _why_stale(
 ) -> str | None:
     """What has changed since: on the engine here, and on the device as last seen by a worker."""
     newest = max(stored, key=lambda one: (one.published_at, one.run_id)).environment
-    now = _environment_now(newest, request.engine)
+    now = _environment_now(newest, request)
     for one in used:
         for name in _OF_KERNELS + (_OF_GPU if request.needs_gpu else ()):
             old, new = getattr(one.environment, name), getattr(now, name)
@@ -192,15 +190,18 @@ def _why_stale(
     return None
 
 
-def _environment_now(newest: Environment, spec: str) -> Environment:
-    changes = {"engine_version": engine_version(spec), "kernel_hash": _kernel_hash(spec)}
+def _environment_now(newest: Environment, request: JobRequest) -> Environment:
+    spec = request.engine
+    of_kernels = _kernel_hash(spec, isinstance(request.problem, FusedMoe))
+    changes = {"engine_version": engine_version(spec), "kernel_hash": of_kernels}
     return replace(newest, **{name: value for name, value in changes.items() if value})
 
 
 @cache
-def _kernel_hash(spec: str) -> str | None:
+def _kernel_hash(spec: str, is_layer: bool) -> str | None:
     try:
-        return lift_fused_moe(find_engine(spec)).lifted.hash
+        engine = find_engine(spec)
+        return lift_fused_moe(engine).lifted.hash if is_layer else lift_attention(engine).hash
     except UnknownEngine:
         return None  # not on this machine: what the workers last saw must do
 

@@ -30,7 +30,7 @@ from tuner.errors import (
 )
 from tuner.jobs import JobRequest, Lease, read_request
 from tuner.results import MeasureKind
-from tuner.session import Request, Session
+from tuner.session import Request, open_session
 from tuner.store import Leases
 from tuner.ways import Source, parse_source
 from workers.child import GPU_VARIABLE, Outcome, Result
@@ -64,7 +64,7 @@ def read_lease(values: Mapping[str, Any]) -> Lease:
 def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
     """Tune what the lease's job asks for, and publish."""
     try:
-        with Session(_session_request(lease.request, settings)) as session:
+        with open_session(_session_request(lease.request, settings)) as session:
             session.run(leases.store(lease), progress=lambda trial: None)
     except StaleLease:
         return Result(Outcome.STALE)
@@ -93,6 +93,7 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
         source=source,
         batch_sizes=request.batch_sizes,
         gemms=request.gemms,
+        workload=request.work,
         effort=request.effort,
         wide=request.wide,
         seed=request.seed,

@@ -5,7 +5,7 @@ A nightly.toml, whose tables the API takes as JSON objects as well:
     revalidate = 2                     # the oldest results measured again, a device and night
 
     [[watch]]
-    models = ["deepseek-r1"]           # presets, or fused_moe:... problems
+    models = ["deepseek-r1"]           # presets, or problems: fused_moe:..., decode_attention:...
     devices = ["L40S", "H200"]
     tp = [8, 16]                       # the rest may be left out
     ep = [1]
@@ -34,7 +34,7 @@ from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
 from tuner.jobs import JobRequest
-from tuner.problems import parse_dtype
+from tuner.problems import Problem, names_attention, parse_attention, parse_dtype
 from tuner.tomltable import Table
 from tuner.ways import parse_effort, parse_source
 
@@ -93,16 +93,8 @@ class Watch:
         for model, device, tp, ep, dtype in choices:
             name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
             try:
-                problem = resolve(
-                    model,
-                    tp=tp,
-                    ep=ep,
-                    dtype=parse_dtype(dtype) if dtype else None,
-                    engine_version=version,
-                    device=find_device(device),
-                ).problem
                 yield JobRequest(
-                    problem=problem,
+                    problem=_problem(model, tp, ep, dtype, version, device),
                     device=device,
                     engine=self.engine,
                     measure=self.measure,
@@ -112,6 +104,21 @@ class Watch:
                 )
             except TunerError as error:
                 yield f"{name} on {device}", str(error)
+
+
+def _problem(
+    text: str, tp: int, ep: int, dtype: str | None, version: str | None, device: str
+) -> Problem:
+    if names_attention(text):
+        return parse_attention(text)
+    return resolve(
+        text,
+        tp=tp,
+        ep=ep,
+        dtype=parse_dtype(dtype) if dtype else None,
+        engine_version=version,
+        device=find_device(device),
+    ).problem
 
 
 @dataclass(frozen=True)

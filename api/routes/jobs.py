@@ -38,6 +38,7 @@ IdempotencyKey = Annotated[
     "",
     status_code=202,
     response_model=SubmittedOut,
+    response_model_exclude_unset=True,  # a request has its own family's fields alone
     responses={
         **responses(409, 415),
         202: {
@@ -79,7 +80,7 @@ def submit(
     return {**answer.job.as_json(), "created": answer.created, "notes": list(notes)}
 
 
-@router.get("", response_model=JobsOut, responses=responses())
+@router.get("", response_model=JobsOut, response_model_exclude_unset=True, responses=responses())
 def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
     """List jobs, the newest first."""
     found = api.jobs.list(
@@ -93,7 +94,12 @@ def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) ->
     return {"jobs": [job.as_json() for job in found], "next": cursor}
 
 
-@router.get("/{job_id}", response_model=JobOut, responses=responses(404))
+@router.get(
+    "/{job_id}",
+    response_model=JobOut,
+    response_model_exclude_unset=True,
+    responses=responses(404),
+)
 def show(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show a job."""
     return api.jobs.get(job_id).as_json()
@@ -102,6 +108,7 @@ def show(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
 @router.post(
     "/{job_id}/cancel",
     response_model=JobOut,
+    response_model_exclude_unset=True,
     responses={
         **responses(404),
         202: {"model": JobOut, "description": "Its worker was asked to stop."},

@@ -67,6 +67,33 @@ def test_a_recording_is_named_as_the_worker_will_see_it(
     assert json.loads(posted.stdout)["request"]["measure"] == f"replay:{RECORDING}"
 
 
+def test_attention_s_points_travel_with_the_job(tuner: Tuner, tmp_path: Path) -> None:
+    spec = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+    file = tmp_path / "own.toml"
+    file.write_text("[[point]]\nbatch_size = 64\ncached_tokens = 4096\n")
+    posted = tuner("submit", spec, "--device", "H200", "--workload", str(file), "--json")
+    request = json.loads(posted.stdout)["request"]
+    assert request["problem"] == spec
+    point = {"batch_size": 64, "new_tokens": 1, "cached_tokens": 4096, "weight": 1.0}
+    assert request["workload"] == [point]
+    refused = tuner("submit", PROBLEM.spec(), "--device", "H200", "--workload", "chat")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--workload is for attention" in refused.stderr
+
+
+def test_a_model_s_attention_is_a_job_for_each_problem(tuner: Tuner) -> None:
+    options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
+    posted = tuner("submit", "deepseek-r1", *options)
+    assert posted.exit_code == 0, posted.stderr
+    ids = posted.stdout.split()
+    listed = {job["id"]: job["request"] for job in json.loads(tuner("jobs", "--json").stdout)}
+    assert listed.keys() == set(ids)
+    assert {request["workload"] for request in listed.values()} == {"offline"}
+    families = [listed[one]["problem"].partition(":")[0] for one in ids]
+    assert sorted(set(families)) == ["decode_attention", "extend_attention"]
+    assert {request["model"] for request in listed.values()} == {"deepseek-r1"}
+
+
 def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:
     job_id = tuner(*REPLAY, f"replay:{RECORDING}", "--urgent").stdout.strip()
     assert "cancelled" in tuner("cancel", job_id).stdout

@@ -12,6 +12,7 @@ import typer
 
 from tuner.cli.app import command, print_json, say
 from tuner.cli.options import (
+    Attention,
     BatchSizes,
     BlockShape,
     DeviceName,
@@ -23,19 +24,24 @@ from tuner.cli.options import (
     Gemms,
     HiddenSize,
     Json,
+    KvSplits,
     Measure,
+    PageSize,
     Seed,
     Server,
     Target,
     TopK,
     Tp,
     Wide,
+    WorkloadName,
 )
+from tuner.cli.targets import Given, attention_work, moe_work, refuse_attention_options
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.client import Queue
     from tuner.errors import TunerError
-    from tuner.jobs import Job, JobEvent
+    from tuner.jobs import Job, JobEvent, JobRequest, Priority
+    from tuner.workloads import Workload, WorkPoint
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # a server, or database, that does not answer for so long is not waited for
@@ -75,52 +81,52 @@ def submit(
     effort: EffortName = "standard",
     wide: Wide = None,
     engine: EngineSpec = "sglang",
+    attention: Attention = False,
+    workload: WorkloadName = None,
+    page_size: PageSize = 1,
+    kv_splits: KvSplits = None,
     seed: Seed = 0,
     urgent: Annotated[bool, typer.Option("--urgent", help="Before the jobs that wait.")] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue a tuning job for a worker, and print its id."""
-    from tuner.checkpoints import resolve
+    """Queue a tuning job for a worker, and print its id; of attention, a job for each problem."""
     from tuner.devices import find_device
     from tuner.jobs import JobRequest, Priority
-    from tuner.problems import parse_block_shape, parse_dtype
+    from tuner.problems import names_attention, parse_block_shape, parse_dtype
     from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms
 
-    resolved = resolve(
-        target,
-        tp=tp,
-        ep=ep,
-        dtype=parse_dtype(dtype) if dtype else None,
-        block_shape=parse_block_shape(block_shape) if block_shape else None,
-        engine_version=_engine_version(engine),
-        device=find_device(device),
-        hidden_size=hidden_size,
-        top_k=top_k,
-        fuse_shared=fuse_shared,
-    )
-    request = JobRequest(
-        problem=resolved.problem,
-        device=device,
-        engine=engine,
-        measure=measure if server else _absolute(measure),
-        batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
-        gemms=parse_gemms(gemm),
-        effort=parse_effort(effort),
-        wide=wide,
-        seed=seed,
-        model="" if ":" in target else target,
-    )
-    for note in resolved.notes:
-        say(note)
-    with open_jobs(server) as jobs:
-        answer = jobs.submit(request, priority=Priority.URGENT if urgent else Priority.NORMAL)
-    if not answer.created:
-        say(f"the same was asked for before: it is {answer.job.state.value}")
-    if as_json:
-        print_json({**answer.job.as_json(), "created": answer.created})
+    kind = parse_dtype(dtype) if dtype else None
+    given = Given(target, find_device(device), _engine_version(engine), tp, kind)
+    if attention or names_attention(target):
+        found = attention_work(given, workload, page_size, kv_splits)
     else:
-        typer.echo(answer.job.id)
+        refuse_attention_options(workload, page_size, kv_splits)
+        block = parse_block_shape(block_shape) if block_shape else None
+        found = moe_work(given, ep, block, hidden_size, top_k, fuse_shared)
+    requests = [
+        JobRequest(
+            problem=problem,
+            device=device,
+            engine=engine,
+            measure=measure if server else _absolute(measure),
+            batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
+            gemms=parse_gemms(gemm),
+            workload=_workload(workload, points),
+            effort=parse_effort(effort),
+            wide=wide,
+            seed=seed,
+            model="" if ":" in target else target,
+        )
+        for problem, points in found.work
+    ]
+    for note in found.notes:
+        say(note)
+    priority = Priority.URGENT if urgent else Priority.NORMAL
+    with open_jobs(server) as jobs:
+        posted = [_post(jobs, request, priority, as_json) for request in requests]
+    if as_json:
+        print_json(posted[0] if len(posted) == 1 else {"jobs": posted})
 
 
 @command
@@ -251,6 +257,25 @@ def _job_table(found: Sequence[Job]) -> str:
         for job in found
     ]
     return table(headers, rows)
+
+
+def _post(queue: Queue, request: JobRequest, priority: Priority, as_json: bool) -> dict[str, Any]:
+    """The answer as JSON; else its id is printed at once, should a later job be refused."""
+    answer = queue.submit(request, priority=priority)
+    if not answer.created:
+        say(f"the same was asked for before: it is {answer.job.state.value}")
+    if not as_json:
+        typer.echo(answer.job.id)
+    return {**answer.job.as_json(), "created": answer.created}
+
+
+def _workload(text: str | None, points: Workload | None) -> str | tuple[WorkPoint, ...]:
+    """A use by its name; the points of a file, which a worker does not have."""
+    from tuner.workloads import USES
+
+    if points is None or text is None:
+        return ""
+    return text if text in USES else points.points
 
 
 def _engine_version(spec: str) -> str | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuner.devices import Device
-    from tuner.engines import Engine
     from tuner.problems import Dtype, Problem
     from tuner.workloads import Workload
 
@@ -19,7 +18,7 @@ class Given:
 
     target: str
     device: Device
-    engine: Engine
+    engine_version: str | None
     tp: int
     dtype: Dtype | None
 
@@ -30,14 +29,6 @@ class Work:
 
     work: Sequence[tuple[Problem, Workload | None]]
     notes: Sequence[str]
-
-
-def names_attention(target: str) -> bool:
-    """Whether the target is the text of an attention problem."""
-    from tuner.problems import FAMILIES, FusedMoe
-
-    family = target.partition(":")[0]
-    return family in FAMILIES and family != FusedMoe.family
 
 
 def moe_work(
@@ -57,7 +48,7 @@ def moe_work(
         ep=ep,
         dtype=given.dtype,
         block_shape=block_shape,
-        engine_version=given.engine.version,
+        engine_version=given.engine_version,
         device=given.device,
         hidden_size=hidden_size,
         top_k=top_k,
@@ -77,7 +68,7 @@ def attention_work(
         given.target,
         tp=given.tp,
         dtype=given.dtype,
-        engine_version=given.engine.version,
+        engine_version=given.engine_version,
         device=given.device,
         page_size=page_size,
         kv_splits=kv_splits,

@@ -38,7 +38,6 @@ from tuner.cli.targets import (
     Given,
     attention_work,
     moe_work,
-    names_attention,
     refuse_attention_options,
 )
 
@@ -83,13 +82,13 @@ def tune(
     """Find the fastest configurations of a fused-MoE layer, or of attention, and store them."""
     from tuner.devices import find_device
     from tuner.engines import find_engine
-    from tuner.problems import parse_block_shape, parse_dtype
+    from tuner.problems import names_attention, parse_block_shape, parse_dtype
     from tuner.session import Request
     from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms, parse_source
 
-    given = Given(
-        target, find_device(device), find_engine(engine), tp, dtype and parse_dtype(dtype)
-    )
+    card, found_engine = find_device(device), find_engine(engine)
+    kind = parse_dtype(dtype) if dtype else None
+    given = Given(target, card, found_engine.version, tp, kind)
     if attention or names_attention(target):
         found = attention_work(given, workload, page_size, kv_splits)
     else:
@@ -100,7 +99,7 @@ def tune(
         Request(
             problem=problem,
             device=given.device,
-            engine=given.engine,
+            engine=found_engine,
             batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
             gemms=parse_gemms(gemm),
             workload=points,

@@ -9,6 +9,7 @@ from tuner.problems.points import PARTS, Candidate, Config, Gemm, Part, Point, S
 from tuner.problems.text import (
     FAMILIES,
     Problem,
+    names_attention,
     parse_attention,
     parse_block_shape,
     parse_fused_moe,
@@ -31,6 +32,7 @@ __all__ = [
     "Point",
     "Problem",
     "Stage",
+    "names_attention",
     "parse_attention",
     "parse_block_shape",
     "parse_dtype",

@@ -31,6 +31,12 @@ def parse_problem(text: str) -> Problem:
     return parse_fused_moe(text) if family == FusedMoe.family else parse_attention(text)
 
 
+def names_attention(text: str) -> bool:
+    """Whether this is an attention problem's text, be it right or wrong."""
+    family = text.partition(":")[0]
+    return family in FAMILIES and family != FusedMoe.family
+
+
 def parse_fused_moe(text: str) -> FusedMoe:
     fields = _fields(text, _MOE_FIELDS, required=5)
     return FusedMoe(

@@ -1,0 +1,155 @@
+"""Attention through the queue: posted, run by a worker's own code, and shown by the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+from api_server import Server, serving
+
+from api.settings import ApiSettings
+from tuner.attention_space import attention_space
+from tuner.devices import find_device
+from tuner.jobs import Ask, JobRequest
+from tuner.measure.attention_recording import write_attention_recording
+from tuner.problems import Attention, Candidate, Point, Stage, parse_attention
+from tuner.results import Compiled, Measurement, Status, Trial
+from tuner.store import Leases, NightStore, Store
+from workers.child import Outcome
+from workers.nightly import Standing, plan, watch_list_of
+from workers.run_job import do_job
+from workers.settings import Settings
+from workers.watches import Watch
+
+SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+PROBLEM: Attention = parse_attention(SPEC)
+POINTS = [{"batch_size": size, "cached_tokens": 4096} for size in (1, 64)]
+JOB = {"model": SPEC, "device": "H200", "measure": "replay:decode.csv", "workload": POINTS}
+STAGES = (Stage.DECODE, Stage.REDUCE)
+
+
+@pytest.fixture
+def settings(store_url: str, tmp_path: Path) -> Settings:
+    """With a recording in which more warps are always faster."""
+    device = find_device("H200")
+    trials = [
+        Trial(
+            Candidate(Point(size, stage, 1, 4096), config),
+            Compiled(Status.OK, shared_bytes=1024),
+            Measurement(Status.OK, 100.0 / config["num_warps"] + size),
+        )
+        for size in (1, 64)
+        for stage in STAGES
+        for config in attention_space(PROBLEM, device, stage).configs()
+    ]
+    write_attention_recording(tmp_path / "decode.csv", PROBLEM, trials)
+    return Settings(store_url, recordings=tmp_path)
+
+
+@pytest.fixture
+def server(settings: Settings) -> Iterator[Server]:
+    with serving(ApiSettings(settings)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For requests that must not get as far as the store."""
+    folder = tmp_path_factory.mktemp("api")
+    url = f"sqlite:///{folder / 'tuner.db'}"
+    with serving(ApiSettings(Settings(url, recordings=folder))) as running:
+        yield running
+
+
+@pytest.fixture
+def leases(server: Server, settings: Settings) -> Iterator[Leases]:
+    with Leases.open(settings.database_url) as opened:
+        yield opened
+
+
+def run_next(leases: Leases, settings: Settings) -> None:
+    lease = leases.claim([Ask(needs_gpu=False)], "test")
+    assert lease is not None
+    result = do_job(lease, leases, settings)
+    assert result.outcome is Outcome.DONE, result.reason
+
+
+def test_a_job_is_run_and_its_results_are_shown(
+    server: Server, leases: Leases, settings: Settings
+) -> None:
+    answer = server.call("POST", "/v1/jobs", JOB)
+    assert answer.status == 202, answer.body
+    job = answer.json
+    assert job["request"]["problem"] == SPEC
+    assert job["request"]["workload"] == [{**p, "new_tokens": 1, "weight": 1.0} for p in POINTS]
+    assert job["request"].keys().isdisjoint({"gemms", "batch_sizes"})
+    run_next(leases, settings)
+    assert server.call("GET", f"/v1/jobs/{job['id']}").json["state"] == "done"
+
+    winners = server.call("GET", f"/v1/jobs/{job['id']}/winners").json["winners"]
+    assert [(w["batch_size"], w["new_tokens"], w["cached_tokens"], w["part"]) for w in winners] == [
+        (size, 1, 4096, stage.value) for size in (1, 64) for stage in STAGES
+    ]
+    assert {w["config"]["num_warps"] for w in winners} == {8}
+    assert {w["median_us"] - w["batch_size"] for w in winners} == {12.5}
+    assert all("gemm" not in w and w["incumbents"]["default"] for w in winners)
+
+    tried, after = [], ""
+    while after is not None:
+        page = server.call("GET", f"/v1/jobs/{job['id']}/trials?limit=7{after}").json
+        tried += [
+            (t["part"], t["batch_size"], t["cached_tokens"], str(t["config"]))
+            for t in page["trials"]
+        ]
+        after = page["next"] and f"&after={page['next']}"
+    assert len(tried) == len(set(tried)) > 40
+    assert {at[:2] for at in tried} == {(stage.value, size) for stage in STAGES for size in (1, 64)}
+
+
+@pytest.mark.parametrize("workload", [None, "offline"])
+def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
+    job = server.submit(**{**JOB, "tp": 1, "dtype": None, "measure": "gpu", "workload": workload})
+    assert job["request"]["workload"] == workload
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gemms": ["up"]}, "gemms are a fused-MoE layer's"),
+        ({"batch_sizes": [1]}, "batch sizes are a fused-MoE layer's"),
+        ({"workload": "offlin"}, "'offline'"),
+        ({"workload": []}, "at least 1 item"),
+        ({"workload": [{"batch_size": 0}]}, "greater than or equal to 1"),
+        ({"workload": [{"batch_size": 4, "new_tokens": 9}]}, "has no point of decode"),
+        ({"workload": [*POINTS, POINTS[0]]}, "point 3 is point 1 again"),
+        ({"workload": [{"batch_size": 4, "weigth": 2}]}, "did you mean 'weight'?"),
+        ({"model": SPEC.replace("splits", "split")}, "did you mean 'kv_splits'?"),
+        ({"model": "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"}, "a workload is attention's"),
+    ],
+)
+def test_a_mistake_is_named(untouched: Server, change: dict[str, object], said: str) -> None:
+    assert said in untouched.call("POST", "/v1/jobs", {**JOB, **change}).problem(422)
+    assert untouched.call("GET", "/v1/jobs").json["jobs"] == []
+
+
+def test_a_watched_problem_is_judged_at_its_own_points(
+    server: Server, leases: Leases, settings: Settings
+) -> None:
+    with Store.open(settings.database_url) as store:
+        watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
+        nights = NightStore.sharing(store)
+        nights.add_watch(watch.as_json(), watch.key, "test")
+        on_gpu = Watch((SPEC,), ("H200",))
+        nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")
+
+        def standings() -> list[Standing]:
+            judged = plan(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
+            assert all(isinstance(one.request, JobRequest) for one in judged)
+            return [one.standing for one in judged]
+
+        assert standings() == [Standing.MISSING] * 2
+        server.submit(**{**JOB, "tp": 1, "dtype": None})
+        run_next(leases, settings)
+        assert standings() == [Standing.TUNED, Standing.MISSING]

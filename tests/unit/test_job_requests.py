@@ -1,0 +1,85 @@
+"""Requests of jobs: what they stand for, as JSON and as a key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tuner.errors import BadInput
+from tuner.jobs import JobRequest, read_request
+from tuner.problems import BATCH_SIZES, Gemm, Point, Stage, parse_problem
+from tuner.workloads import WorkPoint, usual_workload
+
+LAYER = JobRequest(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
+DECODE = JobRequest(
+    parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"), "H200"
+)
+OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        LAYER,
+        replace(LAYER, gemms=(Gemm.DOWN,), batch_sizes=(1, 2)),
+        DECODE,
+        replace(DECODE, workload="offline"),
+        replace(DECODE, workload=OWN),
+    ],
+)
+def test_a_request_comes_back_from_json(request_: JobRequest) -> None:
+    assert read_request(request_.as_json()) == request_
+
+
+def test_a_stored_layer_s_request_keeps_its_key() -> None:
+    """Equal to what versions without attention made of it, so that their jobs still answer."""
+    assert LAYER.key == "ad5868f6098a0fdefeef5add881e58b11bbc5a0e22f7c29a747872c98fc3ece3"
+    assert LAYER.as_json().keys() == {
+        *("problem", "device", "engine", "measure", "batch_sizes", "gemms"),
+        *("effort", "wide", "seed", "model"),
+    }
+
+
+def test_every_workload_is_another_job() -> None:
+    ways: list[Any] = ["", "chat", "offline", OWN, OWN[:1], (replace(OWN[0], weight=3.0), OWN[1])]
+    assert len({replace(DECODE, workload=way).key for way in ways}) == len(ways)
+
+
+def test_attention_has_no_gemms() -> None:
+    assert DECODE.gemms == ()
+    assert "gemms" not in DECODE.as_json()
+
+
+@pytest.mark.parametrize(
+    ("request_", "change", "said"),
+    [
+        (LAYER, {"workload": "chat"}, "a workload is attention's"),
+        (DECODE, {"batch_sizes": (1,)}, "batch sizes are a fused-MoE layer's"),
+        (DECODE, {"workload": "chatt"}, "'chatt'.*chat"),
+        (DECODE, {"workload": (WorkPoint(4, 512, 0),)}, "the workload has no point of decode"),
+    ],
+)
+def test_what_no_worker_could_run_is_refused(
+    request_: JobRequest, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        replace(request_, **change)
+
+
+def test_the_points_of_a_request() -> None:
+    assert LAYER.points == {Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm}
+    assert replace(LAYER, gemms=(Gemm.UP,), batch_sizes=(4,)).points == {Point(4, Gemm.UP)}
+    assert replace(DECODE, workload=OWN).points == {
+        Point(size, stage, 1, cached)
+        for size, cached in ((64, 4096), (8, 512))
+        for stage in (Stage.DECODE, Stage.REDUCE)
+    }
+    usual = usual_workload(DECODE.problem.phase).points
+    assert {point.batch_size for point in DECODE.points} == {at.batch_size for at in usual}
+
+
+@pytest.mark.parametrize("request_", [LAYER, DECODE])
+def test_a_recording_says_its_points_itself(request_: JobRequest) -> None:
+    assert replace(request_, measure="replay:x.csv").points == set()
