@@ -37,7 +37,7 @@ demo: install
 test: install $(VENV)/.installed-dev $(TEST_ENGINES)
 	$(BIN)/python -m pytest -m 'not gpu'
 
-# About ten minutes on two cores. It kills only what it started.
+# About a quarter of an hour on two cores. It kills only what it started.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/chaos.md
 

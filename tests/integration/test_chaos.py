@@ -20,5 +20,5 @@ def test_nothing_is_lost_or_done_twice() -> None:
         [sys.executable, script, *options], cwd=ROOT, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "| jobs accepted | 40 |" in run.stdout
+    assert "| jobs accepted over HTTP | 40 |" in run.stdout
     assert "Redis flushed and restarted; PostgreSQL crashed and restarted" in run.stdout
