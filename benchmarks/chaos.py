@@ -3,7 +3,7 @@
 Run from the repository's root, with the dev dependency group installed:
     .venv/bin/python benchmarks/chaos.py [--jobs 1000 --clients 8 --workers 4 --limit 1800]
 Starts its own PostgreSQL and Redis, the API, workers and beat; every few seconds one of the last
-three, or a process that tunes, gets SIGKILL, and is started again. Once Redis loses all it holds and
+three, or a process that tunes, gets SIGKILL, and is started again. Once Redis loses all it has and
 is restarted, once PostgreSQL crashes. Prints the table of docs/chaos.md; exit 1 if a promise was
 broken.
 """

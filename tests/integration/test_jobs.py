@@ -692,6 +692,19 @@ class TestCancelling:
             leases.release(lease)
         assert jobs.get(job_id).state is JobState.CANCELLED
 
+    def test_nobody_is_waited_for_whose_lease_is_over(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        lost = leases.store(claim(leases))
+        run = lost.begin_run(KEY)
+        clock.advance(LEASE + timedelta(seconds=1))  # and no worker is left to notice
+        assert jobs.cancel(job_id).state is JobState.CANCELLED
+        assert kinds(jobs, job_id)[-1] == "cancelled"
+        with pytest.raises(StaleLease):
+            lost.finish_run(run, [], Totals())
+        assert leases.expire() == []
+
     def test_a_finished_job_stays_as_it_is(self, jobs: JobStore, leases: Leases) -> None:
         job_id = jobs.submit(REQUEST).job.id
         finish(leases, claim(leases))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
@@ -53,6 +53,23 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
             assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
         with pytest.raises(StaleLease):  # it goes on, and writes nothing
             stopped.heartbeat(lease)
+
+
+def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = Leases.sharing(jobs)
+    hour = timedelta(hours=1)
+    for wrong in (utc_now() + hour, utc_now() - hour):
+        monkeypatch.setattr("tuner.store.database.utc_now", lambda wrong=wrong: wrong)
+        job_id = jobs.submit(REQUEST).job.id
+        lease = leases.claim([Ask(needs_gpu=False)], "worker")  # at once, whoever posted it
+        assert lease is not None
+        expires_at = jobs.get(job_id).lease_expires_at
+        assert expires_at is not None
+        assert abs(expires_at - LEASE - datetime.now(timezone.utc)) < hour / 2
+        assert leases.expire() == []
+        leases.fail(lease, "done with")
 
 
 def test_the_server_s_own_isolation_level_is_not_taken_over(postgres_url: str) -> None:

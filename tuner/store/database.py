@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tuner.store.alone import hold_beside, taken_in_transaction
@@ -16,6 +16,7 @@ from tuner.store.connect import connect, translated, turn_of, use_wal, writer
 from tuner.store.schema import bring_to_head
 
 D = TypeVar("D", bound="Database")
+Clock = Callable[[], datetime]
 
 
 class Database:
@@ -99,3 +100,16 @@ def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sq
 
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+def time_of(connection: Connection, clock: Clock | None) -> datetime:
+    """`clock`'s time, or that of the database's own host, which all who write to it share.
+
+    By its own, a host whose clock is a minute ahead would find every lease expired.
+    """
+    if clock is not None:
+        return clock()
+    if connection.dialect.name == "postgresql":
+        now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+        return now.astimezone(timezone.utc)
+    return utc_now()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
@@ -18,11 +18,9 @@ from tuner.jobs import (
     Priority,
     Submitted,
 )
-from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.database import Clock, Database, insert_into, time_of
 from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_event, read_job
 from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
-
-Clock = Callable[[], datetime]
 
 
 class JobStore(Database):
@@ -31,7 +29,7 @@ class JobStore(Database):
     Every method is one transaction, and raises UnusableStore when the database fails.
     """
 
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         super().__init__(engine)
         self._clock = clock
 
@@ -53,7 +51,7 @@ class JobStore(Database):
         another submission with it, in whatever process, is under way.
         """
         with self._submission(client, idempotency_key) as connection:
-            now = self._clock()
+            now = time_of(connection, self._clock)
             if idempotency_key is None:
                 return Submitted(*_find_or_add(connection, request, priority, client, now, fresh))
             if job := _answered(connection, client, idempotency_key, body_hash):
@@ -97,13 +95,14 @@ class JobStore(Database):
             return [read_job(row) for row in connection.execute(query).mappings()]
 
     def cancel(self, job_id: str) -> Job:
-        """End a queued job, or ask its worker to; a finished one stays as it is.
+        """End a job that nobody works on, or ask its worker to; a finished one stays as it is.
 
         Raises UnknownJob.
         """
         with self._write() as connection:
-            job, now = get_job(connection, job_id, lock=True), self._clock()
-            if job.state is JobState.QUEUED:
+            job, now = get_job(connection, job_id, lock=True), time_of(connection, self._clock)
+            abandoned = job.lease_expires_at is not None and job.lease_expires_at < now
+            if job.state is JobState.QUEUED or abandoned:
                 move(connection, job_id, JobState.CANCELLED, now)
                 append_event(connection, job_id, now, JobState.CANCELLED.value, {})
             elif not job.state.finished and not job.cancel_requested:
@@ -131,8 +130,8 @@ class JobStore(Database):
 
     def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
         """Drop old keys; the number dropped. Their jobs stay."""
-        old = idempotency_keys.c.created_at < self._clock() - older_than
         with self._write() as connection:
+            old = idempotency_keys.c.created_at < time_of(connection, self._clock) - older_than
             return connection.execute(delete(idempotency_keys).where(old)).rowcount
 
     def _submission(

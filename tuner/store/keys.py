@@ -12,9 +12,8 @@ from enum import IntEnum
 from sqlalchemy import Engine, RowMapping, exists, select, update
 
 from tuner.errors import BadInput, did_you_mean
-from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
-from tuner.store.jobs import Clock
 
 PREFIX = "tuner_"  # so that a key found in a log or a repository is known for what it is
 MIN_LENGTH = 32  # of a key from elsewhere

@@ -13,10 +13,9 @@ from sqlalchemy import Connection, Engine, RowMapping, select, update
 from tuner.errors import RunInHand, StaleLease
 from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
 from tuner.results import Entry, Totals, Trial
-from tuner.store.database import Database, utc_now
+from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible
 from tuner.store.job_tables import IS_QUEUED, jobs
-from tuner.store.jobs import Clock
 from tuner.store.records import Run, RunKey
 from tuner.store.rows import storable
 from tuner.store.store import Store
@@ -33,14 +32,14 @@ class Leases(Database):
     take a Lease raise StaleLease, with nothing written, once it is lost.
     """
 
-    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         super().__init__(engine)
         self._clock = clock
 
     def claim(self, asks: Sequence[Ask], owner: str) -> Lease | None:
         """The most urgent, then oldest queued job of the first ask that has one."""
         with self._write() as connection:
-            now = self._clock()
+            now = time_of(connection, self._clock)
             while row := _next_queued(connection, asks, now):
                 values = {
                     "owner": owner,
@@ -63,7 +62,7 @@ class Leases(Database):
         """Keep the lease for another `LEASE`."""
         with self._write() as connection:
             mine = _hold(connection, lease)["id"]
-            expiry = self._clock() + LEASE
+            expiry = time_of(connection, self._clock) + LEASE
             connection.execute(
                 update(jobs).where(jobs.c.id == mine).values(lease_expires_at=expiry)
             )
@@ -84,7 +83,7 @@ class Leases(Database):
     def retry(self, lease: Lease, reason: str) -> JobState:
         """Give a failed attempt back: QUEUED after a delay, or DEAD without attempts left."""
         with self._write() as connection:
-            row, now = _hold(connection, lease), self._clock()
+            row, now = _hold(connection, lease), time_of(connection, self._clock)
             return _give_back(
                 connection, row, now, reason, RETRY_DELAY * 2 ** (row["attempts"] - 1)
             )
@@ -97,7 +96,7 @@ class Leases(Database):
     ) -> None:
         """Give the job back untried, not to be claimed for `delay`: the attempt does not count."""
         with self._write() as connection:
-            row, now = _hold(connection, lease), self._clock()
+            row, now = _hold(connection, lease), time_of(connection, self._clock)
             _set(connection, row["id"], attempts=row["attempts"] - 1)
             _give_back(connection, row, now, reason, delay, capped=False)
 
@@ -107,7 +106,7 @@ class Leases(Database):
         Safe in several processes at once.
         """
         with self._write() as connection:
-            now = self._clock()
+            now = time_of(connection, self._clock)
             expired = (
                 select(jobs)
                 .where(jobs.c.state.in_(_HELD), jobs.c.lease_expires_at < now)
@@ -128,7 +127,7 @@ class Leases(Database):
         worker that is awake goes on until there is no job left.
         """
         with self._write() as connection:
-            now = self._clock()
+            now = time_of(connection, self._clock)
             query = (
                 select(jobs)
                 .where(IS_QUEUED, jobs.c.announced_at < now - since, jobs.c.available_at <= now)
@@ -150,7 +149,7 @@ class Leases(Database):
         self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
     ) -> None:
         with self._write() as connection:
-            job_id, now = _hold(connection, lease)["id"], self._clock()
+            job_id, now = _hold(connection, lease)["id"], time_of(connection, self._clock)
             move(connection, job_id, state, now, **values)
             append_event(connection, job_id, now, state.value, data)
 
@@ -163,7 +162,7 @@ class LeasedStore(Store):
     is published twice. A run that another job is at cannot be begun: RunInHand.
     """
 
-    def __init__(self, engine: Engine, lease: Lease, clock: Clock = utc_now) -> None:
+    def __init__(self, engine: Engine, lease: Lease, clock: Clock | None = None) -> None:
         super().__init__(engine)
         self._lease = lease
         self._clock = clock
@@ -180,7 +179,7 @@ class LeasedStore(Store):
         other = select(jobs.c.id).where(*same, jobs.c.id != self._lease.job_id).limit(1)
         if found := connection.execute(other).scalar_one_or_none():
             raise RunInHand(f"job {found} is at the same run")
-        now = self._clock()
+        now = time_of(connection, self._clock)
         move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
         data = {"run_id": run.id, "environment": asdict(key.environment)}
         append_event(connection, self._lease.job_id, now, JobState.RUNNING.value, data)
@@ -189,14 +188,16 @@ class LeasedStore(Store):
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         inserted = super()._add(connection, run, new)
         data = {"tried": len(new), "new": inserted, "best_us": _best(new)}
-        append_event(connection, self._lease.job_id, self._clock(), "trials", data)
+        append_event(
+            connection, self._lease.job_id, time_of(connection, self._clock), "trials", data
+        )
         return inserted
 
     def _finish(
         self, connection: Connection, run: Run, entries: Iterable[Entry], totals: Totals
     ) -> None:
         super()._finish(connection, run, entries, totals)
-        now = self._clock()
+        now = time_of(connection, self._clock)
         move(connection, self._lease.job_id, JobState.DONE, now, error="")
         data = {"run_id": run.id, "totals": asdict(totals)}
         append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)

@@ -9,9 +9,8 @@ from typing import Any
 
 from sqlalchemy import Engine, RowMapping, delete, select, update
 
-from tuner.store.database import Database, insert_into, utc_now
+from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import nightly_runs, watches
-from tuner.store.jobs import Clock
 
 GIVEN_UP = timedelta(minutes=5)  # a night begun before that, and not finished, was killed
 
