@@ -175,8 +175,10 @@ def _check_values(value: object) -> None:
 
 
 def _check_text(text: str) -> None:
-    if "\0" in text or not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise Refused(400, "a string holds a NUL or half a character")
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise Refused(400, "a string holds half a character")
+    if "\0" in text:  # JSON it is, and so the schema has it; PostgreSQL cannot hold it
+        raise Refused(422, "a string holds a NUL")
 
 
 def _bounded(text: str) -> int:
