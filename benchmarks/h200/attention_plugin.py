@@ -2,10 +2,10 @@
 
     python benchmarks/h200/attention_plugin.py ROOT OUT.json REPORTS.jsonl...
 
-ROOT is what `tuner export` wrote; the reports (`tuner tune --json`, one a line) say at which points. Each
-point's inputs go to sglang's own extend_attention_fwd or decode_attention_fwd: once with the
-engine's constants, and, after the plugin is applied, once more. Both are CUDA graphs, replayed
-in turn. sglang must be importable.
+ROOT is what `tuner export` wrote; the reports (`tuner tune --json`, one a line) say at which
+points. Each point's inputs go to sglang's own extend_attention_fwd or decode_attention_fwd: once
+with the engine's constants, and, after the plugin is applied, once more. Both are CUDA graphs,
+replayed in turn. sglang must be importable.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from pathlib import Path
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices import Device, find_device
 from tuner.engines import Engine, find_engine
+from tuner.kernels.attention import lift_attention
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.lane import Limits
-from tuner.problems import Candidate, Config, FusedMoe, Gemm, Point
+from tuner.problems import Attention, Candidate, Config, Gemm, Point, Problem
 from tuner.results import Trial
 
 POINTS = tuple(Point(size, gemm) for size in (3, 8, 256) for gemm in Gemm)
@@ -27,7 +28,7 @@ def this_device() -> Device:
 
 @contextlib.contextmanager
 def open_bench(
-    problem: FusedMoe,
+    problem: Problem,
     cache: Path,
     *,
     device: Device | None = None,
@@ -36,9 +37,13 @@ def open_bench(
     limits: Limits = Limits(),
 ) -> Iterator[GpuBench]:
     device, engine = device or this_device(), engine or find_engine("sglang")
+    if isinstance(problem, Attention):
+        bind = lift_attention(engine).binder(problem, device.arch)
+    else:
+        bind = lift_fused_moe(engine).binder(problem, device.arch)
     with Farm(cache_dir=cache) as farm:
         bench = open_gpu_bench(
-            KernelCompiler(farm, lift_fused_moe(engine).binder(problem, device.arch), device),
+            KernelCompiler(farm, bind, device),
             farm,
             engine=f"{engine.name}=={engine.version}",
             problem=problem,
