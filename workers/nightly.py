@@ -191,14 +191,15 @@ def _why_stale(
 
 
 def _environment_now(newest: Environment, request: JobRequest) -> Environment:
-    spec = request.engine
-    of_kernels = _kernel_hash(spec, isinstance(request.problem, FusedMoe))
-    changes = {"engine_version": engine_version(spec), "kernel_hash": of_kernels}
+    version = engine_version(request.engine)
+    of_kernels = _kernel_hash(request.engine, version, isinstance(request.problem, FusedMoe))
+    changes = {"engine_version": version, "kernel_hash": of_kernels}
     return replace(newest, **{name: value for name, value in changes.items() if value})
 
 
 @cache
-def _kernel_hash(spec: str, is_layer: bool) -> str | None:
+def _kernel_hash(spec: str, version: str | None, is_layer: bool) -> str | None:
+    """`version` is what `spec` means by now: an engine may be upgraded below a running worker."""
     try:
         engine = find_engine(spec)
         return lift_fused_moe(engine).lifted.hash if is_layer else lift_attention(engine).hash

@@ -11,16 +11,26 @@ from pathlib import Path
 import pytest
 
 from api.coverage import stored_rows, watched_rows
-from tuner.jobs import JobState
+from tuner.engines import find_engine
+from tuner.jobs import JobRequest, JobState
+from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import Config, FusedMoe, Gemm, Point, Stage, parse_problem
 from tuner.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
 from tuner.store import JobStore, NightStore, RunKey, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
-from workers.nightly import SCHEDULE, Standing, last_night, plan, run_nightly, watch_list_of
+from workers.nightly import (
+    SCHEDULE,
+    Standing,
+    judge,
+    last_night,
+    plan,
+    run_nightly,
+    watch_list_of,
+)
 from workers.settings import Settings
-from workers.watches import Watch
+from workers.watches import Watch, _engine_version
 
 ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
 DAY = date(2026, 11, 1)
@@ -132,6 +142,25 @@ class TestPlan:
         sizes = {one.environment.driver: {p.batch_size for p in one.points} for one in found[:2]}
         assert sizes == {"old": {1}, ENVIRONMENT.driver: {2}}
         assert standings(settings, store)[0] is Standing.STALE
+
+    def test_an_engine_upgraded_below_a_running_worker_is_seen(
+        self, settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        new = find_engine("sglang==0.5.16")
+        kernel_hash = lift_fused_moe(new).lifted.hash
+        environment = replace(ENVIRONMENT, engine_version=new.version, kernel_hash=kernel_hash)
+        tuned(store, PROBLEMS[0], environment)
+        request = JobRequest(PROBLEMS[0], "L40S", batch_sizes=(1, 2))
+        monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
+        here = tmp_path / "engines" / "sglang"
+        here.parent.mkdir()
+        standings = []
+        for version in ("0.5.12", "0.5.16"):
+            here.unlink(missing_ok=True)
+            here.symlink_to(find_engine(f"sglang=={version}").root)
+            _engine_version.cache_clear()  # a minute later
+            standings += [one.standing for one in judge([request], Lookups.sharing(store))]
+        assert standings == [Standing.STALE, Standing.TUNED]
 
     def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))
