@@ -12,7 +12,7 @@ import tuner.plugin
 from tuner.attention_files import AttentionEntry, AttentionFile
 from tuner.errors import UnsupportedKernel
 from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE
-from tuner.plugin.launches import TunedLaunches, longest, note_longest
+from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.plugin.verdicts import Here, judge, title
 from tuner.problems import Config, Stage, parse_problem
 from tuner.results import Status
@@ -236,14 +236,13 @@ def extend_launches(*files):
     return launches
 
 
-def launch(launches, tokens=100, grid=GRID, args=None, warmup=False, **changes):
-    """One launch through the hook: the grid and the constants that reach the kernel."""
+def launch(launches, tokens=100, grid=GRID, args=None, **changes):
+    """One launch through the stand-in: the grid and the constants that reach the kernel."""
     kernel = launches.jitted
     longest.tokens = tokens
     args = args or (*tensors(), 0.125, 4)
-    given = {**PLAIN, **changes, "grid": grid, "warmup": warmup}
     try:
-        answer = launches.around(kernel.run, *args, **given)
+        answer = stand_in(launches)[grid](*args, **{**PLAIN, **changes})
     finally:
         longest.tokens = 0
     assert answer == "launched"
@@ -306,7 +305,7 @@ def test_a_constant_given_by_position_is_left_alone():
     given = dict(PLAIN)
     args = (*tensors(), 0.125, 4, *(given.pop(n) for n in launches.jitted.arg_names[8:13]))
     longest.tokens = 100
-    launches.around(launches.jitted.run, *args, grid=GRID, warmup=False, **given)
+    launches.at(GRID)(*args, **given)
     grid, _, constants = launches.jitted.launched[-1]
     assert (grid, constants["BLOCK_M"], constants["num_warps"]) == (GRID, 128, 8)
     longest.tokens = 0
@@ -320,10 +319,15 @@ def test_until_files_are_used_and_where_the_engines_own_won_nothing_changes():
     assert launch(launches) == TUNED
 
 
-def test_a_warming_up_of_the_engines_own_passes_through():
+def test_a_stand_in_is_its_kernel_in_all_else():
     launches = extend_launches(made())
-    assert launch(launches, warmup=True) == OWN
-    assert [warmup for _, warmup, _ in launches.jitted.launched] == [True]
+    stood = stand_in(launches)
+    assert stood.__name__ == "_fwd_kernel"
+    assert stood.fn is launches.jitted.fn
+    assert stood.arg_names == launches.jitted.arg_names
+    assert stood.run(grid=GRID, warmup=True) == "launched"
+    with pytest.raises(AttributeError, match="no attribute 'device_caches'"):
+        _ = stood.device_caches
 
 
 def test_the_first_launch_compiles_what_others_of_the_problem_need():
@@ -378,9 +382,7 @@ def test_blocks_of_heads_change_the_grid_of_grouped_decode():
 
     def grid(splits=8, **changes):
         engines = (4, 8, splits)
-        launches.around(
-            launches.jitted.run, *tensors()[:3], grid=engines, warmup=False, **{**given, **changes}
-        )
+        launches.at(engines)(*tensors()[:3], **{**given, **changes})
         return launches.jitted.launched[-1][0]
 
     assert grid() == (4, 2, 8)
@@ -397,8 +399,7 @@ def test_stage_two_serves_all_that_it_cannot_tell_apart():
     launches = TunedLaunches(REDUCE, Kernel(fn))
     launches.use([made(other, [("reduce", 1, 1, {"num_warps": 2})])])
     given = {"MAX_KV_SPLITS": 8, "Lv": 64, "HAS_SINK": False, "num_warps": 4, "num_stages": 2}
-    given |= {"grid": (4, 8), "warmup": False}
-    launches.around(launches.jitted.run, tensors()[0], 1.0, **given)
+    launches.at((4, 8))(tensors()[0], 1.0, **given)
     grid, _, given = launches.jitted.launched[-1]
     assert (grid, given["num_warps"], given["num_stages"]) == ((4, 8), 2, 2)
 

@@ -6,8 +6,10 @@ must be the constants and the grid, as the files say, and nothing else.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -240,7 +242,7 @@ def test_without_files_nothing_is_hooked(without):
 def test_every_hook_is_applied_and_one_line_says_what_is_used(version, root, tuned):
     package = PACKAGES[1 if version == "0.5.12" else 0]
     targets = [BACKEND, f"{package}.{LAUNCHER[0]}.{LAUNCHER[1]}"]
-    targets += [f"{package}.{kernel.module}.{kernel.name}.run" for kernel in KERNELS]
+    targets += [f"{package}.{kernel.module}.{kernel.name}" for kernel in KERNELS]
     applied = "\n".join(tuned.applied())
     assert all(f" {target} (from: plugin=tuner_attention" in applied for target in targets)
     assert len(tuned.applied()) == len(targets)
@@ -319,6 +321,25 @@ def test_hook_targets_are_where_they_were(version):
     scheduler = (engine.root / "srt/managers/scheduler.py").read_text()
     entry = scheduler.partition("\ndef run_scheduler_process(")[2]
     assert "\n    load_plugins()\n" in entry.partition("\ndef ")[0]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_engines_do_nothing_with_the_kernels_but_launch_them_in_one_place(version):
+    """What stands in for them can launch; it could not be called by another kernel."""
+    engine = find_engine(f"sglang=={version}")
+    for kernel in KERNELS:
+        source = engine.kernel_source(kernel.module)
+        tree = ast.parse(source.read_text())
+        used = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == kernel.name]
+        called = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+        launched = [f.value for f in called if isinstance(f, ast.Subscript)]
+        assert len(used) == 1
+        assert used[0] in launched
+        for path in engine.root.rglob("*.py"):
+            text = path.read_text()
+            imports = rf"from \S*\b{kernel.module} import \([^)]*\b{kernel.name}\b|"
+            imports += rf"from \S*\b{kernel.module} import [^(\n]*\b{kernel.name}\b"
+            assert not re.search(imports, text), path
 
 
 def test_versions_without_plugins_have_kernels_that_the_plugin_does_not_know():

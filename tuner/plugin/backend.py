@@ -5,12 +5,12 @@ the attention backend is hooked: its module initialises no CUDA and is all but i
 in the processes that matter. The modules of the kernels ask for the GPU's capability when they
 are imported, so they are hooked when a backend is built, just before it imports them itself.
 
-A kernel is hooked at its `run`, which `kernel[grid](...)` calls: the kernel stays what it is for
-all who look at it otherwise. Tests hold each target against the engine versions on disk.
+Tests hold each target against the engine versions on disk.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from typing import Protocol
 
 from tuner.attention_files import find_attention_files
 from tuner.plugin.kernels import KERNELS, LAUNCHER, NAME, PACKAGES, Kernel
-from tuner.plugin.launches import Jitted, TunedLaunches, note_longest
+from tuner.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
 from tuner.plugin.verdicts import Here, Verdict, judge
 
 BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
@@ -78,25 +78,34 @@ def hook_kernels() -> None:
     module, function, _ = LAUNCHER
     launcher = getattr(import_module(f"{package}.{module}"), function)
     _register(f"{package}.{module}.{function}", note_longest(launcher))
-    found = [_hook_kernel(package, kernel) for kernel in KERNELS]
+    found = [(kernel, _hook_kernel(package, kernel)) for kernel in KERNELS]
     _hooks().HookRegistry.apply_hooks()
-    for launches in filter(None, found):
-        if "run" in vars(launches.jitted):  # the registry only logs a hook that fails
-            _state.kernels.append(launches)
+    for kernel, launches in found:
+        if launches is None:
+            continue
+        now = getattr(import_module(f"{package}.{kernel.module}"), kernel.name)
+        if now is launches.jitted:  # the registry only logs a hook that fails
+            _state.troubles.append(f"sglang did not hook {kernel.name}")
         else:
-            _state.troubles.append(f"sglang did not hook {launches.kernel.name}")
+            _state.kernels.append(launches)
 
 
 def _hook_kernel(package: str, kernel: Kernel) -> TunedLaunches | None:
     module = import_module(f"{package}.{kernel.module}")
     jitted: Jitted | None = getattr(module, kernel.name, None)
-    why = kernel.unfit(jitted.arg_names) if jitted else f"sglang has no {kernel.name}"
+    why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
     if jitted is None or why:
         _state.troubles.append(why)
         return None
     launches = TunedLaunches(kernel, jitted)
-    _register(f"{package}.{kernel.module}.{kernel.name}.run", launches.around)
+    _register(f"{package}.{kernel.module}.{kernel.name}", stand_in(launches))
     return launches
+
+
+def _unfit(kernel: Kernel, jitted: Jitted) -> str:
+    if not {"grid", "warmup"} <= inspect.signature(jitted.run).parameters.keys():
+        return f"this triton launches {kernel.name} in a way that this version does not know"
+    return kernel.unfit(jitted.arg_names)
 
 
 def _use_for(backend: Backend, root: Path) -> None:
@@ -162,7 +171,8 @@ def _register(target: str, hook: Callable[..., object]) -> None:
     hooks = _hooks()
     # The source is given, for sglang knows it by itself only while it loads plugins.
     source = hooks.HookSource(NAME, "engine-tuner")
-    hooks.HookRegistry.register(target, hook, hooks.HookType.AROUND, source=source)
+    kind = hooks.HookType.REPLACE if isinstance(hook, type) else hooks.HookType.AROUND
+    hooks.HookRegistry.register(target, hook, kind, source=source)
 
 
 def _hooks() -> ModuleType:

@@ -22,6 +22,8 @@ LAUNCHER = ("extend_attention", "extend_attention_fwd", "max_len_extend")
 OPTIONS = frozenset({"num_warps", "num_stages", "launch_pdl"})
 # Equal in plain launches, and to be kept so.
 FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
+# A bool to the kernel, and so to what it is compiled for.
+FLAGS = frozenset({"HAS_MLA"})
 
 
 @dataclass(frozen=True)

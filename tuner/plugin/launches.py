@@ -1,7 +1,7 @@
-"""The hook on a kernel's launches: the engine's own constants, or a file's in their place.
+"""What stands in for a kernel: it launches it with a file's constants, or with the engine's own.
 
-A launch is decided once and remembered by what it can depend on, so that each later one costs
-a look-up. Any doubt leaves the launch as the engine made it.
+A launch is decided once and remembered by all that it can depend on, so that each later one
+costs a look-up. Any doubt leaves the launch as the engine made it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Protocol
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, Protocol
 
 from tuner.attention_files import AttentionFile
-from tuner.plugin.kernels import EXTEND, FOLLOWERS, LAUNCHER, OPTIONS, Kernel
+from tuner.plugin.kernels import EXTEND, FLAGS, FOLLOWERS, LAUNCHER, OPTIONS, Kernel
 from tuner.plugin.traits import Grid, Identity, identity, seen, tuned_grid
 from tuner.problems import Attention, Config
 from tuner.results import Status
@@ -25,14 +24,17 @@ log = logging.getLogger("tuner.plugin")
 Run = Callable[..., object]
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
+_Reader = Callable[[_Args, _Kwargs], object]
 _REMEMBERED = 4096  # launches; extend's lengths are any, so there is no end to them
+_dtype = attrgetter("dtype")
 
 
 class Jitted(Protocol):
-    """What is asked of a jitted kernel."""
+    """What is asked of a jitted kernel (Triton's KernelInterface)."""
 
     arg_names: Sequence[str]
     fn: Run
+    run: Run  # takes `grid` and `warmup` by name, and the kernel's arguments
 
 
 class _Longest(threading.local):
@@ -59,17 +61,16 @@ def note_longest(launcher: Run) -> Run:
     return around
 
 
-@dataclass(frozen=True)
-class _Tuned:
-    """What a remembered launch is changed to."""
+class _Change(NamedTuple):
+    """What a remembered launch is changed to, and what the engine gave in the same places."""
 
     grid: Grid
-    constants: dict[str, int]
-    engines: dict[str, Any]  # the engine's own values of the same arguments
+    tuned: _Kwargs
+    engines: _Kwargs
 
 
 class TunedLaunches:
-    """The launches of one kernel. `around` is the hook on its `run`."""
+    """The launches of one kernel; `stand_in` puts them in the kernel's place."""
 
     def __init__(self, kernel: Kernel, jitted: Jitted) -> None:
         """`jitted`: the engine's kernel. Until `use` is called nothing is changed."""
@@ -80,8 +81,8 @@ class TunedLaunches:
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._files: dict[Identity, AttentionFile] = {}
         self._compiled: set[Identity | None] = set()
-        self._decided: dict[object, _Tuned | None] = {}
-        self._readers: dict[tuple[int, int], Callable[..., object]] = {}
+        self._readers: dict[tuple[int, int], _Reader] = {}  # by how many arguments there are
+        self._decided: dict[object, _Change | None] = {}
 
     def use(self, files: Sequence[AttentionFile]) -> None:
         """From now on, launches of these files' problems get their constants.
@@ -89,62 +90,61 @@ class TunedLaunches:
         Of several that this kernel cannot tell apart, the one with the fewest traits serves all.
         """
         paged = "PAGE_SIZE" in self._names
-        stage = self.kernel.stage
-        fitting = [file for file in files if stage in file.problem.parts]
-        fitting.sort(key=lambda file: _traits(file.problem))
+        fitting = [file for file in files if self.kernel.stage in file.problem.parts]
         self._files = {}
-        for file in fitting:
+        for file in sorted(fitting, key=lambda file: _traits(file.problem)):
             self._files.setdefault(identity(self.kernel, file.problem, paged=paged), file)
         self._compiled = set()
         self._decided = {}
 
-    def around(
-        self, run: Run, /, *args: object, grid: object, warmup: bool, **kwargs: object
-    ) -> object:
-        """A launch: `run` is the engine's kernel's own."""
-        if warmup or not isinstance(grid, tuple):
-            return run(*args, grid=grid, warmup=warmup, **kwargs)
-        shape = len(args), len(kwargs)
-        try:
-            key = grid, longest.tokens, self._readers[shape](args, kwargs)
-            tuned = self._decided[key]
-        except Exception:  # not decided yet, or something that cannot be
-            key, tuned = self._decide(run, shape, grid, args, kwargs)
-        if tuned is None:
-            return run(*args, grid=grid, warmup=False, **kwargs)
-        kwargs.update(tuned.constants)
-        try:
-            return run(*args, grid=tuned.grid, warmup=False, **kwargs)
-        except Exception as error:
-            # Triton raises its own before it launches (above all: out of shared memory), so the
-            # engine's constants can take over. What CUDA raises may mean that a kernel ran.
-            if not _is_tritons(error):
-                raise
-            self._decided[key] = None
-            name, given = self.kernel.name, tuned.constants
-            log.warning("tuner attention: %s %s: not with %s: %s", name, grid, given, error)
-            kwargs.update(tuned.engines)
-            return run(*args, grid=grid, warmup=False, **kwargs)
+    def at(self, grid: Any) -> Run:  # noqa: ANN401  # the engine's
+        """What `kernel[grid]` gives: it launches with the arguments that it is called with."""
+        run = self.jitted.run
 
-    def _decide(
-        self, run: Run, shape: tuple[int, int], grid: Grid, args: _Args, kwargs: _Kwargs
-    ) -> tuple[Any, _Tuned | None]:
+        def launch(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+            # Arguments are many: reading few of them and copying them once is what keeps it cheap.
+            try:
+                read = self._readers[len(args), len(kwargs)]
+                key = grid, longest.tokens, read(args, kwargs)
+                change = self._decided[key]
+            except Exception:  # not decided yet, or something that cannot be
+                key, change = self._decide(grid, args, kwargs)
+            if change is None:
+                return run(*args, grid=grid, warmup=False, **kwargs)
+            kwargs.update(change.tuned)
+            try:
+                return run(*args, grid=change.grid, warmup=False, **kwargs)
+            except Exception as error:
+                # Triton raises its own before it launches (above all: out of shared memory), so
+                # the engine's constants can take over. After CUDA's a kernel may have run.
+                if not _is_tritons(error):
+                    raise
+                self._decided[key] = None
+                name, given = self.kernel.name, change.tuned
+                log.warning("tuner attention: %s %s: not with %s: %s", name, grid, given, error)
+                kwargs.update(change.engines)
+                return run(*args, grid=grid, warmup=False, **kwargs)
+
+        return launch
+
+    def _decide(self, grid: Any, args: _Args, kwargs: _Kwargs) -> tuple[Any, _Change | None]:  # noqa: ANN401
         key: Any = None
-        tuned = None
+        change = None
         if len(self._decided) >= _REMEMBERED:
             self._decided = {}
         try:
-            if shape not in self._readers:
-                self._readers[shape] = self._reader(args, kwargs)
-            key = grid, longest.tokens, self._readers[shape](args, kwargs)
+            arranged = len(args), len(kwargs)
+            if arranged not in self._readers:
+                self._readers[arranged] = self._reader(args, kwargs)
+            key = grid, longest.tokens, self._readers[arranged](args, kwargs)
             self._decided[key] = None
-            tuned = self._tuned(run, grid, args, kwargs)
-            self._decided[key] = tuned
+            change = self._change(grid, args, kwargs)
+            self._decided[key] = change
         except Exception:  # no launch may fail for the tuner's sake
             log.debug("tuner attention: %s is left alone", self.kernel.name, exc_info=True)
-        return key, tuned
+        return key, change
 
-    def _reader(self, args: _Args, kwargs: _Kwargs) -> Callable[[_Args, _Kwargs], object]:
+    def _reader(self, args: _Args, kwargs: _Kwargs) -> _Reader:
         """Reads all that a choice depends on, out of arguments that are arranged like these."""
         placed = {name: i for i, name in enumerate(self._names[: len(args)])}
         tensors = _getter([placed[name] for name in self.kernel.tensors])
@@ -153,12 +153,11 @@ class TunedLaunches:
         named = _getter([name for name in decisive if name in kwargs])
 
         def read(args: _Args, kwargs: _Kwargs) -> object:
-            dtypes = tuple([tensor.dtype for tensor in tensors(args)])
-            return dtypes, numbers(args), named(kwargs)
+            return tuple(map(_dtype, tensors(args))), numbers(args), named(kwargs)
 
         return read
 
-    def _tuned(self, run: Run, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Tuned | None:
+    def _change(self, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Change | None:
         launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
         found = seen(self.kernel, launch, grid)
         file = self._files.get(found) if found else None
@@ -167,19 +166,17 @@ class TunedLaunches:
         entry = file.pick(self.kernel.stage, grid[0], self._longest())
         if found not in self._compiled:
             self._compiled.add(found)
-            self._compile(file, run, grid, args, kwargs)
+            self._compile(file, grid, args, kwargs)
         # Where nothing was faster, the engine's own constants stay, whatever they are by now.
         if entry is None or entry.status is Status.INCUMBENT:
             return None
         new_grid = tuned_grid(self.kernel, launch, grid, entry.config, self._longest())
-        constants = self._constants(entry.config)
+        tuned = self._constants(entry.config)
         # What was given by position cannot be given again by name; a KeyError ends the matter.
-        engines = {name: kwargs[name] for name in constants}
-        return _Tuned(new_grid, constants, engines) if new_grid else None
+        engines = {name: kwargs[name] for name in tuned}
+        return _Change(new_grid, tuned, engines) if new_grid else None
 
-    def _compile(
-        self, file: AttentionFile, run: Run, grid: Grid, args: _Args, kwargs: _Kwargs
-    ) -> None:
+    def _compile(self, file: AttentionFile, grid: Grid, args: _Args, kwargs: _Kwargs) -> None:
         """Compile what later launches of the problem may need, and launch nothing.
 
         The first launch is a server's own warming up; later ones have users waiting.
@@ -187,12 +184,12 @@ class TunedLaunches:
         for config in file.configs(self.kernel.stage):
             changed = {**kwargs, **self._constants(config)}
             try:
-                run(*args, grid=grid, warmup=True, **changed)
+                self.jitted.run(*args, grid=grid, warmup=True, **changed)
             except Exception:  # it will be told again where it is launched
                 log.debug("tuner attention: %s did not compile", config, exc_info=True)
 
     def _constants(self, config: Config) -> dict[str, int]:
-        constants = dict(config)
+        constants = {name: bool(v) if name in FLAGS else v for name, v in config.items()}
         for leader, follower in FOLLOWERS.items():
             if leader in constants and follower in self._names:
                 constants[follower] = constants[leader]
@@ -205,6 +202,27 @@ class TunedLaunches:
         if type(longest.tokens) is not int or longest.tokens < 1:
             raise ValueError(f"{longest.tokens!r} new tokens")
         return longest.tokens
+
+
+class _Forwarding(type):
+    """A class that is its kernel in all but launching."""
+
+    jitted: Jitted
+
+    def __getattr__(cls, name: str) -> object:
+        return getattr(cls.jitted, name)
+
+
+def stand_in(launches: TunedLaunches) -> type:
+    """A class that may stand where the kernel stood: `stand_in[grid](...)` launches.
+
+    A class, for that is what sglang's registry puts in a target's place as it is; a function
+    around the kernel's `run` would cost a launch two more copies of all its arguments.
+    """
+    kernel = launches.jitted
+    return _Forwarding(
+        launches.kernel.name, (), {"jitted": kernel, "__class_getitem__": launches.at}
+    )
 
 
 def _traits(problem: Attention) -> tuple[int, int, bool]:
