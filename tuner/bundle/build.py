@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.bundle.archive import File, pack
+from tuner.bundle.attention import attention_notes, usable_winners
 from tuner.bundle.commands import node_commands
 from tuner.bundle.compose import compose_file
 from tuner.bundle.configs import ConfigFolder, config_folder
@@ -30,6 +31,7 @@ from tuner.engines import Engine
 from tuner.errors import UnwritableOutput
 from tuner.export import PROVENANCE
 from tuner.preflight import Report, build_single_file
+from tuner.problems import Attention
 from tuner.store import Winner
 
 _EXECUTABLE = 0o755
@@ -65,11 +67,14 @@ def build_bundle(
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
-    files = _launch_files(cluster, environments, name)
-    folder = config_folder(winners, cluster, engine, device, allow_predicted=allow_predicted)
+    usable, left_out = usable_winners(winners, cluster, engine)
+    attention = any(isinstance(winner.problem, Attention) for winner in usable)
+    files = _launch_files(cluster, environments, name, attention=attention)
+    folder = config_folder(usable, cluster, engine, device, allow_predicted=allow_predicted)
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = _notes(cluster, engine, environments, statuses)
+    notes = _notes(cluster, engine, environments, statuses) + left_out
+    notes += attention_notes(folder.attention, cluster, engine, device)
     files |= _configs(folder)
     files["preflight.py"] = File(_preflight(), _EXECUTABLE)
     files["cluster.json"] = _text(cluster.expected().to_json())
@@ -83,6 +88,7 @@ def build_bundle(
             statuses,
             notes,
             why_not(cluster, environments),
+            attention=attention,
         )
     )
     tritons = sorted({str(environment["triton"]) for environment in known})
@@ -138,21 +144,22 @@ def _configs(folder: ConfigFolder) -> dict[str, File]:
 
 
 def _launch_files(
-    cluster: Cluster, environments: Sequence[dict[str, str]], name: str
+    cluster: Cluster, environments: Sequence[dict[str, str]], name: str, *, attention: bool
 ) -> dict[str, File]:
     files: dict[str, File] = {}
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
         commands = node_commands(cluster, rank, variables)
         below = f"nodes/{node.name}"
-        bare = bare_script(cluster, rank, variables, commands)
+        bare = bare_script(cluster, rank, variables, commands, attention=attention)
         files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
         if cluster.engine.image:
-            docker = docker_script(cluster, rank, variables, commands)
+            docker = docker_script(cluster, rank, variables, commands, attention=attention)
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
-            compose = compose_file(cluster, rank, variables, commands)
+            compose = compose_file(cluster, rank, variables, commands, attention=attention)
             files[f"{below}/compose.yaml"] = _text(compose)
     if not why_not(cluster, environments):
-        text = lws_manifest(cluster, environments[0], f"/opt/tuner/{name}")
+        place = f"/opt/tuner/{name}"
+        text = lws_manifest(cluster, environments[0], place, attention=attention)
         files["kubernetes/leaderworkerset.yaml"] = _text(text)
     return files
 
@@ -162,14 +169,11 @@ def _entries(folder: ConfigFolder) -> tuple[list[dict[str, Any]], list[dict[str,
     known: list[dict[str, Any]] = []
     entries = []
     for tuned in folder.tuned:
-        content = json.loads(folder.files[tuned.path])
-        for row in tuned.rows():
+        for row in tuned.rows(json.loads(folder.files[tuned.path])):
             if row["environment"] not in known:
                 known.append(row["environment"])
             place = known.index(row["environment"])
-            config = content[str(row["batch_size"])]
-            path = f"{CONFIGS}/{tuned.path}"
-            entries.append({"file": path, **row, "environment": place, "config": config})
+            entries.append({"file": f"{CONFIGS}/{tuned.path}", **row, "environment": place})
     return entries, known
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.bundle.commands import Command, one_line
-from tuner.bundle.environment import CONFIG_VARIABLES
+from tuner.bundle.environment import folder_variables
 from tuner.bundle.scripts import (
     CONFIGS,
     HUB_CACHE,
@@ -20,11 +20,17 @@ from tuner.cluster import Cluster
 
 
 def compose_file(
-    cluster: Cluster, rank: int, environment: Mapping[str, str], commands: list[Command]
+    cluster: Cluster,
+    rank: int,
+    environment: Mapping[str, str],
+    commands: list[Command],
+    *,
+    attention: bool = False,
 ) -> str:
     """compose.yaml of one node; it means what the node's docker script does."""
     program, *arguments = one_line(commands)
-    variables = {CONFIG_VARIABLES[cluster.engine.name]: MOUNTED, **environment}
+    folder = folder_variables(cluster, attention=attention)
+    variables = {**dict.fromkeys(folder, MOUNTED), **environment}
     service: dict[str, Any] = {
         "image": _literal(cluster.engine.image),
         "container_name": container_name(cluster, rank),

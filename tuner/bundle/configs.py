@@ -15,7 +15,13 @@ from tuner.cluster import Cluster
 from tuner.devices import Device
 from tuner.engines import Engine, vllm
 from tuner.errors import ExportRefused, UnknownModel
-from tuner.export import PROVENANCE, carry_packaged, export, provenance_row
+from tuner.export import (
+    PROVENANCE,
+    AttentionFileExport,
+    carry_packaged,
+    export,
+    provenance_row,
+)
 from tuner.preflight.capture import hash_folder
 from tuner.problems import Config, FusedMoe, Gemm
 from tuner.results import Status
@@ -29,8 +35,12 @@ class TunedFile:
     path: str  # below the config folder
     provenance: Mapping[str, Any]
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """What the manifest says of each entry."""
+    def rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What the manifest says of each entry; `content` is the file's JSON."""
+        moe = "gemm" in self.provenance
+        return self._moe_rows(content) if moe else self._attention_rows(content)
+
+    def _moe_rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for size, row in self.provenance["entries"].items():
             yield {
                 "problem": self.provenance["problem"],
@@ -38,6 +48,20 @@ class TunedFile:
                 "batch_size": int(size),
                 **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
                 "published_at": row["published_at"],
+                "config": content[size],
+            }
+
+    def _attention_rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for row, entry in zip(self.provenance["entries"], content["entries"], strict=True):
+            points = row["points"]
+            yield {
+                "problem": self.provenance["problem"],
+                **{k: row[k] for k in ("part", "batch_size", "new_tokens", "status")},
+                # By cached tokens: a server cannot tell them apart.
+                "median_us": {str(p["cached_tokens"]): p["median_us"] for p in points},
+                "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
+                **{k: points[0][k] for k in ("environment", "published_at")},
+                "config": entry["config"],
             }
 
 
@@ -47,6 +71,7 @@ class ConfigFolder:
 
     files: Mapping[str, bytes]  # path below the folder -> content
     tuned: Sequence[TunedFile]
+    attention: Sequence[AttentionFileExport]
     hash: str  # as the preflight hashes the folder on a node
 
 
@@ -67,12 +92,12 @@ def config_folder(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if cluster.engine.name == "sglang":
-            tuned = _sglang(winners, engine, device, root)
+            tuned, attention = _sglang(winners, engine, device, root)
         else:
-            tuned = _vllm(winners, device, root)
+            tuned, attention = _vllm(winners, device, root), []
         paths = sorted(p for p in root.rglob("*") if p.is_file())
         files = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
-        return ConfigFolder(files, tuned, hash_folder(root))
+        return ConfigFolder(files, tuned, attention, hash_folder(root))
 
 
 def _check_winners(
@@ -101,7 +126,8 @@ def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) ->
     parallel = cluster.parallel
     # Ranks that share the experts out hold whole experts; the others hold a slice of each.
     columns = model.intermediate // (parallel.tp // parallel.ep)
-    if (columns, model.hidden) not in {(w.layer.N, w.layer.K) for w in winners}:
+    layers = [winner.problem for winner in winners if isinstance(winner.problem, FusedMoe)]
+    if (columns, model.hidden) not in {(layer.N, layer.K) for layer in layers}:
         raise ExportRefused(
             f"no winner for {device.name} fits {model.name} at tp={parallel.tp} ep={parallel.ep} "
             f"(N={columns}): run `tuner tune {model.name} --tp {parallel.tp} --ep {parallel.ep} "
@@ -111,7 +137,7 @@ def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) ->
 
 def _sglang(
     winners: Sequence[Winner], engine: Engine, device: Device, root: Path
-) -> list[TunedFile]:
+) -> tuple[list[TunedFile], list[AttentionFileExport]]:
     if engine.config_dir_variable is None:
         raise ExportRefused(
             f"{engine.name} {engine.version} reads no config folder but its own: use "
@@ -119,7 +145,8 @@ def _sglang(
         )
     files = export(winners, engine, device, root, allow_predicted=True)
     carry_packaged(engine, root)
-    return [TunedFile(f.path.relative_to(root).as_posix(), f.provenance) for f in files]
+    tuned = [TunedFile(f.path.relative_to(root).as_posix(), f.provenance) for f in files]
+    return tuned, [file for file in files if isinstance(file, AttentionFileExport)]
 
 
 def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFile]:

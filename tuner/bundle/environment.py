@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tuner.attention_files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
 from tuner.cluster import Cluster, ClusterNode
 from tuner.engines.loader_rules import CONFIG_DIR_VARIABLE as SGLANG_CONFIG_DIR
 from tuner.engines.vllm import CONFIG_DIR_VARIABLE as VLLM_CONFIG_DIR
@@ -19,17 +20,24 @@ from tuner.preflight.network import is_ip
 CONFIG_VARIABLES = {"sglang": SGLANG_CONFIG_DIR, "vllm": VLLM_CONFIG_DIR}
 
 
+def folder_variables(cluster: Cluster, *, attention: bool) -> tuple[str, ...]:
+    """The variables that name the config folder: to the engine, and to its attention plugin."""
+    engine = CONFIG_VARIABLES[cluster.engine.name]
+    return (engine, ATTENTION_CONFIG_DIR) if attention else (engine,)
+
+
 def node_environments(cluster: Cluster, report: Report | None = None) -> list[dict[str, str]]:
     """Each node's variables, in the cluster's order, but for the config folder's.
 
     Raises MalformedCluster where the cluster file sets what the launch sets itself.
     """
-    own = CONFIG_VARIABLES[cluster.engine.name]
+    own = folder_variables(cluster, attention=cluster.engine.name == "sglang")
     for where, variables in _tables(cluster):
-        if own in variables:
-            raise MalformedCluster(
-                f"{where} holds {own}, which the bundle's scripts set themselves"
-            )
+        for name in own:
+            if name in variables:
+                raise MalformedCluster(
+                    f"{where} holds {name}, which the bundle's scripts set themselves"
+                )
     proposed = {node.name: node.environment for node in report.nodes} if report else {}
     return [
         _environment(cluster, node, proposed.get(node.name) or proposed.get(node.host) or {})

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.bundle.commands import Command, one_line, ray_head, ray_worker, sglang_command
 from tuner.bundle.commands import vllm_command as serve
-from tuner.bundle.environment import CONFIG_VARIABLES, differing
+from tuner.bundle.environment import differing, folder_variables
 from tuner.bundle.scripts import CONFIGS, HUB_CACHE, MOUNTED, is_folder, uses_rdma
 from tuner.bundle.yamltext import yaml_text
 from tuner.cluster import Cluster
@@ -34,19 +34,24 @@ def why_not(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
     return f"{', '.join(names)} differ between nodes" if names else ""
 
 
-def manifest(cluster: Cluster, environment: Mapping[str, str], folder: str) -> str:
+def manifest(
+    cluster: Cluster, environment: Mapping[str, str], folder: str, *, attention: bool = False
+) -> str:
     """The manifest; `folder` is where the bundle lies on every node.
 
-    `environment` is any node's, since `why_not` found no difference.
+    `environment` is any node's, since `why_not` found no difference. `attention`: whether the
+    bundle holds attention files.
     """
     name = object_name(cluster.name)
+    places = dict.fromkeys(folder_variables(cluster, attention=attention), MOUNTED)
+    variables = {**places, **environment}
     leader, worker = _commands(cluster)
     template = {
         "size": len(cluster.nodes),
         # Ranks that lost one of them cannot go on.
         "restartPolicy": "RecreateGroupOnPodRestart",
-        "leaderTemplate": _pod(cluster, environment, leader, folder, "leader"),
-        "workerTemplate": _pod(cluster, environment, worker, folder, "worker"),
+        "leaderTemplate": _pod(cluster, variables, leader, folder, "leader"),
+        "workerTemplate": _pod(cluster, variables, worker, folder, "worker"),
     }
     lws = {
         "apiVersion": API_VERSION,
@@ -151,10 +156,9 @@ def _pod(
 def _variables(cluster: Cluster, environment: Mapping[str, str]) -> list[dict[str, Any]]:
     hosts = HOST_VARIABLES[cluster.engine.name]
     own = [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}} for n in hosts]
-    shared = {CONFIG_VARIABLES[cluster.engine.name]: MOUNTED, **environment}
     return own + [
         {"name": name, "value": _literal(value)}
-        for name, value in shared.items()
+        for name, value in environment.items()
         if name not in hosts
     ]
 

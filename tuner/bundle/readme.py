@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 from tuner.bundle.commands import endpoint
-from tuner.bundle.environment import CONFIG_VARIABLES
+from tuner.bundle.environment import CONFIG_VARIABLES, folder_variables
 from tuner.bundle.kubernetes import NODE_LABEL, object_name
-from tuner.bundle.scripts import CONFIGS, container_name
+from tuner.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name
 from tuner.cluster import Cluster
 
 _TEXT = """\
@@ -39,7 +40,7 @@ It exits with 1 if anything stands against a launch, and says how to mend it. Wh
 other variables than the scripts set, bundle again with `--node NAME=DIR` for each capture.
 `{variable}` must hold the same files on every node: hash {hash}.
 
-## 2. Launch
+{attention}## 2. Launch
 
 `--print` shows the commands and runs nothing. {order}
 
@@ -54,7 +55,7 @@ other variables than the scripts set, bundle again with `--node NAME=DIR` for ea
 tuner load-proof server.log
 ```
 
-It names every config file the engine loaded, and every one that fell back or was not found.
+It names every config file the engine loaded, and every one that fell back or was not found{plugin}.
 
 ## 4. Measure
 
@@ -64,19 +65,43 @@ tuner bench-report BEFORE after --release {name}.tar.gz
 ```
 
 The sweep asks {url}: 128 and 256 tokens in and out, 1 to 1024 requests in flight.
-Measure BEFORE the same way, without `{variable}`.
+Measure BEFORE the same way, without {variables}.
 
 ## What is here
 
 | path | what |
 |---|---|
-| `{configs}/` | what `{variable}` points at; `provenance/`: where each entry comes from |
+| `{configs}/` | what {variables} {points} at; `provenance/`: where each entry comes from |
 | `nodes/NAME/` | one node's scripts |
 | `preflight.py`, `cluster.json` | the check, and what it holds the nodes against |
 | `sweep.sh` | the benchmark |
 | `MANIFEST.json`, `SHA256SUMS` | every file's hash; every entry's status and environment |
 | `sbom.cdx.json` | components, CycloneDX 1.5 |
 """
+_ATTENTION = """\
+## Before the launch: the plugin for tuned attention
+
+`{configs}/attention/` is read by engine-tuner's plugin, which sglang finds where engine-tuner is
+installed; that moves no package of the engine's. {where}
+
+```
+{install}
+```
+
+Check it with `{check}`.
+`docker.sh` and `bare.sh` do, and warn. Without the plugin a server runs all the same, with the
+engine's own launch constants. Where it is installed,
+`tuner attention status --dir {configs} --device {device}` says what a server would use, and why.
+
+The files count only in servers on the Triton attention backend (`--attention-backend triton`), and
+not with `--enable-deterministic-inference`: they choose by the size of the batch.
+
+"""
+_PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"
+_IMAGE = """Make an image of the engine's,
+name it in `engine.image`, and bundle again; for `bare.sh`, the same `pip install` on every node."""
+_PROOF = """,
+and each file that the plugin uses or refuses; if it names none, the plugin is not there"""
 _KUBERNETES = """
 Kubernetes, with the LeaderWorkerSet controller and NVIDIA's device plugin installed and this folder
 at `/opt/tuner/{name}` on each node:
@@ -98,9 +123,15 @@ def readme_text(
     statuses: Mapping[str, int],
     notes: Sequence[str],
     no_kubernetes: str,
+    *,
+    attention: bool,
 ) -> str:
-    """README.md. `no_kubernetes` says why there is no manifest; empty where there is one."""
+    """README.md. `no_kubernetes` says why there is no manifest; empty where there is one.
+
+    `attention`: whether the bundle holds attention files.
+    """
     names = [node.name for node in cluster.nodes]
+    variables = folder_variables(cluster, attention=attention)
     image = cluster.engine.image
     kubernetes = (
         f"\nThere is no Kubernetes manifest: {no_kubernetes}.\n"
@@ -121,6 +152,10 @@ def readme_text(
         captures="\n".join(_capture(cluster, node) for node in names),
         captured=" ".join(f"--node {node}=captures/{node}" for node in names),
         variable=CONFIG_VARIABLES[cluster.engine.name],
+        variables=" and ".join(f"`{name}`" for name in variables),
+        points="points" if len(variables) == 1 else "point",
+        attention=_attention(image, device) if attention else "",
+        plugin=_PROOF if attention else "",
         hash=f"`{folder_hash}`",
         order=several if len(names) > 1 else "",
         columns="container | compose | bare" if image else "bare",
@@ -130,6 +165,18 @@ def readme_text(
         logs=f"docker logs {container_name(cluster, 0)}" if image else f"nodes/{names[0]}/bare.sh",
         url=endpoint(cluster.nodes[0].host, cluster.ports.serve),
         configs=CONFIGS,
+    )
+
+
+def _attention(image: str, device: str) -> str:
+    install = _PIP.format(version=version("engine-tuner"))
+    run = f"docker run --rm --entrypoint python3 {image}" if image else "python3"
+    return _ATTENTION.format(
+        configs=CONFIGS,
+        where=_IMAGE if image else "On every node:",
+        install=f"FROM {image}\nRUN {install}" if image else install,
+        check=f"{run} {PLUGIN_IMPORT}",
+        device=device,
     )
 
 

@@ -9,13 +9,14 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from tuner.bundle.commands import Command, one_line
-from tuner.bundle.environment import CONFIG_VARIABLES
+from tuner.bundle.environment import folder_variables
 from tuner.cluster import Cluster
 from tuner.errors import MalformedCluster
 
 CONFIGS = "engine-configs"  # in the bundle
 MOUNTED = f"/opt/tuner/{CONFIGS}"  # in a container
 HUB_CACHE = "/root/.cache/huggingface"
+PLUGIN_IMPORT = "-c 'import tuner.plugin'"  # python3's words, for where the engine runs
 
 _HEAD = r"""#!/usr/bin/env bash
 # {title}
@@ -55,6 +56,17 @@ last() {
   if [[ $print == yes ]]; then show "$@"; else exec "$@"; fi
 }
 """
+# The engine serves without the plugin too, with its own launch constants.
+_PLUGIN = r"""
+plugin() {
+  if [[ $print == yes ]]; then
+    show "$@"
+  elif ! "$@"; then
+    printf 'warning: no engine-tuner beside the engine, so tuned attention is not used: %s\n' \
+      "see README.md" >&2
+  fi
+}
+"""
 _NO_COLON = r"""
 if [[ $bundle == *:* ]]; then
   printf 'error: docker cannot mount a folder with a colon in its name: %s\n' "$bundle" >&2
@@ -69,9 +81,17 @@ def script_head(title: str) -> str:
 
 
 def docker_script(
-    cluster: Cluster, rank: int, environment: Mapping[str, str], commands: list[Command]
+    cluster: Cluster,
+    rank: int,
+    environment: Mapping[str, str],
+    commands: list[Command],
+    *,
+    attention: bool = False,
 ) -> str:
-    """`docker run` of one node's engine. Raises MalformedCluster for a path docker cannot mount."""
+    """`docker run` of one node's engine. `attention`: whether the bundle holds attention files.
+
+    Raises MalformedCluster for a path docker cannot mount.
+    """
     node = cluster.nodes[rank]
     words = ["docker run --rm --init", f"--name {quoted(container_name(cluster, rank))}"]
     words += ["--gpus all --network host --ipc host"]
@@ -81,7 +101,8 @@ def docker_script(
         words.append("--device /dev/infiniband")
     words.append(f'--volume "$bundle/{CONFIGS}:{MOUNTED}:ro"')
     words += model_mounts(cluster)
-    variables = {CONFIG_VARIABLES[cluster.engine.name]: MOUNTED, **environment}
+    folder = folder_variables(cluster, attention=attention)
+    variables = {**dict.fromkeys(folder, MOUNTED), **environment}
     words += [f"--env {quoted(f'{name}={value}')}" for name, value in variables.items()]
     program, *arguments = one_line(commands)
     words.append(f"--entrypoint {quoted(program)}")
@@ -89,27 +110,37 @@ def docker_script(
     words += _by_option(arguments)
     title = f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, in a container."
     body = "".join(f"  {line}\n" for line in words)
+    check = ""
+    if attention:
+        look = f"docker run --rm --entrypoint python3 {quoted(cluster.engine.image)}"
+        check = f"{_PLUGIN}\nplugin {look} {PLUGIN_IMPORT}\n"
     return (
-        f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_LAST}{_NO_COLON}\n"
+        f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_LAST}{_NO_COLON}{check}\n"
         f'launch=(\n{body})\nlast "${{launch[@]}}"\n'
     )
 
 
 def bare_script(
-    cluster: Cluster, rank: int, environment: Mapping[str, str], commands: list[Command]
+    cluster: Cluster,
+    rank: int,
+    environment: Mapping[str, str],
+    commands: list[Command],
+    *,
+    attention: bool = False,
 ) -> str:
     """One node's engine as it is installed there."""
     node = cluster.nodes[rank]
     title = (
         f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, without a container."
     )
-    variable = CONFIG_VARIABLES[cluster.engine.name]
-    lines = [f'run export "{variable}=$bundle/{CONFIGS}"']
+    variables = folder_variables(cluster, attention=attention)
+    lines = [f'run export "{variable}=$bundle/{CONFIGS}"' for variable in variables]
     lines += [f"run export {quoted(f'{n}={v}')}" for n, v in environment.items()]
     lines += [_command_line("run", command) for command in commands[:-1]]
     lines.append(_command_line("last", commands[-1]))
     body = "\n".join(lines)
-    return f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_RUN}{_LAST}\n{body}\n"
+    check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if attention else ""
+    return f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
 
 
 def container_name(cluster: Cluster, rank: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from tuner.errors import BadInput, BundleRefused
 
 # Takes the archive's bytes and the signature's; raises BundleRefused.
 SignatureCheck = Callable[[bytes, bytes], None]
+# A batch size; or attention's part, sequences, new tokens and status.
+_Place = str | tuple[str, str, str, str]
 _LARGEST_SIGNATURE = 1024  # bytes
 
 
@@ -109,11 +111,12 @@ def _check_sums(files: Mapping[str, File]) -> None:
 
 def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
     """The manifest's entries are those of the tuned files, all of them and no others."""
-    listed: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[_Place, Any]] = {}
     counts: dict[str, int] = {}
     for row in manifest["entries"]:
         try:
-            listed.setdefault(str(row["file"]), {})[str(row["batch_size"])] = row["config"]
+            held = listed.setdefault(str(row["file"]), {})
+            held[_place(row)] = row["config"]
             counts[str(row["status"])] = counts.get(str(row["status"]), 0) + 1
         except (TypeError, KeyError):
             raise BundleRefused(f"{NAME}: an entry lacks a field") from None
@@ -127,11 +130,29 @@ def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> No
             raise BundleRefused(f"{path!r} holds other entries than {NAME} says")
 
 
+def _place(row: Mapping[str, Any]) -> _Place:
+    """Where a row's entry stands in its file."""
+    if "part" not in row:
+        return str(row["batch_size"])
+    return str(row["part"]), str(row["batch_size"]), str(row["new_tokens"]), str(row["status"])
+
+
 def _entries_of(file: File) -> object:
+    """Every entry's configuration by its place; None where the file holds something else."""
     try:
         value = json.loads(file.data)
     except (ValueError, RecursionError):
         return None
     if isinstance(value, dict):
         value.pop("triton_version", None)
+        if isinstance(value.get("entries"), list):
+            return _attention_entries(value["entries"])
     return value
+
+
+def _attention_entries(rows: Sequence[Any]) -> dict[_Place, Any] | None:
+    try:
+        found = {_place(row): row["config"] for row in rows}
+    except (TypeError, KeyError):
+        return None
+    return found if len(found) == len(rows) else None

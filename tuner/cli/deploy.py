@@ -64,7 +64,6 @@ def bundle(
     from tuner.devices import find_device
     from tuner.engines import find_engine
     from tuner.preflight import parse_nodes, run_preflight
-    from tuner.problems import FusedMoe
     from tuner.store import Store, database_url
 
     wanted = read_cluster(cluster)
@@ -76,12 +75,7 @@ def bundle(
         sign = signer(key)
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
     with Store.open(database_url(os.environ)) as store:
-        winners = store.winners(
-            device=card.name,
-            engine=found.name,
-            engine_version=found.version,
-            families=[FusedMoe.family],
-        )
+        winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
     built = build_bundle(
         winners, wanted, found, card, allow_predicted=allow_predicted, report=report
     )

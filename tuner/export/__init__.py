@@ -29,7 +29,12 @@ from tuner.export.files import (
     replace_file,
     sidecar_text,
 )
-from tuner.export.kv_splits import ServerFlags, advised_flags, with_advised_flags
+from tuner.export.kv_splits import (
+    KV_SPLITS_FLAG,
+    ServerFlags,
+    advised_flags,
+    with_advised_flags,
+)
 from tuner.export.moe import (
     ConfigFileExport,
     carry_packaged,
@@ -43,6 +48,7 @@ from tuner.results import Status
 from tuner.store import Store, Winner
 
 __all__ = [
+    "KV_SPLITS_FLAG",
     "PROVENANCE",
     "AttentionFileExport",
     "ConfigFileExport",

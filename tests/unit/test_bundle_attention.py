@@ -1,0 +1,381 @@
+"""Attention's part of a bundle: what servers get, and what their operator is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from attention_cases import DECODE, EXTEND, MLA, fill
+from bundle_cases import CASES, example, files_of, place, repack
+from bundle_cases import fill as fill_moe
+from typer.testing import CliRunner
+
+from tuner.attention_files import (
+    CONFIG_DIR_VARIABLE,
+    attention_root,
+    find_attention_files,
+    read_attention_file,
+)
+from tuner.bundle.archive import File
+from tuner.bundle.attention import usable_winners
+from tuner.bundle.build import Bundle, build_bundle
+from tuner.bundle.verify import check_bundle
+from tuner.cli import app
+from tuner.cluster import Cluster
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
+from tuner.preflight.capture import hash_folder
+from tuner.problems import Attention, FusedMoe, parse_attention
+from tuner.results import Status
+from tuner.store import Store, Winner
+
+L40S, H20, RAY = CASES
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+MOUNTED = "/opt/tuner/engine-configs"
+IMPORT = ["-c", "import tuner.plugin"]
+# What a rank of DeepSeek-R1 at TP 32 runs on an L40S; tuned for the 8 of the flag's default.
+RANKS = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
+
+
+@cache
+def winners(
+    case: str, problems: Sequence[Attention] = (RANKS,), status: Status = Status.OK
+) -> list[Winner]:
+    device = find_device(CASES[case][0]).name
+    with Store.open("sqlite://") as store:
+        fill_moe(store, case)
+        for problem in problems:
+            fill(store, problem, status=status, device=device)
+        return store.winners(device=device, engine="sglang", engine_version="0.5.16")
+
+
+def bundle(
+    case: str,
+    cluster: Cluster | None = None,
+    found: Sequence[Winner] | None = None,
+) -> Bundle:
+    return build_bundle(
+        winners(case) if found is None else found,
+        cluster or example(case),
+        find_engine("sglang==0.5.16"),
+        find_device(CASES[case][0]),
+        allow_predicted=True,
+    )
+
+
+@cache
+def built() -> Bundle:
+    return bundle(L40S)
+
+
+def with_flags(case: str, *flags: str) -> Cluster:
+    whole = example(case)
+    return replace(whole, engine=replace(whole.engine, flags=flags))
+
+
+def attention_paths(found: Bundle) -> list[str]:
+    return [path for path in files_of(found) if path.startswith("engine-configs/attention/")]
+
+
+def test_the_plugin_finds_the_files_by_the_variables_of_the_scripts(tmp_path: Path) -> None:
+    root = place(built(), tmp_path)
+    done = subprocess.run(
+        ["bash", root / "nodes/l40s-01/bare.sh", "--print"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert lines[0] == ["python3", *IMPORT]
+    variables = dict(line[1].split("=", 1) for line in lines if line[0] == "export")
+    assert attention_root(variables) == (CONFIG_DIR_VARIABLE, root / "engine-configs")
+    (path,) = find_attention_files(Path(variables[CONFIG_DIR_VARIABLE]))
+    assert read_attention_file(path).problem == RANKS
+    sidecar = root / "engine-configs/provenance" / path.relative_to(root / "engine-configs")
+    assert json.loads(sidecar.read_text())["problem"] == RANKS.spec()
+
+
+def test_containers_compose_and_pods_get_the_variable_too(tmp_path: Path) -> None:
+    root = place(built(), tmp_path)
+    done = subprocess.run(
+        ["bash", root / "nodes/l40s-01/docker.sh", "--print"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    check, launch = (shlex.split(line) for line in done.stdout.splitlines())
+    image = example(L40S).engine.image
+    assert check == ["docker", "run", "--rm", "--entrypoint", "python3", image, *IMPORT]
+    assert f"{CONFIG_DIR_VARIABLE}={MOUNTED}" in launch
+    compose = yaml.safe_load((root / "nodes/l40s-01/compose.yaml").read_text())
+    assert compose["services"]["engine"]["environment"][CONFIG_DIR_VARIABLE] == MOUNTED
+    text = (root / "kubernetes/leaderworkerset.yaml").read_text()
+    template = next(yaml.safe_load_all(text))["spec"]["leaderWorkerTemplate"]
+    for role in ("leaderTemplate", "workerTemplate"):
+        (container,) = template[role]["spec"]["containers"]
+        assert {"name": CONFIG_DIR_VARIABLE, "value": MOUNTED} in container["env"]
+
+
+def test_scripts_with_the_check_are_clean(tmp_path: Path) -> None:
+    scripts = sorted(place(built(), tmp_path).rglob("*.sh"))
+    done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_server_starts_without_the_plugin_too_after_a_warning(
+    installed: bool, tmp_path: Path
+) -> None:
+    root = place(built(), tmp_path)
+    python = tmp_path / "bin/python3"
+    python.parent.mkdir()
+    refuse = "" if installed else '[[ "$1" == -m ]] || exit 1\n'
+    python.write_text(f'#!/bin/bash\n{refuse}[[ "$1" != -m ]] || echo "serving: $2"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", root / "nodes/l40s-01/bare.sh"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"},
+    )
+    assert done.stdout == "serving: sglang.launch_server\n"
+    assert ("warning: no engine-tuner beside the engine" in done.stderr) is not installed
+
+
+def test_the_readme_says_what_the_plugin_needs() -> None:
+    text = files_of(built())["README.md"].data.decode()
+    assert "FROM lmsysorg/sglang:v0.5.16\nRUN python3 -m pip install" in text
+    assert re.search(r"engine-tuner==\d", text)
+    assert "`--attention-backend triton`" in text
+    assert f"`SGLANG_MOE_CONFIG_DIR` and `{CONFIG_DIR_VARIABLE}` point at" in text
+    assert "docker run --rm --entrypoint python3 lmsysorg/sglang:v0.5.16 -c 'import" in text
+    bare = replace(example(L40S), engine=replace(example(L40S).engine, image=""))
+    text = files_of(bundle(L40S, bare))["README.md"].data.decode()
+    assert "FROM" not in text
+    assert "python3 -c 'import tuner.plugin'" in text
+
+
+def test_without_attention_nothing_speaks_of_it() -> None:
+    found = bundle(L40S, found=[w for w in winners(L40S) if not isinstance(w.problem, Attention)])
+    for path, file in files_of(found).items():
+        if not path.startswith("engine-configs/") and path != "preflight.py":
+            assert CONFIG_DIR_VARIABLE.encode() not in file.data, path
+            assert b"tuner.plugin" not in file.data, path
+    assert found.manifest["statuses"] == {"predicted": 36}
+
+
+# The manifest
+
+
+def test_every_entry_is_in_the_manifest_with_its_provenance() -> None:
+    manifest = check_bundle(built().archive)
+    rows = [row for row in manifest["entries"] if "part" in row]
+    (path,) = attention_paths(built())
+    assert {row["file"] for row in rows} == {path}
+    assert [(r["part"], r["batch_size"], r["new_tokens"]) for r in rows] == [
+        ("extend", 1, 512),
+        ("extend", 8, 512),
+    ]
+    assert manifest["statuses"] == {"ok": 2, "predicted": 36}
+    first = rows[0]
+    assert first["median_us"] == {"1024": 101.024, "8000": 108.0}
+    assert first["reason"] == "1.500x as fast as the engine's own constants"
+    assert manifest["environments"][first["environment"]]["kernel_hash"] == "kernels"
+    origins = {row["path"]: row["origin"] for row in manifest["files"]}
+    assert origins[path] == "tuned"
+
+
+def test_equal_stores_give_equal_bytes(tmp_path: Path) -> None:
+    assert bundle(L40S).archive == built().archive
+    folder = place(built(), tmp_path) / "engine-configs"
+    assert hash_folder(folder) == built().manifest["configs"]["hash"]
+
+
+def test_predicted_attention_is_refused_unless_asked_for_and_counted() -> None:
+    found = winners(L40S, (RANKS,), Status.PREDICTED)
+    assert bundle(L40S, found=found).manifest["statuses"] == {"predicted": 38}
+    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    alone = [winner for winner in found if winner.problem == RANKS]
+    with pytest.raises(ExportRefused, match="4 of the 4 winners .* --allow-predicted"):
+        build_bundle(alone, example(L40S), engine, device, allow_predicted=False)
+
+
+def refusal(changes: dict[str, File | None]) -> str:
+    with pytest.raises(BundleRefused) as caught:
+        check_bundle(repack(built(), changes))
+    return str(caught.value)
+
+
+def changed(path: str, old: str, new: str) -> File:
+    text = files_of(built())[path].data.decode()
+    assert old in text
+    return File(text.replace(old, new, 1).encode())
+
+
+def test_a_changed_attention_file_is_refused() -> None:
+    (path,) = attention_paths(built())
+    said = refusal({path: changed(path, '"num_warps": 8', '"num_warps": 4')})
+    assert said == f"'{path}' was changed: its SHA-256 is not the one in MANIFEST.json"
+    assert refusal({path: None}) == f"'{path}' is listed in MANIFEST.json and missing"
+    other = path.replace("q_heads=4", "q_heads=8")
+    added = refusal({other: files_of(built())[path]})
+    assert added == f"'{other}' is not listed in MANIFEST.json"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"status": "ok"', '"status": "incumbent"'), ('"batch_size": 8', '"batch_size": 9')],
+)
+def test_an_attention_file_that_the_manifest_does_not_account_for(old: str, new: str) -> None:
+    (path,) = attention_paths(built())
+    manifest = json.loads(files_of(built())["MANIFEST.json"].data)
+    for row in manifest["entries"]:
+        if row["file"] == path:
+            text = json.dumps(row)
+            row.clear()
+            row.update(json.loads(text.replace(old, new)))
+    counts: dict[str, int] = {}
+    for row in manifest["entries"]:
+        counts[row["status"]] = counts.get(row["status"], 0) + 1
+    manifest["statuses"] = counts
+    said = refusal({"MANIFEST.json": File(json.dumps(manifest).encode())})
+    assert said == f"'{path}' holds other entries than MANIFEST.json says"
+
+
+@pytest.mark.parametrize(
+    "content", [{"entries": [1]}, {"entries": ["part"]}, {"entries": [{}]}, {"entries": []}, []]
+)
+def test_what_is_no_attention_file_is_refused(content: object) -> None:
+    (path,) = attention_paths(built())
+    data = json.dumps(content).encode()
+    manifest = json.loads(files_of(built())["MANIFEST.json"].data)
+    (row,) = [row for row in manifest["files"] if row["path"] == path]
+    digest = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True).stdout
+    row |= {"size": len(data), "sha256": digest.decode().split()[0]}
+    sums = files_of(built())["SHA256SUMS"].data.decode()
+    sums = re.sub(rf"\w{{64}}  {re.escape(path)}\n", f"{row['sha256']}  {path}\n", sums)
+    (listed,) = [row for row in manifest["files"] if row["path"] == "SHA256SUMS"]
+    digest = subprocess.run(["sha256sum"], input=sums.encode(), capture_output=True, check=True)
+    listed["sha256"] = digest.stdout.decode().split()[0]
+    changes = {path: data.decode(), "SHA256SUMS": sums, "MANIFEST.json": json.dumps(manifest)}
+    said = refusal({name: File(text.encode()) for name, text in changes.items()})
+    assert said == f"'{path}' holds other entries than MANIFEST.json says"
+
+
+# What servers can use
+
+
+def test_the_backend_is_the_cluster_file_s_to_choose() -> None:
+    chosen = "--attention-backend triton to engine.flags"
+    assert not any(chosen in note for note in built().notes)
+    by_itself = bundle(L40S, with_flags(L40S))
+    assert attention_paths(by_itself)
+    assert any(chosen in note for note in by_itself.notes)
+    for text in (file.data for path, file in files_of(by_itself).items() if path.endswith(".sh")):
+        assert b"--attention-backend" not in text
+
+
+@pytest.mark.parametrize(
+    "flags", [("--attention-backend", "fa3"), ("--attention-backend=flashinfer",)]
+)
+def test_another_backend_gets_no_attention_files(flags: tuple[str, ...]) -> None:
+    found = bundle(L40S, with_flags(L40S, *flags))
+    assert not attention_paths(found)
+    name = flags[-1].rpartition("=")[2]
+    why = f"engine.flags ask for the attention backend {name}, and the files are for triton"
+    assert f"attention left out: {why}" in found.notes
+    assert CONFIG_DIR_VARIABLE.encode() not in files_of(found)["nodes/l40s-01/bare.sh"].data
+    with pytest.raises(ExportRefused, match="attention alone: engine.flags ask"):
+        alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
+        bundle(L40S, with_flags(L40S, *flags), alone)
+
+
+def test_a_backend_for_one_phase_leaves_the_other() -> None:
+    flags = "--attention-backend", "fa3", "--decode-attention-backend", "triton"
+    found = bundle(L40S, with_flags(L40S, *flags))
+    assert attention_paths(found)
+    said = "tuned extend attention does not count: engine.flags ask for fa3"
+    assert said in found.notes
+
+
+def test_vllm_gets_none() -> None:
+    found = bundle(RAY)
+    assert not attention_paths(found)
+    assert "attention left out: vllm has no plugin that reads attention files" in found.notes
+
+
+def test_an_engine_without_plugins_gets_none() -> None:
+    kept, (note,) = usable_winners(winners(H20), example(H20), find_engine("sglang==0.5.2"))
+    assert {type(winner.problem) for winner in kept} == {FusedMoe}
+    assert "sglang 0.5.2 loads no plugins" in note
+
+
+def test_a_cluster_file_cannot_set_the_variable() -> None:
+    own = replace(example(L40S), environment={CONFIG_DIR_VARIABLE: "/x"})
+    with pytest.raises(MalformedCluster, match=f"environment holds {CONFIG_DIR_VARIABLE}"):
+        bundle(L40S, own)
+
+
+def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:
+    found = bundle(H20, with_flags(H20, *flags), winners(H20, problems))
+    return [note for note in found.notes if "kv-splits" in note]
+
+
+def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
+    flag = "--triton-attention-num-kv-splits"
+    sixteen = replace(DECODE, kv_splits=16)
+    (note,) = splits_notes(problems=(sixteen,))
+    assert note == f"engine.flags should hold {flag} 16, for {sixteen.spec()}"
+    assert splits_notes(flag, "16", problems=(sixteen,)) == []
+    assert splits_notes(problems=(DECODE, EXTEND)) == []
+    (note,) = splits_notes(f"{flag}=4", problems=(DECODE,))
+    assert note == f"engine.flags hold {flag} 4, and no decode file is for as many"
+    # Latent attention is split as the engine likes.
+    assert splits_notes(problems=(MLA,)) == []
+    assert splits_notes(flag, "4", problems=(MLA,)) == []
+
+
+def test_files_for_another_model_are_noticed() -> None:
+    said = "no attention file is for deepseek-r1 at tp=32: tune its attention too"
+    assert said not in built().notes
+    assert said in bundle(L40S, found=winners(L40S, (EXTEND,))).notes
+    unknown = replace(example(L40S), model=replace(example(L40S).model, name="my-own"))
+    assert not any("no attention file" in n for n in bundle(L40S, unknown).notes)
+
+
+def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
+    whole = example(L40S)
+    dense = replace(whole, model=replace(whole.model, name="llama", path="/models/llama"))
+    alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
+    found = bundle(L40S, dense, alone)
+    assert check_bundle(found.archive)["statuses"] == {"ok": 2}
+    with pytest.raises(ExportRefused, match="no winner for NVIDIA_L40S fits deepseek-r1"):
+        bundle(L40S, whole, alone)
+
+
+def test_the_command_packs_both_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    with Store.open(url) as store:
+        fill_moe(store, L40S)
+        fill(store, RANKS, device="NVIDIA_L40S")
+    toml = Path(__file__).parents[2] / "examples" / f"{L40S}.toml"
+    out = tmp_path / "b.tar.gz"
+    options = ["--device", "L40S", "--cluster", str(toml), "--out", str(out), "--allow-predicted"]
+    result = CliRunner().invoke(app, ["bundle", *options])
+    assert result.exit_code == 0, result.output
+    assert "note: tuned attention needs engine-tuner installed" in result.stderr
+    verified = CliRunner().invoke(app, ["bundle", "verify", str(out), "--json"])
+    assert json.loads(verified.stdout)["statuses"] == {"ok": 2, "predicted": 36}
