@@ -12,6 +12,7 @@ from api import errors
 from api.auth import Authenticate
 from api.metrics import Metrics
 from api.middleware import CheckBody, Observe
+from api.rates import Limiter
 from api.routes import coverage, events, health, jobs, results, tables
 from api.settings import ApiSettings
 from api.state import Api
@@ -56,7 +57,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     errors.install(app)
     # Added last is outermost: named and counted, then known, then read.
     app.add_middleware(CheckBody, largest=settings.max_body_bytes)
-    app.add_middleware(Authenticate)
+    app.add_middleware(Authenticate, limiter=Limiter(settings.service))
     app.add_middleware(Observe)
     _describe_problems(app)
     return app

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
-from limits import RateLimitItem, RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
+from limits import RateLimitItemPerMinute
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import problem_response
+from api.errors import RETRY_S, problem_response
+from api.rates import Limiter
 from api.state import Api
 from tuner.errors import UnusableStore
 from tuner.store.keys import Scope as KeyScope
@@ -29,6 +27,7 @@ log = logging.getLogger("tuner.api.auth")
 OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json")
 WRONG_KEYS = RateLimitItemPerMinute(30)  # an address; a key cannot be guessed, but logs fill
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 LOCAL = "local"  # whoever asks this machine, as on its command line
 
 
@@ -43,17 +42,16 @@ class Caller:
 class Authenticate:
     """ASGI middleware: a caller for each request, at no more than its rate, or no request."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
-        self._limiter = Limiter()
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:
-            caller = await self._caller(scope)
-            self._limiter.check(scope["app"].state.api.settings.rate, "rate", caller.name)
+            caller = await run_in_threadpool(self._admit, scope)
         except HTTPException as error:
             response = problem_response(
                 scope["state"]["request_id"], error.status_code, error.detail, headers=error.headers
@@ -63,40 +61,30 @@ class Authenticate:
         scope["state"].update(caller=caller, limiter=self._limiter)
         await self._app(scope, receive, send)
 
-    async def _caller(self, scope: Scope) -> Caller:
+    def _admit(self, scope: Scope) -> Caller:
         api: Api = scope["app"].state.api
+        caller = self._caller(scope, api)
+        self._limiter.check(api.settings.rate, "rate", caller.name)
+        return caller
+
+    def _caller(self, scope: Scope, api: Api) -> Caller:
         headers = Headers(scope=scope)
         kind, _, token = headers.get("authorization", "").partition(" ")
         address = scope["client"][0] if scope["client"] else "?"
         try:
             if kind.lower() == "bearer":
-                if key := await run_in_threadpool(api.keys.find, token.strip()):
+                if key := api.keys.find(token.strip()):
                     return Caller(key.name, key.scope)
                 log.warning("a wrong key", extra={"address": address, "path": scope["path"]})
                 self._limiter.check((WRONG_KEYS,), "wrong", address)
                 raise _unauthorized("this key is not known, or was revoked")
-            here = is_loopback(address) and _names_loopback(headers.get("host", ""))
-            if here and not await run_in_threadpool(api.keys.any):
+            if is_loopback(address) and _is_direct(headers) and not api.keys.any():
                 return Caller(LOCAL, KeyScope.ADMIN)
         except UnusableStore as error:
             log.error("%s", error)
-            raise HTTPException(503, "the store does not answer: try again") from None
+            text, later = "the store does not answer: try again", {"Retry-After": str(RETRY_S)}
+            raise HTTPException(503, text, later) from None
         raise _unauthorized("send a key: Authorization: Bearer KEY")
-
-
-class Limiter:
-    """Counts what each caller does, in this process."""
-
-    def __init__(self) -> None:
-        self._windows = MovingWindowRateLimiter(MemoryStorage())
-
-    def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
-        """Raises 429, with the seconds to wait, for more than the rates allow."""
-        for rate in rates:
-            if not self._windows.hit(rate, what, who):
-                reset = self._windows.get_window_stats(rate, what, who).reset_time
-                wait = max(1, round(reset - time.time()))
-                raise HTTPException(429, f"more than {rate}", {"Retry-After": str(wait)})
 
 
 def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
@@ -127,10 +115,13 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _names_loopback(host: str) -> bool:
+def _is_direct(headers: Headers) -> bool:
+    # A proxy on this machine lets in whoever it likes, and is loopback to us.
+    if any(name in headers for name in _FORWARDED):
+        return False
     # A web page's own name may be made to lead here; its browser then sends that name.
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return is_loopback(name)
+    host = headers.get("host", "")
+    return is_loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
 
 
 def _unauthorized(text: str) -> HTTPException:

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import socket
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 from api_server import JOB, NEVER, Server, serving
 from limits import RateLimitItemPerHour
+from servers import started_redis
 from sqlalchemy import text
 
 from api.serve import refuse_open_door
 from api.settings import ApiSettings, read_api_settings
 from tuner.errors import BadInput
+from tuner.jobs import Job
 from tuner.store.connect import connect
 from tuner.store.keys import KeyStore, Scope
+from tuner.store.tables import VERSION_TABLE
 from workers.settings import Settings
 
 LARGEST = 100_000
@@ -40,6 +44,13 @@ def server(settings: ApiSettings) -> Iterator[Server]:
 def keys(server: Server) -> KeyStore:
     store: KeyStore = server.app.state.api.keys
     return store
+
+
+class Nobody:
+    """Whom no message wakes."""
+
+    def announce(self, job: Job) -> None:
+        """Nothing is sent."""
 
 
 def rows_of(settings: ApiSettings) -> int:
@@ -141,6 +152,15 @@ class TestKeys:
         for host in ("localhost:1", "127.0.0.1", "[::1]:80"):
             assert server.call("GET", "/v1/jobs", headers={"Host": host}).status == 200
 
+    @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+    def test_a_proxy_on_this_machine_is_not_this_machine(
+        self, server: Server, keys: KeyStore, header: str
+    ) -> None:
+        passed_on = {header: "203.0.113.7"}
+        server.call("GET", "/v1/jobs", headers=passed_on).problem(401)
+        key = keys.add("team", Scope.READ)
+        assert server.call("GET", "/v1/jobs", headers=passed_on, key=key).status == 200
+
     def test_without_a_key_only_loopback_is_served(self, settings: ApiSettings) -> None:
         for host in ("0.0.0.0", "::", "10.1.2.3", "tuner.example"):  # noqa: S104
             with pytest.raises(BadInput, match="make a key first"):
@@ -166,6 +186,32 @@ class TestRates:
             assert [answer.status for answer in gets] == [200, 200, 200, 429]
             assert len(gets[0].json["jobs"]) == 2
             assert server.call("GET", "/healthz").status == 200
+
+    def test_they_hold_over_all_processes_that_share_a_redis(
+        self, settings: ApiSettings, redis_url: str
+    ) -> None:
+        service = replace(settings.service, broker_url=redis_url)
+        few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),))
+        name = uuid.uuid4().hex  # the Redis may be anybody's
+        with serving(few, Nobody()) as first, serving(few, Nobody()) as second:
+            key = first.app.state.api.keys.add(name, Scope.READ)
+            answers = [
+                server.call("GET", "/v1/jobs", key=key).status
+                for _ in range(4)
+                for server in (first, second)
+            ]
+        assert answers == [200] * 6 + [429] * 2
+
+    def test_without_its_redis_a_process_counts_by_itself(self, settings: ApiSettings) -> None:
+        with started_redis(password="p@ss") as redis:  # noqa: S106
+            service = replace(settings.service, broker_url=redis.url)
+            few = replace(settings, service=service, rate=(RateLimitItemPerHour(2),))
+            with serving(few, Nobody()) as server:
+                assert server.call("GET", "/v1/jobs").status == 200
+                redis.stop()
+                answers = [server.call("GET", "/v1/jobs").status for _ in range(3)]
+                assert answers == [200, 200, 429]
+                redis.start()
 
     def test_guessing_keys_is_slowed_and_logged(
         self, server: Server, keys: KeyStore, caplog: pytest.LogCaptureFixture
@@ -320,6 +366,17 @@ class TestSettings:
     def test_what_cannot_be_is_refused(self, name: str, value: str) -> None:
         with pytest.raises(BadInput, match=value):
             read_api_settings({f"TUNER_API_{name}": value})
+
+
+def test_a_store_that_was_upgraded_or_emptied_is_not_ready(
+    settings: ApiSettings, server: Server
+) -> None:
+    assert server.call("GET", "/readyz").status == 200
+    for change in ("UPDATE {} SET version_num = '9999'", "DELETE FROM {}", "DROP TABLE {}"):
+        with connect(settings.service.database_url).begin() as connection:
+            connection.execute(text(change.format(VERSION_TABLE)))
+        assert "the store does not answer" in server.call("GET", "/readyz").problem(503)
+    assert server.call("GET", "/healthz").status == 200
 
 
 def test_a_store_that_is_gone_is_said_to_be_and_not_where(

@@ -32,6 +32,7 @@ from tuner.store.rows import (
     read_trial,
     read_winner,
 )
+from tuner.store.schema import check_head
 from tuner.store.store import BY_POINT
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
 
@@ -202,9 +203,9 @@ class Lookups(Database):
             return {(state, device): count for state, device, count in connection.execute(query)}
 
     def ping(self) -> None:
-        """Raises UnusableStore where the database does not answer."""
+        """Raises UnusableStore where the database does not answer, or is not this version's."""
         with self._read() as connection:
-            connection.execute(select(1))
+            check_head(connection)
 
 
 def trial_place(trial: Trial) -> TrialPlace:

@@ -14,6 +14,7 @@ from tuner.errors import UnusableStore
 from tuner.store.tables import VERSION_TABLE
 
 HEAD = "0004"
+_VERSION = table(VERSION_TABLE, column("version_num"))
 
 # Beside the package in a checkout and in site-packages alike; by path, because the name
 # `migrations` may mean another package where a program has its own folder on sys.path.
@@ -34,6 +35,13 @@ def bring_to_head(engine: Engine) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         _upgrade(connection)
+
+
+def check_head(connection: Connection) -> None:
+    """Raises UnusableStore where the schema is not the one that this version writes any more."""
+    found = connection.execute(select(_VERSION.c.version_num)).scalars().all()
+    if found != [HEAD]:
+        raise UnusableStore(f"the store's schema is {', '.join(found) or 'gone'}, not {HEAD}")
 
 
 def alembic_config() -> Config:
@@ -61,6 +69,5 @@ def _upgrade(connection: Connection) -> None:
 
 def _prove_writable(connection: Connection) -> None:
     # SQLite opens a file that it may not write without a word, and BEGIN IMMEDIATE succeeds.
-    version = table(VERSION_TABLE, column("version_num"))
-    connection.execute(update(version).values(version_num=version.c.version_num))
+    connection.execute(update(_VERSION).values(version_num=_VERSION.c.version_num))
     connection.rollback()

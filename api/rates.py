@@ -1,0 +1,72 @@
+"""How much each caller may do in a time: counted in Redis for all API processes, or in this one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from limits import RateLimitItem
+from limits.errors import StorageError
+from limits.storage import MemoryStorage, RedisStorage
+from limits.strategies import MovingWindowRateLimiter
+from starlette.exceptions import HTTPException
+
+from workers.settings import Settings
+
+log = logging.getLogger("tuner.api.rates")
+
+ANSWER_S = 0.5  # a Redis that takes longer is one that is away
+AWAY_S = 10.0  # and is not asked again before this, as each time would hold a request up
+_PREFIX = "tuner-rates"
+
+
+class Limiter:
+    """Counts what each caller does. Safe to share between threads.
+
+    While Redis is away, each process counts by itself: it neither refuses nor allows all.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._own = MovingWindowRateLimiter(MemoryStorage())
+        self._shared = MovingWindowRateLimiter(_redis(settings)) if settings.broker_url else None
+        self._away_until = 0.0
+
+    def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
+        """Raises 429, with the seconds to wait, for more than the rates allow."""
+        for rate in rates:
+            if wait := self._wait(rate, what, who):
+                raise HTTPException(429, f"more than {rate}", {"Retry-After": str(round(wait))})
+
+    def _wait(self, rate: RateLimitItem, what: str, who: str) -> float:
+        if self._shared and time.monotonic() >= self._away_until:
+            try:
+                return _seconds_left(self._shared, rate, what, who)
+            except StorageError as error:
+                self._away_until = time.monotonic() + AWAY_S
+                log.warning("rates are counted in this process alone: %s", error.storage_error)
+        return _seconds_left(self._own, rate, what, who)
+
+
+def _seconds_left(
+    windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str
+) -> float:
+    """Counts one more; 0 where that is allowed, else how long to wait: 1 at least."""
+    if windows.hit(rate, what, who):
+        return 0.0
+    return max(1.0, windows.get_window_stats(rate, what, who).reset_time - time.time())
+
+
+def _redis(settings: Settings) -> RedisStorage:
+    from redis.backoff import NoBackoff  # noqa: PLC0415 (without a broker, no Redis is needed)
+    from redis.retry import Retry  # noqa: PLC0415
+
+    assert settings.broker_url
+    options: dict[str, Any] = {
+        "socket_connect_timeout": ANSWER_S,
+        "socket_timeout": ANSWER_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if settings.broker_ca and settings.broker_url.startswith("rediss:"):
+        options["ssl_ca_certs"] = str(settings.broker_ca)
+    return RedisStorage(settings.broker_url, key_prefix=_PREFIX, wrap_exceptions=True, **options)
