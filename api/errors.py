@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from api.words import in_api_words
 from tuner.errors import (
     BadInput,
     ExportRefused,
@@ -92,7 +93,7 @@ def problem_response(
         type=kind,
         title=title,
         status=status,
-        detail=detail or title,
+        detail=in_api_words(detail) or title,
         request_id=request_id,
         errors=list(errors),
     )

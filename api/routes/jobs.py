@@ -16,6 +16,7 @@ from api.schemas_in import JobPage, SubmitJob
 from api.schemas_out import JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.text import JobId
+from api.words import in_api_words
 from tuner.devices import find_device
 from tuner.jobs import Job, Priority, Submitted
 from tuner.store.keys import Scope
@@ -77,7 +78,11 @@ def submit(
     response.headers["Retry-After"] = str(RETRY_S)
     if answer.replayed:
         response.headers["Idempotent-Replayed"] = "true"
-    return {**answer.job.as_json(), "created": answer.created, "notes": list(notes)}
+    return {
+        **answer.job.as_json(),
+        "created": answer.created,
+        "notes": [in_api_words(note) for note in notes],
+    }
 
 
 @router.get("", response_model=JobsOut, response_model_exclude_unset=True, responses=responses())

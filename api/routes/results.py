@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,6 +20,7 @@ from api.schemas_in import Page
 from api.schemas_out import TrialsOut, WinnersOut
 from api.state import ApiDep
 from api.text import EngineSpec, JobId
+from tuner.bundle.archive import File, plain_tar
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnknownDevice
@@ -33,8 +32,6 @@ from tuner.store import Winner
 from tuner.store.lookups import parse_trial_place, trial_place
 
 router = APIRouter(prefix="/v1", tags=["results"])
-
-_TIME = 315_532_800  # 1980: tar programs warn of a time at the very beginning of the clock
 
 
 @router.get(
@@ -104,24 +101,12 @@ def export(
         # The packaged files beside them, without a copy of each.
         files = {f"configs/{path.as_posix()}": file for path, file in packaged_files(found)}
         files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
-        data = _tar(name, files)
+        data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})
     tag = f'"{hashlib.sha256(data).hexdigest()}"'
     headers = {"ETag": tag, "Content-Disposition": f'attachment; filename="{name}.tar"'}
     if if_none_match == tag:
         return Response(status_code=304, headers=headers)
     return Response(data, media_type="application/x-tar", headers=headers)
-
-
-def _tar(folder: str, files: Mapping[str, Path]) -> bytes:
-    """The files under a folder, as a tar whose bytes depend on nothing else."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in sorted(files):
-            data = files[path].read_bytes()
-            info = tarfile.TarInfo(f"{folder}/{path}")
-            info.size, info.mode, info.mtime = len(data), 0o644, _TIME
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class TestSubmit:
         assert job["request"]["device"] == "NVIDIA_L40S"
         assert job["request"]["problem"].startswith("fused_moe:E=257,N=64,K=7168,top_k=9")
         assert "fuses the shared experts" in job["notes"][0]
+        assert "override with fuse_shared=false" in job["notes"][0]
         assert server.call("GET", answer.headers["location"]).json["id"] == job["id"]
         assert JobStore.sharing(leases).get(job["id"]).state is JobState.QUEUED
         eventually(lambda: [one.id for one in announced] == [job["id"]])
@@ -147,6 +148,8 @@ class TestSubmit:
         [
             ({"model": "deepseek-r11"}, "did you mean 'deepseek-r1'?"),
             ({"device": "L41S"}, "did you mean 'L40S'?"),
+            ({"device": "Voodoo 2"}, "GET /v1/devices lists the known ones"),
+            ({"model": "zzzzzzzz"}, "GET /v1/models lists the presets"),
             ({"dtype": "int8_w8a9"}, "did you mean 'int8_w8a8'?"),
             ({"engine": "sglagn"}, "did you mean 'sglang'?"),
             ({"measure": "predikt"}, "did you mean 'predict'?"),
@@ -272,9 +275,9 @@ class TestResults:
         assert found[0][0] == "down" and found[-1][0] == "up"
 
     def test_an_export_is_the_same_tar_each_time(self, server: Server, leases: Leases) -> None:
-        assert "no winners for NVIDIA_L40S" in server.call("GET", "/v1/exports/L40S.tar").problem(
-            409
-        )
+        nothing = server.call("GET", "/v1/exports/L40S.tar").problem(409)
+        assert "no winners for NVIDIA_L40S" in nothing
+        assert nothing.endswith("post a job for the device NVIDIA_L40S first")
         server.submit()
         work(leases)
         first, again = (server.call("GET", "/v1/exports/L40S.tar") for _ in range(2))

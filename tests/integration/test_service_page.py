@@ -27,7 +27,7 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path) -> None:  # noqa: F
     assert "HTTP/1.1 202 Accepted" in posted and '"created":true' in posted
     assert events.index("event: submitted") < events.index("event: trials")
     assert events.index("event: trials") < events.index("event: done")
-    assert '"status":409' in files and "allow-predicted" in files
+    assert '"status":409' in files and "pass allow_predicted=true" in files
     assert "device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json" in files
     assert "4 watched, 4 to do" in night and night.count("missing") == 4
     assert "did you mean 'deepseek-r1'?" in mistake

@@ -44,7 +44,7 @@ class Unpacked:
 
 def pack(root: str, files: Mapping[str, File]) -> bytes:
     """The archive of `files` (paths below `root`). Equal files give equal bytes."""
-    return _gzip(_tar(root, files))
+    return _gzip(plain_tar(root, files))
 
 
 def unpack(data: bytes) -> Unpacked:
@@ -66,7 +66,7 @@ def unpack(data: bytes) -> Unpacked:
         if len(files) == MOST_FILES:
             raise BundleRefused(f"the archive holds more than {MOST_FILES} files")
         files[path] = File(content, member.mode)
-    return Unpacked(root, files, _tar(root, files) == tar)
+    return Unpacked(root, files, plain_tar(root, files) == tar)
 
 
 def checked_path(name: str) -> str:
@@ -81,13 +81,14 @@ def checked_path(name: str) -> str:
     return name
 
 
-def _tar(root: str, files: Mapping[str, File]) -> bytes:
+def plain_tar(root: str, files: Mapping[str, File]) -> bytes:
+    """The archive before it is compressed."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(files):
             info = tarfile.TarInfo(f"{root}/{path}")
             info.size, info.mode, info.mtime = len(files[path].data), files[path].mode, _TIME
-            tar.addfile(info, io.BytesIO(files[path].data))
+            archive.addfile(info, io.BytesIO(files[path].data))
     return out.getvalue()
 
 
