@@ -20,13 +20,12 @@ SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 EXAMPLES = 15  # an operation and phase
 
 
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    settings = ApiSettings(Settings(url), rate=(), submit_rate=(), stream_s=1)
+def test_schemathesis_finds_nothing(store_url: str, tmp_path: Path) -> None:
+    settings = ApiSettings(Settings(store_url), rate=(), submit_rate=(), stream_s=1)
     with serving(settings) as server:
         server.key = server.app.state.api.keys.add("fuzz", Scope.ADMIN)
         server.submit()
-        with Leases.open(url) as leases:
+        with Leases.open(store_url) as leases:
             work(leases)
         command = [
             *(str(SCHEMATHESIS), "--config-file", str(HERE / "schemathesis.toml"), "--no-color"),
