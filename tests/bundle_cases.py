@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tuner.bundle.archive import File, pack, unpack
 from tuner.bundle.build import Bundle, build_bundle
+from tuner.bundle.manifest import manifest_text
 from tuner.cluster import Cluster, read_cluster
 from tuner.devices import find_device
 from tuner.engines import find_engine
@@ -111,6 +113,12 @@ def place(bundle: Bundle, folder: Path) -> Path:
         target.write_bytes(file.data)
         target.chmod(file.mode)
     return folder / archive.root
+
+
+def sealed(manifest: dict[str, Any]) -> bytes:
+    """MANIFEST.json as whoever changes it on purpose would write it."""
+    manifest.pop("digest", None)
+    return manifest_text(manifest).encode()
 
 
 def repack(bundle: Bundle, changes: dict[str, File | None]) -> bytes:

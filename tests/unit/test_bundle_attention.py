@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from attention_cases import DECODE, EXTEND, MLA, fill
-from bundle_cases import CASES, example, files_of, place, repack
+from bundle_cases import CASES, example, files_of, place, repack, sealed
 from bundle_cases import fill as fill_moe
 from typer.testing import CliRunner
 
@@ -250,7 +250,7 @@ def test_an_attention_file_that_the_manifest_does_not_account_for(old: str, new:
     for row in manifest["entries"]:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
     manifest["statuses"] = counts
-    said = refusal({"MANIFEST.json": File(json.dumps(manifest).encode())})
+    said = refusal({"MANIFEST.json": File(sealed(manifest))})
     assert said == f"'{path}' holds other entries than MANIFEST.json says"
 
 
@@ -269,7 +269,7 @@ def test_what_is_no_attention_file_is_refused(content: object) -> None:
     (listed,) = [row for row in manifest["files"] if row["path"] == "SHA256SUMS"]
     digest = subprocess.run(["sha256sum"], input=sums.encode(), capture_output=True, check=True)
     listed["sha256"] = digest.stdout.decode().split()[0]
-    changes = {path: data.decode(), "SHA256SUMS": sums, "MANIFEST.json": json.dumps(manifest)}
+    changes = {path: data.decode(), "SHA256SUMS": sums, "MANIFEST.json": sealed(manifest).decode()}
     said = refusal({name: File(text.encode()) for name, text in changes.items()})
     assert said == f"'{path}' holds other entries than MANIFEST.json says"
 

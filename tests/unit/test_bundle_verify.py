@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundle_cases import built, files_of, place, repack
+from bundle_cases import built, files_of, place, repack, sealed
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
@@ -41,7 +41,7 @@ def refusal(data: bytes) -> str:
 def with_manifest(change: Callable[[dict[str, Any]], object]) -> bytes:
     manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
     change(manifest)
-    return repack(built(RAY), {"MANIFEST.json": File(json.dumps(manifest).encode())})
+    return repack(built(RAY), {"MANIFEST.json": File(sealed(manifest))})
 
 
 def with_member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **fields: Any) -> bytes:
@@ -187,6 +187,22 @@ def test_provenance_that_does_not_fit_the_files() -> None:
     assert "not give the provenance of every tuned" in refusal(with_manifest(forget_one))
 
 
+def test_a_flipped_byte_of_the_manifest() -> None:
+    data = files_of(built(RAY))["MANIFEST.json"].data
+    said = "MANIFEST.json was changed: its digest is not that of what it says"
+    for old, new in (
+        (b"run the sweep", b"run the sleep"),
+        (b'"reason": "1.200x', b'"reason": "9.200x'),
+        (b'\n "name"', b'\t "name"'),
+        (b'"digest"', b'"digess"'),
+    ):
+        assert old in data
+        assert refusal(repack(built(RAY), {"MANIFEST.json": File(data.replace(old, new))})) == said
+    deep = b"[" * 900 + b"]" * 900
+    nested = data.replace(b'"notes": [', b'"notes": [' + deep + b",")
+    assert refusal(repack(built(RAY), {"MANIFEST.json": File(nested)}))
+
+
 def test_sums_that_differ_from_the_manifest() -> None:
     data = b"0" * len(files_of(built(RAY))["SHA256SUMS"].data)
 
@@ -196,7 +212,7 @@ def test_sums_that_differ_from_the_manifest() -> None:
 
     manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
     list_it(manifest)
-    changes = {"SHA256SUMS": File(data), "MANIFEST.json": File(json.dumps(manifest).encode())}
+    changes = {"SHA256SUMS": File(data), "MANIFEST.json": File(sealed(manifest))}
     assert refusal(repack(built(RAY), changes)) == "SHA256SUMS does not say what MANIFEST.json says"
 
 
@@ -399,7 +415,7 @@ def test_noise_in_a_manifest_never_gives_a_traceback(noise: random.Random, junk:
             target[key] = junk
             break
         target = target[key]
-    data = repack(built(RAY), {"MANIFEST.json": File(json.dumps(manifest).encode())})
+    data = repack(built(RAY), {"MANIFEST.json": File(sealed(manifest))})
     try:
         check_bundle(data)
     except BundleRefused as error:

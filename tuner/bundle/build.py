@@ -19,7 +19,7 @@ from tuner.bundle.configs import ConfigFolder, config_folder
 from tuner.bundle.environment import environment_notes, node_environments
 from tuner.bundle.kubernetes import manifest as lws_manifest
 from tuner.bundle.kubernetes import why_not
-from tuner.bundle.manifest import FORMAT, KIND, NAME, SUMS, file_rows, sums_text
+from tuner.bundle.manifest import FORMAT, KIND, NAME, SUMS, file_rows, manifest_text, sums_text
 from tuner.bundle.readme import readme_text
 from tuner.bundle.sbom import sbom_text
 from tuner.bundle.scripts import CONFIGS, bare_script, docker_script
@@ -109,7 +109,7 @@ def build_bundle(
         "notes": notes,
         "files": file_rows(files, _origins(folder, engine)),
     }
-    files[NAME] = _text(json.dumps(manifest, indent=1) + "\n")
+    files[NAME] = _text(manifest_text(manifest))
     return Bundle(name, pack(name, files), manifest)
 
 

@@ -14,6 +14,7 @@ NAME = "MANIFEST.json"
 SUMS = "SHA256SUMS"
 KIND = "engine-tuner bundle"
 FORMAT = 1
+_DIGEST = "digest"
 _FIELDS = {
     "kind": str,
     "format": int,
@@ -54,6 +55,12 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def manifest_text(fields: Mapping[str, Any]) -> str:
+    """MANIFEST.json, with a digest of all that it says: nothing else holds its hash."""
+    digest = sha256(_dump(fields).encode())
+    return _dump({**fields, _DIGEST: digest})
+
+
 def read_manifest(data: bytes) -> dict[str, Any]:
     """Read and check a manifest by itself. Raises BundleRefused."""
     try:
@@ -63,6 +70,9 @@ def read_manifest(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict) or value.get("kind") != KIND:
         raise BundleRefused(f"{NAME} is not of an {KIND}")
     _check_format(value.get("format"))
+    value.pop(_DIGEST, None)
+    if not _is_text_of(value, data):
+        raise BundleRefused(f"{NAME} was changed: its digest is not that of what it says")
     _check_fields(value, _FIELDS, NAME)
     for row in value["files"]:
         _check_fields(row, _FILE_FIELDS, f"{NAME}: files")
@@ -93,6 +103,17 @@ def check_files(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
     for path, mode in modes.items():
         if f"{files[path].mode:04o}" != mode:
             raise BundleRefused(f"{path!r} has the mode {files[path].mode:04o}, not {mode}")
+
+
+def _dump(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def _is_text_of(fields: Mapping[str, Any], data: bytes) -> bool:
+    try:
+        return manifest_text(fields).encode() == data
+    except RecursionError:
+        return False
 
 
 def _check_format(found: object) -> None:
