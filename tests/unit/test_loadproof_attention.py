@@ -131,6 +131,7 @@ def test_what_the_plugin_could_not_hook(tmp_path: Path) -> None:
     troubles = (
         template("backend", "sglang did not hook ") + kernel.name,
         template("backend", "sglang has no ") + kernel.name,
+        template("backend", "this triton launches "),
         kernel.unfit([*names, "NEW_ONE"]),
         kernel.unfit(names[1:]),
     )

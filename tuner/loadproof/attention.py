@@ -16,11 +16,8 @@ from tuner.loadproof.proof import ATTENTION, EVERY_KEY, Load, Outcome
 _LINE = re.compile(r"\btuner attention: (.*)")
 # How the line begins that says what is used.
 _SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
-# Between the items of a line; a reason may hold a semicolon too.
-_NEXT = re.compile(
-    r"; (?=refused \S|(?:extend|decode|prefill) \d|sglang (?:did not hook|has no) "
-    r"|_fwd\w+ (?:takes|does not take) )"
-)
+# Between the items of a line; a reason may end in advice.
+_NEXT = re.compile(r"; (?!did you mean |the nearest )")
 _USED = re.compile(r"\w+ \d+/\d+ \d+/\d+ .*? from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?")
 _REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
 _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
