@@ -12,7 +12,7 @@ import pytest
 from tuner.devices import devices, find_device
 from tuner.engines import find_engine
 from tuner.measure.corpus import AXES, Prior
-from tuner.measure.device_model import DeviceModel, Footprint
+from tuner.measure.device_model import DeviceModel, Footprint, blocks_per_sm
 from tuner.measure.footprints import estimate_footprint
 from tuner.measure.padding import expected_load
 from tuner.measure.predict import CORPUS_WEIGHT, MOST_SHORTFALL, Predictor
@@ -150,9 +150,7 @@ class TestModel:
         ],
     )
     def test_blocks_that_an_sm_holds(self, shared, regs, warps, held):
-        model = DeviceModel(H200, FP8)
-        some = config(64, 128, 128, warps, 3)
-        assert model.blocks_per_sm(some, Footprint(shared, regs)) == held
+        assert blocks_per_sm(H200, warps, Footprint(shared, regs)) == held
 
     def test_faster_memory_is_never_slower(self):
         fast = dataclasses.replace(H200, bandwidth_gbs=2 * H200.bandwidth_gbs)

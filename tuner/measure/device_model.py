@@ -62,6 +62,21 @@ class Prediction:
     blocks_per_sm: int
 
 
+def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
+    """Blocks that an SM holds at once, at least 1."""
+    registers = math.ceil(max(footprint.n_regs, 16) / 8) * 8 * 32 * warps
+    reserved = 1024  # bytes of shared memory that the system keeps for each block
+    return max(
+        1,
+        min(
+            device.shared_per_sm_bytes // (footprint.shared_bytes + reserved),
+            device.registers_per_sm // registers,
+            device.max_warps_per_sm // warps,
+            device.max_blocks_per_sm,
+        ),
+    )
+
+
 class DeviceModel:
     """Predicts launches of one problem on one device."""
 
@@ -83,7 +98,7 @@ class DeviceModel:
         load = expected_load(point.batch_size, problem.E, problem.top_k, config["BLOCK_SIZE_M"])
         tiles_n = math.ceil(columns / config["BLOCK_SIZE_N"])
         steps = math.ceil(reduced / config["BLOCK_SIZE_K"])
-        resident = self.blocks_per_sm(config, footprint)
+        resident = blocks_per_sm(device, config["num_warps"], footprint)
         per_sm = load.blocks * tiles_n / device.sm_count
         serial, busy = self._step_clocks(load, config, footprint)
         end_clocks = load.rows * config["BLOCK_SIZE_N"] * 2 / self._arch.l2_bytes_per_clock
@@ -96,21 +111,6 @@ class DeviceModel:
         empty_us = empty * c.empty_ns / 1e3
         return Prediction(
             c.launch_us + together + empty_us, latency_us, sm_us, dram_us, empty_us, resident
-        )
-
-    def blocks_per_sm(self, config: Config, footprint: Footprint) -> int:
-        """Blocks that an SM holds at once, at least 1."""
-        device, warps = self._device, config["num_warps"]
-        registers = math.ceil(max(footprint.n_regs, 16) / 8) * 8 * 32 * warps
-        reserved = 1024  # bytes of shared memory that the system keeps for each block
-        return max(
-            1,
-            min(
-                device.shared_per_sm_bytes // (footprint.shared_bytes + reserved),
-                device.registers_per_sm // registers,
-                device.max_warps_per_sm // warps,
-                device.max_blocks_per_sm,
-            ),
         )
 
     def _step_clocks(self, load: Load, config: Config, footprint: Footprint) -> tuple[float, float]:
