@@ -18,12 +18,23 @@ from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import ExportRefused
 from tuner.export import AttentionFileExport, ExportReport, export, export_device
-from tuner.problems import Attention, Config, Gemm, Point, Stage, parse_problem
-from tuner.results import Compiled, Entry, Incumbent, Status
+from tuner.problems import (
+    Attention,
+    Config,
+    Gemm,
+    Point,
+    Stage,
+    parse_attention,
+    parse_problem,
+)
+from tuner.results import Compiled, Entry, Incumbent, MeasureKind, Status
+from tuner.session import Request, open_session
 from tuner.store import Store, Winner
+from tuner.ways import Source
 
 H200 = find_device("H200")
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
+SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
 VARIABLE = "TUNER_ATTENTION_CONFIG_DIR"
 
 
@@ -409,6 +420,28 @@ def test_what_was_measured_is_kept_whatever_flags_it_was_for(store, engine, tmp_
     path = tmp_path / "attention/triton_3_6_0"
     (file,) = path.glob("decode*kv_splits=16*")
     assert {e.status for e in read_attention_file(file).entries} == {Status.OK}
+
+
+def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_path):
+    """The H200's recorded sweep, through the tuning run's own chooser."""
+    shape = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
+    names = [f"extend_attention:{shape}"]
+    names += [f"decode_attention:{shape},kv_splits={number}" for number in (8, 32)]
+    chosen = {}
+    for name in names:
+        problem, source = parse_attention(name), Source(MeasureKind.REPLAY, SWEEP)
+        with open_session(Request(problem, H200, engine, source=source)) as session:
+            chosen[problem] = session.run(store, progress=lambda trial: None).entries
+    report = device_report(store, engine, tmp_path)
+    for file in attention_of(report):
+        found = read_attention_file(file.path)
+        for one in chosen.pop(found.problem):
+            at = one.point
+            picked = found.pick(at.part, at.batch_size, at.new_tokens)
+            assert (picked.config, picked.status) == (one.config, Status.OK)
+    assert not chosen
+    (advice,) = report.server_flags
+    assert advice.flags == {FLAG: 32}
 
 
 def test_the_command_prints_what_was_written(tmp_path, monkeypatch):
