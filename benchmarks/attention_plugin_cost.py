@@ -30,7 +30,7 @@ from tuner.engines import find_engine
 from tuner.kernels.attention import AttentionKernels, lift_attention
 from tuner.kernels.launcher import Tensor
 from tuner.kernels.lift import load_lifted
-from tuner.plugin.kernels import KERNELS
+from tuner.plugin.kernels import KERNELS, Kernel
 from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.problems import Attention, Config, Point, Stage, parse_problem
 from tuner.results import Status
@@ -100,7 +100,7 @@ def measure(kernels: AttentionKernels, spec: str, point: Point) -> dict[str, flo
     jitted.run = nothing
 
     def hooked(files: list[AttentionFile]) -> type:
-        launches = TunedLaunches(next(k for k in KERNELS if k.name == launch.kernel), jitted)
+        launches = TunedLaunches(_kernel(point, launch.kernel), jitted)
         launches.use(files)
         return stand_in(launches)
 
@@ -135,7 +135,7 @@ def measure_launcher(root: Path) -> dict[str, float]:
     def extend_attention_fwd(*args: object, max_len_extend: int, **kwargs: object) -> None:
         pass
 
-    hook = note_longest(extend_attention_fwd)
+    hook = note_longest(extend_attention_fwd, "max_len_extend")
     hooked = hooks._wrap_fn(extend_attention_fwd, hook, hooks.HookType.AROUND)
     # As the backend calls it: sixteen arguments by position, seven by name.
     call = {"args": [0] * 15, "kwargs": dict.fromkeys("abcdef", 0) | {"max_len_extend": 512}}
@@ -159,6 +159,10 @@ def _launch(
     kwargs: dict[str, Any],
 ) -> None:
     kernel[grid](*args, **kwargs)
+
+
+def _kernel(point: Point, name: str) -> Kernel:
+    return next(k for k in KERNELS if (k.stage, k.name) == (point.part, name))
 
 
 def _real(value: object) -> object:

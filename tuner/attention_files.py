@@ -29,10 +29,12 @@ _BLOCKS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 _KEYS: Mapping[Stage, tuple[str, ...]] = {
     Stage.EXTEND: _BLOCKS,
     Stage.PREFILL: _BLOCKS,
-    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "num_warps", "num_stages"),
+    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
     Stage.REDUCE: ("num_warps",),
 }
-_OPTIONAL = ("BLOCK_H",)  # the kernel for heads that share no key has none
+# The kernel for heads that share no key has neither; HAS_MLA is for latent attention, 0 or 1.
+_OPTIONAL = ("BLOCK_H", "HAS_MLA")
+_FLAGS = ("HAS_MLA",)
 
 
 @dataclass(frozen=True)
@@ -198,15 +200,17 @@ def _entry(problem: Attention, number: int, row: object) -> AttentionEntry:
 def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
     if not isinstance(row, dict):
         raise MalformedConfigFile(f"{where} must be an object")
-    keys = [k for k in _KEYS[part] if k not in _OPTIONAL or problem.group > 1]
+    keys = [k for k in _KEYS[part] if _has(problem, k)]
     for name in row:
         if name not in keys:
             raise MalformedConfigFile(f"{where}: unknown {name!r}{did_you_mean(str(name), keys)}")
     missing = [k for k in keys if k not in row and k not in _OPTIONAL]
     if missing:
         raise MalformedConfigFile(f"{where} lacks {', '.join(missing)}")
-    values = {name: _whole(row, name, where) for name in row}
+    values = {n: _whole(row, n, where, least=0 if n in _FLAGS else 1) for n in row}
     for name, value in values.items():
+        if name in _FLAGS and value > 1:
+            raise MalformedConfigFile(f"{where}: {name} must be 0 or 1, not {value}")
         if name != "num_stages" and value & (value - 1):
             raise MalformedConfigFile(f"{where}: {name} must be a power of two, not {value}")
     heads = values.get("BLOCK_H", problem.group)
@@ -217,6 +221,11 @@ def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
             f"{where}: BLOCK_H={heads} does not divide the {problem.group} heads that share a key"
         )
     return Config(values)
+
+
+def _has(problem: Attention, key: str) -> bool:
+    """Whether the problem's kernel has a constant."""
+    return problem.shares_kv if key in _FLAGS else key not in _OPTIONAL or problem.group > 1
 
 
 def _flags(row: object) -> dict[str, int | str]:

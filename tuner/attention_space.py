@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tuner.devices import Device
 from tuner.problems import Attention, Config, Stage
@@ -32,10 +32,13 @@ LEAST_H = 16  # rows that a tensor core's product has at least
 ELEMENT_BYTES = 2
 
 
-def attention_space(problem: Attention, device: Device, stage: Stage) -> Space:
-    """The space of one of the problem's stages."""
+def attention_space(
+    problem: Attention, device: Device, stage: Stage, takes: Collection[str]
+) -> Space:
+    """The space of one of the problem's stages; `takes`: what the engine's kernel lets choose."""
+    axes = {name: values for name, values in _axes(problem, stage).items() if name in takes}
     return Space(
-        _axes(problem, stage),
+        axes,
         tuple(_rules(problem, device, stage)),
         growing=frozenset({"BLOCK_M", "BLOCK_N", "BLOCK_H", "num_stages"}),
         defaults=_TRITON_DEFAULTS,
@@ -46,6 +49,8 @@ def _axes(problem: Attention, stage: Stage) -> Mapping[str, tuple[int, ...]]:
     if stage is Stage.REDUCE:
         return _REDUCE
     if stage is Stage.DECODE:
+        if problem.shares_kv:
+            return {**_GROUPED, "HAS_MLA": (0, 1)}
         return _GROUPED if problem.group > 1 else _ALONE
     return _TILES
 
@@ -64,10 +69,15 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
             lambda c: c["num_warps"] > 2 or c["BLOCK_M"] <= 32,
         )
     if stage is Stage.DECODE and problem.group > 1:
+        whole = max(LEAST_H, 1 << (problem.group - 1).bit_length())
         yield Rule(
-            "BLOCK_H divides the group or is the least there is",
-            "_fwd_grouped_kernel_stage1 gives a block heads of one key head",
-            lambda c: c["BLOCK_H"] == LEAST_H or problem.group % c["BLOCK_H"] == 0,
+            "BLOCK_H divides the group, or is the least that holds all of it",
+            "_fwd_grouped_kernel_stage1 counts blocks of heads from the first head on, so one that "
+            "begins in a group and ends in the next reads the wrong keys; measured so",
+            lambda c: (
+                c["BLOCK_H"] == whole
+                or (c["BLOCK_H"] < problem.group and problem.group % c["BLOCK_H"] == 0)
+            ),
         )
         yield Rule(
             "at most 256 accumulators a thread",

@@ -21,7 +21,7 @@ from attention_sweep import SWEEP
 from tuner.attention_space import attention_space
 from tuner.devices import find_device
 from tuner.engines import find_engine
-from tuner.kernels.attention import AttentionKernels, lift_attention
+from tuner.kernels.attention import CHOICES, AttentionKernels, lift_attention
 from tuner.kernels.attention_inputs import launch, make_inputs
 from tuner.kernels.attention_lengths import EDGES
 from tuner.kernels.lift import load_lifted
@@ -38,7 +38,7 @@ def main() -> None:
         (problem, stage, config)
         for problem in problems
         for stage in problem.parts
-        for config in attention_space(problem, device, stage).configs()
+        for config in attention_space(problem, device, stage, CHOICES[stage]).configs()
     ]
     found: list[dict[str, Any]] = []
     for problem, stage, config in random.Random(7).sample(choices, 2 * SAMPLES):

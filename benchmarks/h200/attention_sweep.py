@@ -1,9 +1,9 @@
 """Every configuration of attention's spaces on one GPU: a table to search and predict against.
 
-    python benchmarks/h200/attention_sweep.py OUT.csv.gz [LIMIT_S]
+    python benchmarks/h200/attention_sweep.py OUT.csv.gz [LIMIT_S [PREFIX]]
 
-One row a trial. Problems and points are those of docs/benchmarks.md, "Attention". With a limit,
-no problem is begun after so many seconds.
+One row a trial. With a limit, no problem is begun after so many seconds; with a prefix, only
+those that begin so are.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def sweep(
         points=points,
     )
     default = {p: kernels.default_config(problem, p, device.arch) for p in points}
-    configs = {p: {default[p], *attention_space(problem, device, p.part).configs()} for p in points}
+    configs = {
+        p: {default[p], *attention_space(problem, device, p.part, default[p]).configs()}
+        for p in points
+    }
     try:
         bench.submit([Candidate(p, c) for p in points for c in [default[p]]])
         bench.submit([Candidate(p, c) for p in points for c in sorted(configs[p] - {default[p]})])
@@ -101,6 +104,7 @@ def row(text: str, trial: Trial, is_default: bool) -> Row:
 
 def main() -> None:
     limit_s = float(sys.argv[2]) if len(sys.argv) > 2 else float("inf")
+    prefix = sys.argv[3] if len(sys.argv) > 3 else ""
     started = time.monotonic()
     engine = find_engine("sglang")
     with (
@@ -109,7 +113,7 @@ def main() -> None:
     ):
         writer = csv.writer(stream)
         writer.writerow([*COLUMNS, *FIGURES])
-        for text, sizes in SWEEP:
+        for text, sizes in (row for row in SWEEP if row[0].startswith(prefix)):
             begun = time.monotonic()
             if begun - started > limit_s:
                 print(f"no time for {text}")

@@ -56,7 +56,8 @@ def test_configurations_are_right_on_ragged_batches_and_have_times(text, tmp_pat
     points = points_of(problem)
     candidates = []
     for point in points:
-        configs = attention_space(problem, device, point.part).configs()
+        takes = own(problem, point, device.arch)
+        configs = attention_space(problem, device, point.part, takes).configs()
         some = random.Random(text).sample(configs, min(SAMPLED, len(configs)))  # noqa: S311
         candidates += [Candidate(point, c) for c in {own(problem, point, device.arch), *some}]
     with open_bench(problem, tmp_path, device=device, points=points) as bench:

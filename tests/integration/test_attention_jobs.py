@@ -13,6 +13,7 @@ from api.settings import ApiSettings
 from tuner.attention_space import attention_space
 from tuner.devices import find_device
 from tuner.jobs import Ask, JobRequest
+from tuner.kernels.attention import CHOICES
 from tuner.measure.attention_recording import write_attention_recording
 from tuner.problems import Attention, Candidate, Point, Stage, parse_attention
 from tuner.results import Compiled, Measurement, Status, Trial
@@ -42,7 +43,7 @@ def settings(store_url: str, tmp_path: Path) -> Settings:
         )
         for size in (1, 64)
         for stage in STAGES
-        for config in attention_space(PROBLEM, device, stage).configs()
+        for config in attention_space(PROBLEM, device, stage, CHOICES[stage]).configs()
     ]
     write_attention_recording(tmp_path / "decode.csv", PROBLEM, trials)
     return Settings(store_url, recordings=tmp_path)

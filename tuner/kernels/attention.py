@@ -34,10 +34,12 @@ from tuner.problems import Attention, Candidate, Config, Phase, Point, Stage
 CHOICES: Mapping[Stage, tuple[str, ...]] = {
     Stage.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
     Stage.PREFILL: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
-    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "num_warps", "num_stages"),
+    # HAS_MLA takes values out of the keys that are there; without it they are loaded themselves.
+    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
     Stage.REDUCE: ("num_warps",),
 }
 OPTIONS = ("num_warps", "num_stages")
+FLAGS = ("HAS_MLA",)  # a bool to the kernel
 # Constants that follow another one wherever the engine gives both the same value.
 FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
 LAUNCHERS = {
@@ -65,7 +67,10 @@ class AttentionKernels:
         """The engine's own constants at a point. Raises UnsupportedKernel."""
         launch = self.launch(problem, point, arch)
         both = {**launch.arguments, **launch.options}
-        return Config({name: both[name] for name in CHOICES[_stage(point)] if name in both})
+        names = [name for name in CHOICES[_stage(point)] if name in both]
+        if not problem.shares_kv:  # values of their own cannot be taken out of keys
+            names = [name for name in names if name != "HAS_MLA"]
+        return Config({name: both[name] for name in names})
 
     def bind(self, problem: Attention, point: Point, config: Config, arch: int) -> Binding:
         """The kernel and its arguments at a point, with a config's constants.
@@ -85,7 +90,11 @@ class AttentionKernels:
             if leader in changed and launch.arguments.get(follower) == default[leader]:
                 changed[follower] = changed[leader]
         known = {name: _argument(name, value) for name, value in launch.arguments.items()}
-        known |= {name: Constant(v) for name, v in changed.items() if name not in OPTIONS}
+        known |= {
+            name: Constant(bool(v) if name in FLAGS else v)
+            for name, v in changed.items()
+            if name not in OPTIONS
+        }
         options = {**launch.options, **{n: v for n, v in changed.items() if n in OPTIONS}}
         return bind(self.origin, launch.kernel, parameters, known, options)
 

@@ -18,10 +18,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from tuner.attention_files import find_attention_files
-from tuner.plugin.kernels import KERNELS, LAUNCHER, NAME, PACKAGES, Kernel
+from tuner.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, Kernel
 from tuner.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
 from tuner.plugin.verdicts import Here, Verdict, judge
 
@@ -70,29 +70,35 @@ def apply_files(root: Path, kv_splits: int | None) -> str:
 
 
 def hook_kernels() -> None:
-    """Hook the kernels and the launcher; imports the engine's modules. Once a process."""
+    """Hook the kernels and their launchers; imports the engine's modules. Once a process."""
     if _state.hooked:
         return
     _state.hooked = True
     package = _package()
-    module, function, _ = LAUNCHER
-    launcher = getattr(import_module(f"{package}.{module}"), function)
-    _register(f"{package}.{module}.{function}", note_longest(launcher))
+    for launcher in LAUNCHERS:
+        _hook_launcher(package, *launcher)
     found = [(kernel, _hook_kernel(package, kernel)) for kernel in KERNELS]
     _hooks().HookRegistry.apply_hooks()
     for kernel, launches in found:
         if launches is None:
             continue
-        now = getattr(import_module(f"{package}.{kernel.module}"), kernel.name)
+        now = _find(package, kernel.module, kernel.name)
         if now is launches.jitted:  # the registry only logs a hook that fails
             _state.troubles.append(f"sglang did not hook {kernel.name}")
         else:
             _state.kernels.append(launches)
 
 
+def _hook_launcher(package: str, module: str, function: str, parameter: str) -> None:
+    launcher = _find(package, module, function)
+    if launcher is None or parameter not in inspect.signature(launcher).parameters:
+        _state.troubles.append(f"sglang has no {function} with a {parameter}")
+    else:
+        _register(f"{package}.{module}.{function}", note_longest(launcher, parameter))
+
+
 def _hook_kernel(package: str, kernel: Kernel) -> TunedLaunches | None:
-    module = import_module(f"{package}.{kernel.module}")
-    jitted: Jitted | None = getattr(module, kernel.name, None)
+    jitted: Jitted | None = _find(package, kernel.module, kernel.name)
     why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
     if jitted is None or why:
         _state.troubles.append(why)
@@ -100,6 +106,13 @@ def _hook_kernel(package: str, kernel: Kernel) -> TunedLaunches | None:
     launches = TunedLaunches(kernel, jitted)
     _register(f"{package}.{kernel.module}.{kernel.name}", stand_in(launches))
     return launches
+
+
+def _find(package: str, module: str, name: str) -> Any:  # noqa: ANN401  # the engine's
+    try:
+        return getattr(import_module(f"{package}.{module}"), name, None)
+    except ModuleNotFoundError:
+        return None
 
 
 def _unfit(kernel: Kernel, jitted: Jitted) -> str:
@@ -160,7 +173,7 @@ def _here(kv_splits: frozenset[int] | None) -> Here:
 def _package() -> str:
     for package in PACKAGES:
         try:
-            if find_spec(f"{package}.{LAUNCHER[0]}"):
+            if find_spec(f"{package}.{KERNELS[0].module}"):
                 return package
         except ModuleNotFoundError:  # a parent of it is not there
             continue

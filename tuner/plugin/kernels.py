@@ -17,7 +17,11 @@ from tuner.problems import Stage
 GROUP, NAME = "sglang.srt.plugins", "tuner_attention"
 # Where the kernels' modules lie: since 0.5.16, and before.
 PACKAGES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
-LAUNCHER = ("extend_attention", "extend_attention_fwd", "max_len_extend")
+# Where the length is said from which a grid follows: module, function, its parameter.
+LAUNCHERS = (
+    ("extend_attention", "extend_attention_fwd", "max_len_extend"),
+    ("prefill_attention", "context_attention_fwd", "max_input_len"),
+)
 # Launch options that may come along with a kernel's arguments.
 OPTIONS = frozenset({"num_warps", "num_stages", "launch_pdl"})
 # Equal in plain launches, and to be kept so.
@@ -99,6 +103,16 @@ EXTEND = Kernel(
     | {"compact_batch_size", "SKIP_PREFIX_CUSTOM_MASK"}
     | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh", "lse_bs", "lse_h"),
 )
+PREFILL = Kernel(
+    Stage.PREFILL,
+    "prefill_attention",
+    "_fwd_kernel",
+    tensors=("Q", "K", "V"),
+    values=("kv_group_num", "Lk", "BLOCK_M", "BLOCK_N"),
+    plain={"IS_CAUSAL": frozenset({False})},  # an image's tokens all see each other
+    neutral=frozenset({"sm_scale", "B_Start_Loc", "B_Seqlen", "Out", "BLOCK_DMODEL"})
+    | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh"),
+)
 _STAGE_1_PLAIN: Mapping[str, frozenset[object]] = {
     **_NO_SCORE,
     **dict.fromkeys(("ROTATE_BATCH", "USE_FORCED", "IS_GFX1250"), _NEVER),
@@ -144,4 +158,4 @@ REDUCE = Kernel(
     | {"Mid_O", "Mid_O_1", "v_scale", "kv_indptr", "sink_ptr", "BLOCK_DV"}
     | _strides("obs", "oh"),
 )
-KERNELS = (EXTEND, GROUPED, UNGROUPED, REDUCE)
+KERNELS = (EXTEND, PREFILL, GROUPED, UNGROUPED, REDUCE)

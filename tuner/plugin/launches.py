@@ -14,9 +14,9 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from tuner.attention_files import AttentionFile
-from tuner.plugin.kernels import EXTEND, FLAGS, FOLLOWERS, LAUNCHER, OPTIONS, Kernel
+from tuner.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
 from tuner.plugin.traits import Grid, Identity, identity, seen, tuned_grid
-from tuner.problems import Attention, Config
+from tuner.problems import Attention, Config, Stage
 from tuner.results import Status
 
 log = logging.getLogger("tuner.plugin")
@@ -38,7 +38,7 @@ class Jitted(Protocol):
 
 
 class _Longest(threading.local):
-    """New tokens of the longest sequence of the extend launch that this thread is making."""
+    """New tokens of the longest sequence in the launcher that this thread runs."""
 
     tokens: object = 0
 
@@ -46,9 +46,8 @@ class _Longest(threading.local):
 longest = _Longest()
 
 
-def note_longest(launcher: Run) -> Run:
-    """The hook around the engine's `extend_attention_fwd`, from whose argument the grid follows."""
-    name = LAUNCHER[2]
+def note_longest(launcher: Run, name: str) -> Run:
+    """The hook around an engine's launcher, from whose parameter of that name the grid follows."""
     position = list(inspect.signature(launcher).parameters).index(name)
 
     def around(original: Run, *args: object, **kwargs: object) -> object:
@@ -197,7 +196,7 @@ class TunedLaunches:
 
     def _longest(self) -> int:
         """1 for what has no lengths. Raises ValueError where they are not known."""
-        if self.kernel is not EXTEND:
+        if self.kernel.stage in (Stage.DECODE, Stage.REDUCE):
             return 1
         if type(longest.tokens) is not int or longest.tokens < 1:
             raise ValueError(f"{longest.tokens!r} new tokens")

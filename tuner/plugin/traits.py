@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE, Kernel
+from tuner.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
 from tuner.problems import Attention
 
 Grid = tuple[int, ...]
@@ -22,6 +22,8 @@ def identity(kernel: Kernel, problem: Attention, *, paged: bool) -> Identity:
     p = problem
     if kernel is REDUCE:
         return p.q_heads, p.Lv, p.dtype.value, p.kv_splits, p.sinks
+    if kernel is PREFILL:
+        return p.q_heads, p.kv_heads, p.Lq, p.dtype.value
     page_size = p.page_size if paged else 1
     shape = p.q_heads, p.kv_heads, p.Lq, p.Lv, p.dtype.value, page_size, p.logit_cap
     if kernel is EXTEND:
@@ -40,10 +42,12 @@ def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
     if kernel is REDUCE:
         splits, sinks = launch["MAX_KV_SPLITS"], bool(launch["HAS_SINK"])
         return grid[1], launch["Lv"], dtype, splits, sinks
-    heads = launch["q_head_num"] if kernel is GROUPED else grid[1]
+    q_heads = launch["q_head_num"] if kernel is GROUPED else grid[1]
+    heads = q_heads, q_heads // launch["kv_group_num"]
+    if kernel is PREFILL:
+        return *heads, launch["Lk"], dtype
     columns = launch["Lq" if kernel is EXTEND else "Lk"], launch["Lv"]
-    page_size, logit_cap = launch.get("PAGE_SIZE", 1), launch["logit_cap"]
-    shape = heads, heads // launch["kv_group_num"], *columns, dtype, page_size, logit_cap
+    shape = *heads, *columns, dtype, launch.get("PAGE_SIZE", 1), launch["logit_cap"]
     if kernel is not EXTEND:
         return *shape, grid[2], kernel is GROUPED and bool(launch["HAS_MLA"])
     if launch.get("BLOCK_N_PREFIX", launch["BLOCK_N"]) != launch["BLOCK_N"]:
@@ -54,7 +58,7 @@ def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
 def tuned_grid(
     kernel: Kernel, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
 ) -> Grid | None:
-    """The grid with a config's constants; `longest`: new tokens of the longest sequence (extend).
+    """The grid with a config's constants; `longest`: new tokens of the longest sequence.
 
     None where the engine's own grid is not the one that this rule gives for its own constants.
     """
@@ -64,7 +68,7 @@ def tuned_grid(
 
 
 def _grid(kernel: Kernel, launch: Launch, grid: Grid, constants: Launch, longest: int) -> Grid:
-    if kernel is EXTEND:
+    if kernel in (EXTEND, PREFILL):
         return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
     if kernel is GROUPED:
         heads = min(constants["BLOCK_H"], launch["kv_group_num"])

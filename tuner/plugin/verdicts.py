@@ -76,9 +76,6 @@ def title(problem: Attention) -> str:
 def _refusal(file: AttentionFile, here: Here) -> str:
     if file.engine != here.engine:
         return f"made for {file.engine}, this is {here.engine}"
-    if file.problem.phase is Phase.PREFILL:
-        # Its only caller is the vision encoder, which asks for no causal mask: another variant.
-        return "sglang launches prefill_attention without the causal mask that it was tuned with"
     if here.device not in (None, file.device):
         return f"made for {file.device}, this is {here.device}"
     if here.triton not in (None, file.triton):

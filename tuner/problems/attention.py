@@ -57,6 +57,8 @@ class Attention:
                 raise BadProblem(f"{name}={getattr(self, name)}: no kernel has heads over 1024")
         if self.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
             raise BadProblem(f"attention is tuned in bfloat16 or float16, not {self.dtype.value}")
+        if self.phase is not Phase.DECODE:  # nothing is split, whatever was said
+            object.__setattr__(self, "kv_splits", ENGINE_KV_SPLITS)
         if self.phase is Phase.PREFILL and (self.Lq != self.Lv or self.window or self.sinks):
             raise BadProblem("prefill_attention takes heads of one size, no window and no sinks")
 
@@ -94,5 +96,10 @@ class Attention:
         if self.sinks:
             parts.append("sinks")
         if self.logit_cap:
-            parts.append(f"logit_cap={self.logit_cap:g}")
+            parts.append(f"logit_cap={_number(self.logit_cap)}")
         return f"{self.family}:{','.join(parts)}"
+
+
+def _number(value: float) -> str:
+    """All digits of it, and none that say nothing: 30, 30.5."""
+    return str(int(value)) if value == int(value) else repr(value)

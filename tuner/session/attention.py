@@ -37,6 +37,9 @@ SEEDS = (
     {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 4},
     {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
     {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_H": 16, "num_warps": 1, "num_stages": 3},
+    # Latent attention's values taken out of its keys; the others above load them.
+    {"BLOCK_N": 128, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 8, "num_stages": 2},
+    {"BLOCK_N": 16, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 4, "num_stages": 3},
 )
 
 
@@ -102,8 +105,12 @@ class AttentionSession(Session):
 
     @cached_property
     def _spaces(self) -> dict[Part, Space]:
+        takes = {point.part: config for point, config in self._own.items()}
         device = self.request.device
-        return {part: attention_space(self._problem, device, part) for part in self._problem.parts}
+        return {
+            part: attention_space(self._problem, device, part, takes[part])
+            for part in self._problem.parts
+        }
 
     @cached_property
     def _own(self) -> dict[Point, Config]:
