@@ -9,8 +9,9 @@ import threading
 import time
 from typing import Any
 
+from celery import bootsteps
 from celery.schedules import crontab
-from celery.signals import worker_init, worker_shutdown, worker_shutting_down
+from celery.signals import worker_shutting_down
 
 from tuner.errors import BadInput, UnusableStore
 from tuner.store import Leases
@@ -46,36 +47,38 @@ def _follow(fleet: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# Before Celery has found its broker: what is queued needs none.
-@worker_init.connect  # type: ignore[untyped-decorator]
-def _start(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
-    global _service
-    try:
-        leases = Leases.open(settings.database_url)
-    except UnusableStore as error:  # Celery would go on without: whoever started this tries again
-        log.error("%s", error)
-        os._exit(1)
-    _service = Service(
-        leases,
-        Announcer(settings),
-        gpu_of(),
-        devices_of(),
-    )
-    _service.start()
-    if fleet := os.environ.get(FLEET_VARIABLE):
-        threading.Thread(target=_follow, args=(int(fleet),), daemon=True).start()
+class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Does jobs from when signals are heard, before Celery looks for its broker: they need none."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def start(self, worker: object) -> None:
+        global _service
+        try:
+            leases = Leases.open(settings.database_url)
+        except UnusableStore as error:  # Celery would go on; whoever started this tries again
+            log.error("%s", error)
+            os._exit(1)
+        _service = Service(leases, Announcer(settings), gpu_of(), devices_of())
+        _service.start()
+        if fleet := os.environ.get(FLEET_VARIABLE):
+            threading.Thread(target=_follow, args=(int(fleet),), daemon=True).start()
+
+    def stop(self, worker: object) -> None:
+        if _service is not None:
+            _service.stop()
+
+    def terminate(self, worker: object) -> None:
+        self.stop(worker)
+
+
+app.steps["worker"].add(Jobs)
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _ask_to_stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     if _service is not None:
         _service.ask_to_stop()  # so that the task in hand returns, for which Celery waits
-
-
-@worker_shutdown.connect  # type: ignore[untyped-decorator]
-def _stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
-    if _service is not None:
-        _service.stop()
 
 
 @app.task(name=WAKE)  # type: ignore[untyped-decorator]

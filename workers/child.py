@@ -23,6 +23,7 @@ class Outcome(str, Enum):
     DONE = "done"  # its winners are published
     FAILED = "failed"  # every attempt would end so
     RETRY = "retry"
+    ELSEWHERE = "elsewhere"  # the same, and this machine lacks what the job asks for
     WAIT = "wait"  # somebody else is at the same work
     STALE = "stale"  # the lease was lost on the way
 

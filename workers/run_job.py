@@ -36,10 +36,9 @@ from tuner.ways import Source, parse_source
 from workers.child import GPU_VARIABLE, Outcome, Result
 from workers.settings import Settings, read_settings
 
-# Answers about the request itself, the same on every attempt. An engine that is not here may be
-# on another worker; a store that fails will be back.
+# Answers about the request itself, the same on every attempt, but for those that are bad input as
+# well: an engine that is not here may be on another worker, a store that fails will be back.
 _FINAL = (BadInput, NothingFits)
-_PASSING = (UnknownEngine, UnusableStore)
 
 
 def main() -> None:
@@ -70,7 +69,9 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
         return Result(Outcome.STALE)
     except RunInHand as error:
         return Result(Outcome.WAIT, str(error))
-    except _PASSING as error:
+    except UnknownEngine as error:
+        return Result(Outcome.ELSEWHERE, str(error))
+    except UnusableStore as error:
         return Result(Outcome.RETRY, str(error))
     except _FINAL as error:
         return Result(Outcome.FAILED, str(error))

@@ -24,7 +24,7 @@ WAIT = timedelta(seconds=30)  # for another worker to be done with the same work
 # After an attempt that should have gone well, doubled with every other such: a machine on which
 # nothing works must not use up the attempts of every job in the queue.
 REST_S = 2.0
-LONGEST_REST_S = 300.0
+LONGEST_REST_S = 60.0
 
 
 class Worker:
@@ -124,7 +124,7 @@ class Worker:
     def _settle(self, lease: Lease, result: Result) -> Result:
         if result.outcome is Outcome.FAILED:
             _insist(lambda: self._leases.fail(lease, result.reason))
-        elif result.outcome is Outcome.RETRY:
+        elif result.outcome in (Outcome.RETRY, Outcome.ELSEWHERE):
             _insist(lambda: self._leases.retry(lease, result.reason))
         elif result.outcome is Outcome.WAIT:
             _insist(lambda: self._leases.release(lease, result.reason, WAIT))

@@ -288,6 +288,23 @@ def test_a_worker_on_which_nothing_works_rests_longer_and_longer(
     assert tired._rest_s == REST_S
 
 
+def test_a_worker_that_lacks_a_job_s_engine_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        worker = Worker(leases, asks_for(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
+        monkeypatch.setattr(worker._stopping, "wait", lambda seconds: pytest.fail("it rests"))
+        lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
+        good = jobs.submit(replay()).job.id
+        assert worker.drain() == 2
+        worker.stop()
+        assert "99.9" in jobs.get(lacking).error
+        assert jobs.get(lacking).state is JobState.QUEUED
+        assert jobs.get(good).state is JobState.DONE
+
+
 def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
