@@ -16,11 +16,13 @@ from typing import Any
 from tuner.attention_files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
+    AttentionFile,
     attention_root,
     find_attention_files,
 )
+from tuner.checkpoints import engine_kv_splits
 from tuner.compile.environment import installed_triton
-from tuner.devices import Device
+from tuner.devices import Device, devices
 from tuner.engines import Engine
 from tuner.errors import BadInput, CompilerUnavailable, TunerError
 from tuner.kernels.attention import lift_attention
@@ -63,7 +65,7 @@ class AttentionStatus:
             "variable": self.variable,
             "root": str(self.root) if self.root else None,
             "trouble": self.trouble or None,
-            "files": [_as_json(verdict) for verdict in self.verdicts],
+            "files": [self._as_json(verdict) for verdict in self.verdicts],
             "server_flags": dict(self.flags),
             "environment": dict(self.environment),
         }
@@ -79,12 +81,38 @@ class AttentionStatus:
         if self.trouble:
             lines.append(f"none would be used: {self.trouble}")
         if self.verdicts:
-            rows = [_row(verdict, self.trouble) for verdict in self.verdicts]
+            rows = [self._row(verdict) for verdict in self.verdicts]
             lines += ["", table(("problem", "entries", "would be", "why"), rows)]
         if any(verdict.used for verdict in self.verdicts):
             lines += ["", f"start the server with: {_command_line(self.flags)}"]
             lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
         return "\n".join(lines)
+
+    def _row(self, verdict: Verdict) -> tuple[object, ...]:
+        name = title(verdict.file.problem) if verdict.file else verdict.path.name
+        entries = len(verdict.file.entries) if verdict.file else None
+        if not verdict.used:
+            why = "" if verdict.reason == self.trouble else verdict.reason
+            return name, entries, "refused", why
+        own = _file_flags(verdict, self.engine).items() - self.flags.items()
+        notes = [f"with {_command_line(dict(own))}"] if own else []
+        notes += [f"waits for {', '.join(verdict.waits)}"] if verdict.waits else []
+        return name, entries, "used", "; ".join(notes)
+
+    def _as_json(self, verdict: Verdict) -> dict[str, Any]:
+        file = verdict.file
+        return {
+            "path": str(verdict.path),
+            "problem": file.problem.spec() if file else None,
+            "device": file.device if file else None,
+            "engine_version": file.engine_version if file else None,
+            "triton": file.triton if file else None,
+            "entries": len(file.entries) if file else 0,
+            "used": verdict.used,
+            "reason": verdict.reason or None,
+            "waits": list(verdict.waits),
+            "server_flags": _file_flags(verdict, self.engine) if verdict.used else {},
+        }
 
 
 def attention_status(
@@ -114,71 +142,61 @@ def attention_status(
         root=place,
         trouble=trouble,
         verdicts=verdicts,
-        flags=_flags(used, _splits_flag(used, capped=_caps_mla(engine))),
+        flags=_flags(used, engine),
         environment={CONFIG_DIR_VARIABLE: str(root.resolve())} if used and root else {},
     )
-
-
-def mla_kv_splits(flag: int, sm_count: int, context: int) -> int:
-    """The parts into which sglang splits a sequence of an MLA model for decode, at the most.
-
-    Since 0.5.12 (`_mla_decode_kv_splits_cap` of its attention backend) the flag is only the least.
-    `context`: tokens that the server allows a sequence.
-    """
-    by_context = _power_of_two(-(-context // 32))
-    return max(flag, min(_power_of_two(sm_count), by_context))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def _verdicts(
     paths: Sequence[Path], engine: Engine, device: Device | None, triton: str | None
 ) -> list[Verdict]:
-    capped = _caps_mla(engine)
+    advised: dict[Attention, int] = {}  # splits, by problem without any
 
-    def judged(flag: int | None) -> list[Verdict]:
-        here = Here(
-            engine=engine.name,
-            engine_version=engine.version,
-            device=device.name if device else None,
-            triton=triton,
-            kernel_hash=lambda: lift_attention(engine).hash,
-            kv_splits=lambda problem: _launched_splits(problem, flag, device, capped=capped),
-        )
-        return [judge(path, here) for path in paths]
+    def splits(problem: Attention) -> frozenset[int] | None:
+        if not _latent(problem, engine):
+            known = advised.get(_any_splits(problem))
+        elif device is None:
+            known = None
+        else:
+            known = _engine_splits(problem, engine, device)
+        return None if known is None else frozenset({known})
 
-    return judged(_splits_flag(judged(None), capped=capped))
-
-
-def _splits_flag(verdicts: Sequence[Verdict], *, capped: bool) -> int | None:
-    """The number of splits that the server should be told: it takes one for all layers.
-
-    That of a file that asks for it, else of the first that was made for one.
-    """
-    files = [v.file for v in verdicts if v.used and v.file and v.file.problem.phase is Phase.DECODE]
-    told = [f.problem.kv_splits for f in files if not (capped and f.problem.shares_kv)]
-    asked = [f.problem.kv_splits for f in files if SPLITS_FLAG in f.server_flags]
-    return next(iter([*asked, *told]), None)
-
-
-def _launched_splits(
-    problem: Attention, flag: int | None, device: Device | None, *, capped: bool
-) -> frozenset[int] | None:
-    if not (capped and problem.shares_kv):
-        return None if flag is None else frozenset({flag})
-    if device is None:
-        return None
-    return frozenset({mla_kv_splits(flag or ENGINE_KV_SPLITS, device.sm_count, _LONG)})
+    here = Here(
+        engine=engine.name,
+        engine_version=engine.version,
+        device=device.name if device else None,
+        triton=triton,
+        kernel_hash=lambda: lift_attention(engine).hash,
+        kv_splits=splits,
+    )
+    files = [verdict.file for path in paths if (verdict := judge(path, here)).used and verdict.file]
+    # A server has one number of splits: of files that differ in it alone, one can be used. That
+    # is the one that asks for its number, else the one for the engine's own.
+    for file in sorted(files, key=_unasked):
+        advised.setdefault(_any_splits(file.problem), file.problem.kv_splits)
+    return [judge(path, here) for path in paths]
 
 
-_LONG = 1 << 20  # tokens: as many as leave the splits of MLA models to the GPU alone
+def _unasked(file: AttentionFile) -> tuple[bool, bool]:
+    return SPLITS_FLAG not in file.server_flags, file.problem.kv_splits != ENGINE_KV_SPLITS
 
 
-def _caps_mla(engine: Engine) -> bool:
-    backend = engine.root / "srt/layers/attention/triton_backend.py"
-    return backend.is_file() and "_mla_decode_kv_splits_cap(" in backend.read_text(encoding="utf-8")
+def _any_splits(problem: Attention) -> Attention:
+    return replace(problem, kv_splits=1)
+
+
+def _latent(problem: Attention, engine: Engine) -> bool:
+    """Whether the engine splits the problem's cache as it likes, whatever the flag says."""
+    alone = _engine_splits(problem, engine, None)
+    return alone != _engine_splits(problem, engine, devices()[0])
+
+
+def _engine_splits(problem: Attention, engine: Engine, device: Device | None) -> int:
+    return engine_kv_splits(
+        latent=problem.shares_kv,
+        engine_version=engine.version,
+        sm_count=device.sm_count if device else None,
+    )
 
 
 def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
@@ -218,37 +236,22 @@ def _triton() -> str | None:
         return None
 
 
-def _flags(used: Sequence[Verdict], splits: int | None) -> dict[str, int | str]:
-    """What a server must be started with for these files to be used."""
-    flags: dict[str, int | str] = {"--attention-backend": "triton"} if used else {}
-    for verdict in used:
-        flags |= verdict.file.server_flags if verdict.file else {}
-    return flags | ({SPLITS_FLAG: splits} if splits not in (None, ENGINE_KV_SPLITS) else {})
+def _file_flags(verdict: Verdict, engine: Engine) -> dict[str, int | str]:
+    """What a server must be started with for one file to be used."""
+    assert verdict.file is not None
+    problem, flags = verdict.file.problem, {"--attention-backend": "triton"}
+    told = problem.phase is Phase.DECODE and not _latent(problem, engine)
+    if told and problem.kv_splits != ENGINE_KV_SPLITS:
+        return {**flags, SPLITS_FLAG: problem.kv_splits, **verdict.file.server_flags}
+    return {**flags, **verdict.file.server_flags}
+
+
+def _flags(used: Sequence[Verdict], engine: Engine) -> dict[str, int | str]:
+    """The flags on which all of them agree."""
+    wanted = [_file_flags(verdict, engine) for verdict in used]
+    both = {name: {flags[name] for flags in wanted if name in flags} for f in wanted for name in f}
+    return {name: next(iter(values)) for name, values in both.items() if len(values) == 1}
 
 
 def _command_line(flags: Mapping[str, int | str]) -> str:
     return " ".join(f"{name} {value}" for name, value in flags.items())
-
-
-def _row(verdict: Verdict, trouble: str) -> tuple[object, ...]:
-    name = title(verdict.file.problem) if verdict.file else verdict.path.name
-    entries = len(verdict.file.entries) if verdict.file else None
-    if not verdict.used:
-        return name, entries, "refused", "" if verdict.reason == trouble else verdict.reason
-    waits = f"waits for {', '.join(verdict.waits)}" if verdict.waits else ""
-    return name, entries, "used", waits
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    file = verdict.file
-    return {
-        "path": str(verdict.path),
-        "problem": file.problem.spec() if file else None,
-        "device": file.device if file else None,
-        "engine_version": file.engine_version if file else None,
-        "triton": file.triton if file else None,
-        "entries": len(file.entries) if file else 0,
-        "used": verdict.used,
-        "reason": verdict.reason or None,
-        "waits": list(verdict.waits),
-    }

@@ -35,7 +35,8 @@ REAL = (
     "sglang.kernels.ops.attention.",
 )
 PROBES = ("is_cuda", "is_hip", "is_xpu", "is_gfx95_supported", "is_gfx942_supported")
-CONSTANTS = ("BLOCK_M", "BLOCK_N", "BLOCK_N_PREFIX", "BLOCK_H", "num_warps", "num_stages")
+CONSTANTS = ("BLOCK_M", "BLOCK_N", "BLOCK_N_PREFIX", "BLOCK_H", "HAS_MLA")
+OPTIONS = ("num_warps", "num_stages")
 
 # name -> (q heads, kv heads, Lq, Lv, new tokens, cached tokens, what else is asked of the launch)
 EXTEND = {
@@ -57,6 +58,11 @@ DECODE = {
     "sinks": (64, 2, 32, 32, (70, 33), 8, {"sinks": True}),
     "other splits": (64, 2, 32, 32, (70, 33), 4, {}),
     "capped": (64, 2, 32, 32, (70, 33), 8, {"logit_cap": 30.0}),
+}
+# name -> (heads, key heads, columns, image tokens, whether each sees only those before it)
+PREFILL = {
+    "image": (4, 2, 32, (90, 20), False),
+    "causal": (4, 2, 32, (90, 20), True),
 }
 
 
@@ -108,7 +114,7 @@ class Recorder:
         run = InterpretedFunction.run
 
         def recording(kernel, *args, grid, warmup, **kwargs):
-            constants = {name: kwargs[name] for name in CONSTANTS if name in kwargs}
+            constants = {k: kwargs[k] for k in (*CONSTANTS, *OPTIONS) if k in kwargs}
             note = {"kernel": kernel.fn.__name__, "grid": list(grid), "warmup": warmup}
             self.launches.append({**note, **constants})
             if constants.get("num_warps") == 32:
@@ -198,6 +204,22 @@ def run_decode(decode, case):
     return o
 
 
+def prefill_module(package: Path) -> ModuleType:
+    since = "kernels/ops/attention", "srt/layers/attention/triton_ops"
+    place = next(p for p in since if (package / p / "prefill_attention.py").is_file())
+    return importlib.import_module(f"sglang.{place.replace('/', '.')}.prefill_attention")
+
+
+def run_prefill(prefill, case):
+    q_heads, kv_heads, columns, lengths, causal = case
+    heads = (q_heads, kv_heads, kv_heads)
+    q, k, v = (torch.randn(sum(lengths), n, columns).to(torch.float16) for n in heads)
+    o = torch.full_like(q, float("nan"))
+    starts = _indptr(lengths)
+    prefill(q, k, v, o, starts, starts[1:] - starts[:-1], max(lengths), is_causal=causal)
+    return o
+
+
 def main():
     version, out, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     package = Path(sys.prefix, "share", "tuner", "engines", f"sglang-{version}", "sglang")
@@ -212,18 +234,23 @@ def main():
     importlib.import_module("sglang.srt.plugins").load_plugins()
     loaded = sorted(name for name in sys.modules if name.startswith("sglang"))
     recorder = Recorder()
+    # A model that sees is loaded before the backend is built, and has the launcher's name by then.
+    vision = sys.modules["a.model"] = ModuleType("a.model")
+    vision.context_attention_fwd = prefill_module(package).context_attention_fwd
     backend = build_backend(settings.get("deterministic", False), settings.get("kv_splits", 8))
-    cases = {("extend", name): (run_extend, backend.extend_attention_fwd) for name in EXTEND}
-    cases |= {("decode", name): (run_decode, backend.decode_attention_fwd) for name in DECODE}
+    ways = {
+        "extend": (EXTEND, run_extend, backend.extend_attention_fwd),
+        "decode": (DECODE, run_decode, backend.decode_attention_fwd),
+        "prefill": (PREFILL, run_prefill, vision.context_attention_fwd),
+    }
     launches, outputs = {}, {}
-    for (phase, name), (run, function) in cases.items():
-        if f"{phase} {name}" not in settings["cases"]:
-            continue
+    for case in settings["cases"]:
+        phase, _, name = case.partition(" ")
+        known, run, function = ways[phase]
         for again in range(settings.get("repeat", 1)):
             torch.manual_seed(7)
-            o = run(function, (EXTEND if phase == "extend" else DECODE)[name])
-            outputs[f"{phase} {name}"] = o
-            launches[f"{phase} {name}" + (f" {again + 1}" if again else "")] = recorder.take()
+            outputs[case] = run(function, known[name])
+            launches[f"{case} {again + 1}" if again else case] = recorder.take()
     torch.save(outputs, out / "outputs.pt")
     report = {"launches": launches, "loaded": loaded}
     (out / "report.json").write_text(json.dumps(report))

@@ -21,13 +21,12 @@ EXTEND = parse_problem("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dty
 DECODE = parse_problem(
     "decode_attention:q_heads=48,kv_heads=2,Lq=128,Lv=128,dtype=bfloat16,kv_splits=16"
 )
+LATENT = parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 BLOCKS = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
 
 
 def extend(batch_size: int, new_tokens: int) -> AttentionEntry:
-    return AttentionEntry(
-        Stage.EXTEND, batch_size, new_tokens, BLOCKS, Status.OK, 71_680, **changes
-    )
+    return AttentionEntry(Stage.EXTEND, batch_size, new_tokens, BLOCKS, Status.OK, 71_680)
 
 
 def file(problem=EXTEND, entries=None, **changes) -> AttentionFile:
@@ -140,7 +139,7 @@ def with_entry(**changes):
 
 
 def with_config(problem=None, **changes):
-    fields = json.loads((file(DECODE, decode_entries()) if problem else file()).text())
+    fields = json.loads((file(problem, decode_entries()) if problem else file()).text())
     fields["entries"][0]["config"] |= changes
     return json.dumps(fields)
 
@@ -183,6 +182,9 @@ def without(name):
         (with_config(BLOCK_M=48), "BLOCK_M must be a power of two, not 48"),
         (with_config(num_stages=0), "num_stages must be a whole number from 1"),
         (without("num_warps"), "lacks num_warps"),
+        (with_config(DECODE, HAS_MLA=1), "unknown 'HAS_MLA'"),
+        (with_config(LATENT, HAS_MLA=2), "HAS_MLA must be 0 or 1, not 2"),
+        (with_config(LATENT, HAS_MLA=-1), "HAS_MLA must be a whole number from 0"),
         (with_config(DECODE, BLOCK_H=16), "does not divide the 24 heads that share a key"),
     ],
 )
@@ -207,6 +209,13 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
     large.write_bytes(b" " * (1 << 21))
     with pytest.raises(MalformedConfigFile, match="larger than"):
         read_attention_file(large)
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_latent_attention_may_load_its_values_or_take_them_out_of_keys(flag, tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text(with_config(LATENT, HAS_MLA=flag))
+    assert read_attention_file(path).entries[0].config["HAS_MLA"] == flag
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 32])

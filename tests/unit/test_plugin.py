@@ -148,14 +148,6 @@ def unreadable():
             here(kv_splits=lambda problem: frozenset({256, 8})),
             "",
         ),
-        (
-            made(
-                "prefill_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16",
-                [("prefill", 1, 64, BLOCKS)],
-            ),
-            here(),
-            "sglang launches prefill_attention without the causal mask that it was tuned with",
-        ),
     ],
 )
 def test_a_file_is_used_only_where_it_was_made_for(file, place, reason, tmp_path):
@@ -412,7 +404,7 @@ def test_the_launchers_longest_sequence_is_noted_while_it_runs():
         if sm_scale:
             raise ValueError
 
-    around = note_longest(launcher)
+    around = note_longest(launcher, "max_len_extend")
     around(launcher, 1, True, 77)
     around(launcher, 1, True, max_len_extend=78)
     with pytest.raises(ValueError):

@@ -21,14 +21,14 @@ else:
 
 import pytest
 import torch
-from attention_scheduler import DECODE, EXTEND
+from attention_scheduler import DECODE, EXTEND, PREFILL
 
 from tuner.attention_files import AttentionEntry, AttentionFile
 from tuner.engines import find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.launcher import Launcher
 from tuner.plugin.backend import BACKEND
-from tuner.plugin.kernels import KERNELS, LAUNCHER, PACKAGES
+from tuner.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.problems import Config, Phase, Stage, parse_problem
 from tuner.results import Status
 
@@ -58,12 +58,14 @@ TUNED = {
         ("decode", 2, 1, STAGE_1)
     ],
     "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=float16,kv_splits=8": [
-        ("decode", 2, 1, {**STAGE_1, "BLOCK_H": 16}),
+        # HAS_MLA: whether values are taken out of the keys that are there.
+        ("decode", 2, 1, {**STAGE_1, "BLOCK_H": 16, "HAS_MLA": 0}),
         ("reduce", 2, 1, STAGE_2),
     ],
+    f"prefill_attention:{SMALL}": [("prefill", 1, 64, SHORT)],
 }
 # case -> its launches with those files: (kernel, grid, constants)
-EXTENDING, GROUPS, HEADS, REDUCING = (kernel.name for kernel in KERNELS)
+EXTENDING, PREFILLING, GROUPS, HEADS, REDUCING = (kernel.name for kernel in KERNELS)
 EXPECTED = {
     "extend plain": [(EXTENDING, [3, 4, 2], SHORT)],
     "extend long": [(EXTENDING, [1, 4, 2], LONG)],
@@ -72,13 +74,18 @@ EXPECTED = {
     "extend paged": [(EXTENDING, [2, 4, 2], {**SHORT, "num_stages": 1})],
     "decode grouped": [(GROUPS, [3, 2, 8], WIDE), (REDUCING, [3, 64], STAGE_2)],
     "decode mha": [(HEADS, [2, 2, 8], STAGE_1), (REDUCING, [2, 2], None)],
-    "decode mla": [(GROUPS, [2, 1, 8], {**STAGE_1, "BLOCK_H": 16}), (REDUCING, [2, 16], STAGE_2)],
+    "decode mla": [
+        (GROUPS, [2, 1, 8], {**STAGE_1, "BLOCK_H": 16, "HAS_MLA": False}),
+        (REDUCING, [2, 16], STAGE_2),
+    ],
     # Stage 1 is not told of sinks, so the file without them serves; stage 2 is.
     "decode sinks": [(GROUPS, [2, 2, 8], WIDE), (REDUCING, [2, 64], STAGE_2)],
     # Stage 2 is not told of the cap on logits.
     "decode capped": [(GROUPS, [2, 4, 8], None), (REDUCING, [2, 64], STAGE_2)],
+    "prefill image": [(PREFILLING, [2, 4, 6], SHORT)],
 }
-ALL = [*(f"extend {name}" for name in EXTEND), *(f"decode {name}" for name in DECODE)]
+CASES = {"extend": EXTEND, "decode": DECODE, "prefill": PREFILL}
+ALL = [f"{phase} {name}" for phase, named in CASES.items() for name in named]
 UNTOUCHED = [case for case in ALL if case not in EXPECTED]
 
 
@@ -241,7 +248,7 @@ def test_without_files_nothing_is_hooked(without):
 @pytest.mark.slow
 def test_every_hook_is_applied_and_one_line_says_what_is_used(version, root, tuned):
     package = PACKAGES[1 if version == "0.5.12" else 0]
-    targets = [BACKEND, f"{package}.{LAUNCHER[0]}.{LAUNCHER[1]}"]
+    targets = [BACKEND, *(f"{package}.{module}.{name}" for module, name, _ in LAUNCHERS)]
     targets += [f"{package}.{kernel.module}.{kernel.name}" for kernel in KERNELS]
     applied = "\n".join(tuned.applied())
     assert all(f" {target} (from: plugin=tuner_attention" in applied for target in targets)
@@ -260,6 +267,7 @@ def test_every_hook_is_applied_and_one_line_says_what_is_used(version, root, tun
 def test_nothing_is_imported_that_asks_for_the_gpu(version, root, tuned, tmp_path):
     """Registered in a scheduler, the plugin brings the backend's module; elsewhere nothing."""
     kernels = {f"{package}.{kernel.module}" for package in PACKAGES for kernel in KERNELS}
+    assert "sglang.srt.plugins" in tuned.loaded
     assert "sglang.srt.layers.attention.triton_backend" in tuned.loaded
     assert kernels.isdisjoint(tuned.loaded)
     environ = {"TUNER_ATTENTION_CONFIG_DIR": str(root)}
@@ -305,17 +313,18 @@ def test_hook_targets_are_where_they_were(version):
     for kernel in KERNELS:
         lifted = kernels.lifted(Phase(kernel.module.partition("_")[0]))
         assert not kernel.unfit([p.name for p in lifted.parameters(kernel.name)])
-    module, function, argument = LAUNCHER
-    source = engine.kernel_source(module)
-    dotted = ".".join(["sglang", *source.relative_to(engine.root).with_suffix("").parts])
-    assert dotted in {f"{package}.{module}" for package in PACKAGES}
-    assert argument in Launcher(source, engine.root, version, 90).parameters(function)
+    for module, function, parameter in LAUNCHERS:
+        source = engine.kernel_source(module)
+        dotted = ".".join(["sglang", *source.relative_to(engine.root).with_suffix("").parts])
+        assert dotted in {f"{package}.{module}" for package in PACKAGES}
+        launcher = Launcher(source, engine.root, version, 90)
+        assert parameter in launcher.parameters(function)
     *_, backend, method = BACKEND.split(".")
     text = (engine.root / "srt/layers/attention/triton_backend.py").read_text()
     constructor = text.partition(f"class {backend}(")[2].partition(f"def {method}(")[2]
     constructor = constructor.partition("\n    def ")[0]
     imports, _, rest = constructor.partition("super().__init__()")
-    assert function in imports  # the hook stands before it
+    assert LAUNCHERS[0][1] in imports  # the hook stands before it
     assert "self.enable_deterministic = " in rest
     assert "self.max_kv_splits = " in rest
     scheduler = (engine.root / "srt/managers/scheduler.py").read_text()
@@ -348,5 +357,6 @@ def test_versions_without_plugins_have_kernels_that_the_plugin_does_not_know():
         engine = find_engine(f"sglang=={version}")
         assert not (engine.root / "srt" / "plugins").exists()
         decode = lift_attention(engine).lifted(Phase.DECODE)
-        for kernel in KERNELS[1:3]:
-            assert kernel.unfit([p.name for p in decode.parameters(kernel.name)])
+        for name in (GROUPS, HEADS):
+            kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+            assert kernel.unfit([p.name for p in decode.parameters(name)])

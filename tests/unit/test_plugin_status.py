@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import json
 
 import pytest
 from typer.testing import CliRunner
 
 from tuner.attention_files import AttentionEntry, AttentionFile
-from tuner.attention_status import attention_status, mla_kv_splits
+from tuner.attention_status import attention_status
 from tuner.cli.app import app
-from tuner.devices import devices, find_device
+from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.problems import Config, Stage, parse_problem
@@ -203,28 +202,30 @@ def test_splits_of_other_attention_are_a_flag(root):
     }
 
 
-@pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
-def test_the_rule_for_latent_attention_is_the_engines(version):
-    backend = find_engine(f"sglang=={version}").root / "srt/layers/attention/triton_backend.py"
-    wanted = ("_MLA_DECODE_MIN_BLOCK_KV", "_mla_decode_kv_splits_cap")
-    body = [
-        node
-        for node in ast.parse(backend.read_text()).body
-        if getattr(node, "name", "") in wanted
-        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in wanted)
-    ]
-    assert len(body) == 2
+def test_of_two_numbers_of_splits_without_advice_the_engines_own_is_used(root):
+    put(root, f"{GQA}16")
+    put(root, f"{GQA}8")
+    report = asked(root)[1]
+    assert {f["problem"]: f["used"] for f in report["files"]} == {
+        f"{GQA}8": True,
+        f"{GQA}16": False,
+    }
 
-    class Triton:
-        cdiv = staticmethod(lambda a, b: -(-a // b))
 
-    names = {"triton": Triton, "next_power_of_2": lambda n: 1 << (n - 1).bit_length()}
-    exec(compile(ast.Module(body, []), str(backend), "exec"), names)  # noqa: S102
-    engines = names["_mla_decode_kv_splits_cap"]
-    for count in {device.sm_count for device in devices()}:
-        for flag in (1, 8, 300):
-            for context in (1, 32, 33, 4096, 163_840):
-                assert mla_kv_splits(flag, count, context) == engines(flag, count, context)
+def test_models_may_ask_for_different_splits(root):
+    other = GQA.replace("q_heads=32", "q_heads=64")
+    put(root, f"{GQA}8", server_flags={FLAG: 8})
+    put(root, f"{other}16", server_flags={FLAG: 16})
+    code, report = asked(root)
+    assert code == 0
+    assert report["server_flags"] == {"--attention-backend": "triton"}
+    assert {f["problem"]: f["server_flags"][FLAG] for f in report["files"]} == {
+        f"{GQA}8": 8,
+        f"{other}16": 16,
+    }
+    text = run("--dir", root, "--device", "H200", "--engine", "sglang==0.5.16").stdout
+    assert f"used      with {FLAG} 16" in text
+    assert f"used      with {FLAG} 8" in text
 
 
 @pytest.mark.parametrize(
