@@ -11,6 +11,7 @@ import pytest
 import tuner.plugin
 from tuner.attention_files import AttentionEntry, AttentionFile
 from tuner.errors import UnsupportedKernel
+from tuner.plugin import backend
 from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.plugin.verdicts import Here, judge, title
@@ -97,6 +98,21 @@ def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, t
         tuner.plugin.register()
     assert registry == []
     assert caplog.records == []
+
+
+def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, tmp_path):
+    path = written(tmp_path, made())
+    monkeypatch.setattr(backend, "_here", lambda splits: here())
+    hooked = TunedLaunches(EXTEND, Kernel())
+    monkeypatch.setattr(backend, "_state", backend._State(True, [hooked]))
+    assert backend.apply_files(tmp_path, None) == (
+        f"tuner attention: extend 8/2 64/64 bfloat16 from {path}"
+    )
+    assert launch(hooked) == TUNED
+    monkeypatch.setattr(backend, "_state", backend._State(True, [], ["sglang has no _fwd_kernel"]))
+    assert backend.apply_files(tmp_path, None) == (
+        "tuner attention: no file applies; sglang has no _fwd_kernel"
+    )
 
 
 # Verdicts

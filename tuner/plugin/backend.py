@@ -144,7 +144,7 @@ def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
     files = [verdict.file for verdict in verdicts if verdict.used and verdict.file]
     for launches in _state.kernels:
         launches.use(files)
-    return _line(verdicts, _state.troubles)
+    return _line(verdicts if _state.kernels else [], _state.troubles)
 
 
 def _line(verdicts: Sequence[Verdict], troubles: Sequence[str]) -> str:
