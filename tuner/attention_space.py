@@ -94,3 +94,14 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
 
 def _tile_bytes(problem: Attention, config: Config) -> int:
     return config["BLOCK_N"] * min(problem.Lq, problem.Lv) * ELEMENT_BYTES
+
+
+def lesser(config: Config) -> Iterator[Config]:
+    """Configurations with less and less shared memory, for where an engine's own does not fit:
+    fewer stages first, then narrower tiles of keys, then of queries. Safe, not fast.
+    """
+    for name, least in (("num_stages", 1), ("BLOCK_N", 16), ("BLOCK_M", LEAST_H)):
+        while config.get(name, 0) > least:
+            less = config[name] - 1 if name == "num_stages" else config[name] // 2
+            config = config.replace(**{name: less})
+            yield config

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.devices import Device
-from tuner.kernels.attention_lengths import Lengths, kv_splits, ragged
+from tuner.kernels.attention_lengths import Lengths, ragged
 from tuner.measure.attention_steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
-from tuner.measure.attention_tiles import Row, Tiles, count, launched, makespan
+from tuner.measure.attention_tiles import (
+    Row,
+    Tiles,
+    count,
+    launched,
+    makespan,
+    split_lengths,
+)
 from tuner.measure.device_model import Footprint, blocks_per_sm
 from tuner.measure.tensor_cores import ARCHS
 from tuner.problems import Attention, Config, Phase, Point, Stage
@@ -74,15 +81,15 @@ class AttentionModel:
         steps = Steps(self._device, self._problem, point.part, config, self._constants)
         together = min(resident, math.ceil(count(rows) / self._device.sm_count))
         latency = self._latency(rows, point, config)
-        cached, own = (
-            self._sharing(steps.step(footprint, latency, cached=cached), together)
-            for cached in (True, False)
-        )
+        cached, own = (steps.step(footprint, latency, cached=cached) for cached in (True, False))
+        cached_step, own_step = (self._sharing(step, together) for step in (cached, own))
         skip = steps.skip_clocks(together)
         ends = self._ends()
 
         def of(tiles: Tiles) -> float:
-            return ends + tiles.cached * cached + tiles.own * own + tiles.skipped * skip
+            lead = cached.lead * (tiles.cached > 0) + own.lead * (tiles.own > 0)
+            loops = tiles.cached * cached_step + tiles.own * own_step + tiles.skipped * skip
+            return ends + lead + loops
 
         return makespan(rows, self._device.sm_count * resident, of)
 
@@ -95,8 +102,10 @@ class AttentionModel:
     def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[Row], float]:
         """The blocks, whose tiles are splits, and clocks until the last is done."""
         c, problem, cores = self._constants, self._problem, self._device.sm_count
-        splits = kv_splits(self._lengths(point).cached, problem, cores)
-        tiles = tuple(Tiles(cached=n, skipped=problem.kv_splits - n) for n in splits)
+        lengths = self._lengths(point)
+        each = split_lengths(problem, lengths, cores)
+        full = [-(-n // length) for n, length in zip(lengths.cached, each, strict=True)]
+        tiles = tuple(Tiles(cached=n, skipped=problem.kv_splits - n) for n in full)
         rows = [Row(tiles, problem.q_heads)]
         together = min(resident, math.ceil(count(rows) / cores))
         empty = c.empty_instructions * max(1.0, together * config["num_warps"] / 4)

@@ -44,6 +44,7 @@ class Step:
     busy: float  # of its SM's busiest unit
     fill: float  # of its SM's path from L2
     chain: float  # of one block, with what it waits for
+    lead: float  # before the first of a loop, while what is loaded ahead arrives
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class Steps:
         self._device, self._problem, self._config = device, problem, config
         self._constants, self._arch = constants, ARCHS[device.arch]
         decode = stage is Stage.DECODE
-        # A latent tile of keys is decode's values too; extend's kernel loads those apart.
-        self._latent = decode and problem.shares_kv
+        self._latent = bool(config.get("HAS_MLA", 0))  # values are taken out of the tile of keys
         self._dots = decode and problem.group == 1
         window = bool(problem.window) and not decode
         # Triton leaves loads alone that stand under an `if` (a window's), that no tensor core
@@ -104,10 +104,12 @@ class Steps:
         waits = c.exchange_clocks if work.exchanging else c.group_clocks
         waits += c.warp_clocks * max(1, work.exchanging)
         alone = (work.mac_clocks + reads) * few + issue + waits + spilt * min(1.0, 4 / warps)
+        ahead = self._ahead(cached)
         return Step(
             busy=max(work.mac_clocks, instructions / 4, copied + reads) + spilt,
             fill=fill,
             chain=self._chain(alone, latency, latency + fill, cached),
+            lead=latency * (cached and ahead > 0) + (latency + ahead * fill) * (ahead > 1),
         )
 
     def skip_clocks(self, together: int) -> float:
@@ -117,20 +119,21 @@ class Steps:
         return c.skip_clocks + together * masks
 
     def _chain(self, alone: float, index: float, tile: float, cached: bool) -> float:
-        """Clocks of one block's step, `alone` of them its arithmetic.
-
-        Triton loads (num_stages - 1) // 2 steps ahead through indices, num_stages - 1 without.
-        """
-        stages = self._config["num_stages"]
+        """Clocks of one block's step, `alone` of them its arithmetic."""
+        stages, ahead = self._config["num_stages"], self._ahead(cached)
         if self._latent:
             # The index alone is asked for a step ahead: by a load, which leaves it in L1, or by
             # an asynchronous copy, which leaves it in L2.
             near = self._constants.common.l2_latency_ns * self._arch.clock_ghz
             return alone + (index, L1_CLOCKS, near)[min(stages, 3) - 1] + tile
-        depth = (stages - 1) // 2 if cached else stages - 1
-        if self._piped and depth:
-            return max(alone, (alone + tile) / depth)
+        if ahead:
+            return max(alone, (alone + tile) / ahead)
         return alone + tile + (index if cached else 0.0)
+
+    def _ahead(self, cached: bool) -> int:
+        """Tiles that Triton asks for before they are needed: an index must come before its tile."""
+        stages = self._config["num_stages"] if self._piped else 1
+        return (stages - 1) // 2 if cached else stages - 1
 
     def _instructions(self, cached: bool) -> float:
         """Warps', of the block's."""

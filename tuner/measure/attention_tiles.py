@@ -96,11 +96,8 @@ def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int)
     keys, heads = config["BLOCK_N"], problem.q_heads
     if problem.group > 1:
         heads = -(-heads // min(config["BLOCK_H"], problem.group))
-    splits = kv_splits(lengths.cached, problem, sm_count)
-    each = [
-        -(-cached // (parts * MIN_SPLIT)) * MIN_SPLIT
-        for cached, parts in zip(lengths.cached, splits, strict=True)
-    ]
+    each = split_lengths(problem, lengths, sm_count)
+    most = max(-(-n // length) for n, length in zip(lengths.cached, each, strict=True))
     return [
         Row(
             tuple(
@@ -110,5 +107,14 @@ def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int)
             ),
             heads,
         )
-        for split in range(max(splits))
+        for split in range(most)
+    ]
+
+
+def split_lengths(problem: Attention, lengths: Lengths, sm_count: int) -> list[int]:
+    """Tokens of the cache in a split of each sequence; its last split may have fewer."""
+    splits = kv_splits(lengths.cached, problem, sm_count)
+    return [
+        max(1, -(-cached // (parts * MIN_SPLIT))) * MIN_SPLIT
+        for cached, parts in zip(lengths.cached, splits, strict=True)
     ]
