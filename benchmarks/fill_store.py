@@ -76,6 +76,7 @@ SELECT runs.problem_id, runs.environment_id, 'ok', s.size, g.part, min(runs.id),
 FROM runs CROSS JOIN (SELECT DISTINCT batch_size AS size FROM sizes) s
     CROSS JOIN (SELECT 'up' AS part UNION ALL SELECT 'down') g
 GROUP BY runs.problem_id, runs.environment_id, s.size, g.part
+ORDER BY min(runs.id), s.size
 """
 
 
@@ -100,7 +101,9 @@ def fill(url: str, n_jobs: int, n_trials: int) -> dict[str, int]:
             add_jobs(connection, keys, n_jobs)
             add_trials(connection)
         with store._engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+            # As PostgreSQL does by itself, within minutes.
+            tidy = "VACUUM ANALYZE" if connection.dialect.name == "postgresql" else "ANALYZE"
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(tidy))
             tables = ("environments", "problems", "runs", "trials", "winners", "jobs", "job_events")
             return {
                 table: int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() or 0)  # noqa: S608

@@ -161,6 +161,7 @@ class Lookups(Database):
             select(problems.c.family)
             .join(winners, problems.c.id == winners.c.problem_id)
             .where(mine)
+            .order_by(winners.c.problem_id)  # which PostgreSQL then takes from the index
             .limit(1)
             .scalar_subquery()
         )
