@@ -15,7 +15,7 @@ from tuner.measure.replay import Replay
 from tuner.problems import Candidate, Gemm, Point
 from tuner.search import Search, budget_for
 from tuner.seeds import seeds_for
-from tuner.session import FORESEEN
+from tuner.session.moe import FORESEEN
 from tuner.space import Effort, space_for
 
 RECORDING = Path(__file__).parents[1] / "data/recordings/h200_E256_N64_K7168_top8_int8w8a8.csv.gz"
