@@ -11,9 +11,18 @@ from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
 from tuner.devices import find_device
 from tuner.engines import find_engine
-from tuner.errors import BadInput, NothingFits, UnwritableOutput
+from tuner.errors import BadInput, BadProblem, NothingFits, UnwritableOutput
 from tuner.measure.attention_recording import read_attention_recording, write_attention_recording
-from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
+from tuner.problems import (
+    Candidate,
+    Config,
+    Gemm,
+    Phase,
+    Point,
+    Stage,
+    names_attention,
+    parse_attention,
+)
 from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.session import Request, open_session
 from tuner.space import Effort
@@ -112,6 +121,16 @@ def test_exhaustive_tries_the_whole_space(store):
 def test_options_of_a_moe_layer_are_refused():
     with pytest.raises(BadInput, match="--workload, not --batch-sizes"):
         open_session(request(PROBLEMS[0], batch_sizes=(1, 2)))
+    with pytest.raises(BadInput, match="leave --gemm out"):
+        open_session(request(PROBLEMS[0], gemms=(Gemm.UP,)))
+
+
+def test_a_problem_of_a_kind_nearly_right_names_the_right_one():
+    with pytest.raises(BadProblem, match="did you mean 'decode_attention'"):
+        names_attention("decode_atention:q_heads=16")
+    assert names_attention(PROBLEMS[0])
+    assert not names_attention("deepseek-r1")
+    assert not names_attention("./a:b=c/config.json d")
 
 
 # Buckets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -32,8 +33,13 @@ def parse_problem(text: str) -> Problem:
 
 
 def names_attention(text: str) -> bool:
-    """Whether this is an attention problem's text, be it right or wrong."""
+    """Whether `text` is an attention problem's.
+
+    Raises BadProblem, which names the nearest, for a problem of no known kind.
+    """
     family = text.partition(":")[0]
+    if family not in FAMILIES and re.fullmatch(r"\w+:\w+=\S*", text):
+        parse_problem(text)
     return family in FAMILIES and family != FusedMoe.family
 
 

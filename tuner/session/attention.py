@@ -22,7 +22,7 @@ from tuner.measure.attention_recording import (
 )
 from tuner.measure.recording import prove_recordable
 from tuner.measure.replay import Replay
-from tuner.problems import Attention, Candidate, Config, Part, Point
+from tuner.problems import Attention, Candidate, Config, FusedMoe, Part, Point
 from tuner.results import MeasureKind, Trial
 from tuner.search import Budget, Search, budget_for
 from tuner.session.base import NOISE, Request, Session
@@ -185,6 +185,8 @@ class AttentionSession(Session):
     def _check_request(self) -> None:
         if self.request.batch_sizes is not None:
             raise BadInput("attention's sizes are a workload's: --workload, not --batch-sizes")
+        if self.request.gemms != FusedMoe.gemms:
+            raise BadInput("attention has no gemms to choose from: leave --gemm out")
         if self.request.source.routing is not None:
             raise BadInput("attention has no routing: leave --routing out")
 
