@@ -73,11 +73,14 @@ class RemoteQueue:
             body["name"] = request.model
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         answer = self._insist("POST", "/v1/jobs", body, headers)
-        return Submitted(_read_job(answer), created=bool(answer["created"]))
+        with self._understanding():
+            return Submitted(_read_job(answer), created=bool(answer["created"]))
 
     def get(self, job_id: str) -> Job:
         """Raises UnknownJob."""
-        return _read_job(self._ask("GET", _job_path(job_id)))
+        answer = self._ask("GET", _job_path(job_id))
+        with self._understanding():
+            return _read_job(answer)
 
     def list(
         self,
@@ -90,16 +93,21 @@ class RemoteQueue:
         """Jobs, the newest first."""
         wanted = {"device": device, "model": model, "state": state and state.value, "limit": limit}
         query = urllib.parse.urlencode({k: v for k, v in wanted.items() if v is not None})
-        return [_read_job(values) for values in self._ask("GET", f"/v1/jobs?{query}")["jobs"]]
+        answer = self._ask("GET", f"/v1/jobs?{query}")
+        with self._understanding():
+            return [_read_job(values) for values in answer["jobs"]]
 
     def cancel(self, job_id: str) -> Job:
         """Raises UnknownJob."""
-        return _read_job(self._ask("POST", f"{_job_path(job_id)}/cancel"))
+        answer = self._ask("POST", f"{_job_path(job_id)}/cancel")
+        with self._understanding():
+            return _read_job(answer)
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """A job's events above `after`, as they happen, to its end or the stream's."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-        with self._open("GET", f"{_job_path(job_id)}/events", None, headers) as answer:
+        stream = self._open("GET", f"{_job_path(job_id)}/events", None, headers)
+        with stream as answer, self._understanding():
             try:
                 for data in _event_data(answer):
                     yield _read_event(job_id, data)
@@ -127,9 +135,16 @@ class RemoteQueue:
                 values = json.loads(answer.read(LARGEST_ANSWER))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise ServerUnavailable(f"{self._url}: no whole answer came: {error}") from None
-        if not isinstance(values, dict):
-            raise ServerUnavailable(f"{self._url} does not answer as a tuner's service does")
-        return values
+        with self._understanding():
+            return dict(values)
+
+    @contextlib.contextmanager
+    def _understanding(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"{self._url} does not answer as this version's service does: {error!r}"
+            raise ServerUnavailable(text) from None
 
     @contextlib.contextmanager
     def _open(
@@ -147,17 +162,17 @@ class RemoteQueue:
         except urllib.error.HTTPError as error:
             raise _translated(error, self._url) from None
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
+            reason = str(getattr(error, "reason", None) or error).strip()
             raise ServerUnavailable(f"{self._url} does not answer: {reason}") from None
 
 
 def api_key(environ: Mapping[str, str]) -> str | None:
     """TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's own `api-key` file.
 
-    Raises BadInput for a file that others may read.
+    Raises BadInput for a file that others may read, or what cannot be a key.
     """
     if key := environ.get(KEY_VARIABLE):
-        return key
+        return _checked_key(key, KEY_VARIABLE)
     given = environ.get(f"{KEY_VARIABLE}_FILE")
     usual = platformdirs.user_config_path("tuner", appauthor=False) / "api-key"
     path = Path(given) if given else usual
@@ -166,9 +181,16 @@ def api_key(environ: Mapping[str, str]) -> str | None:
     try:
         if path.stat().st_mode & 0o077:
             raise BadInput(f"others may read the key in {path}: run `chmod 600 {path}`")
-        return path.read_text(encoding="ascii").strip()
+        return _checked_key(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the key in {path}: {error}") from None
+
+
+def _checked_key(text: str, where: str) -> str:
+    key = text.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput(f"{where} holds no key: a key is one word, as `tuner keys add` prints it")
+    return key
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -177,10 +199,13 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _checked_url(text: str) -> str:
-    url = urllib.parse.urlsplit(text)
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.username:
-        raise BadInput(f"a server is like http://HOST:PORT or https://HOST: not {text!r}")
-    return text.rstrip("/")
+    with contextlib.suppress(ValueError):  # of what is no address, or no port
+        url = urllib.parse.urlsplit(text)
+        address = url.hostname and url.port != 0 and "@" not in url.netloc
+        plain = text.isascii() and text.isprintable() and not set(text) & set(" ?#")
+        if url.scheme in ("http", "https") and address and plain:
+            return text.rstrip("/")
+    raise BadInput(f"a server is like http://HOST:PORT or https://HOST: not {text!r}")
 
 
 def _is_loopback(url: str) -> bool:
@@ -221,28 +246,25 @@ def _read_event(job_id: str, values: Mapping[str, Any]) -> JobEvent:
 
 
 def _read_job(values: Mapping[str, Any]) -> Job:
-    try:
-        times = {
-            name: datetime.fromisoformat(values[name].replace("Z", "+00:00"))
-            for name in ("created_at", "updated_at", "finished_at")
-            if values[name] is not None
-        }
-        return Job(
-            id=values["id"],
-            request=read_request(values["request"]),
-            priority=Priority[values["priority"].upper()],
-            state=JobState(values["state"]),
-            client=values["client"],
-            attempts=values["attempts"],
-            owner="",  # who works on it, and until when, is the service's own business
-            lease_expires_at=None,
-            cancel_requested=values["cancel_requested"],
-            run_id=values["run_id"],
-            error=values["error"],
-            available_at=times["created_at"],
-            created_at=times["created_at"],
-            updated_at=times["updated_at"],
-            finished_at=times.get("finished_at"),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ServerUnavailable(f"the server's answer is not a job: {error!r}") from None
+    times = {
+        name: datetime.fromisoformat(values[name].replace("Z", "+00:00"))
+        for name in ("created_at", "updated_at", "finished_at")
+        if values[name] is not None
+    }
+    return Job(
+        id=values["id"],
+        request=read_request(values["request"]),
+        priority=Priority[values["priority"].upper()],
+        state=JobState(values["state"]),
+        client=values["client"],
+        attempts=values["attempts"],
+        owner="",  # who works on it, and until when, is the service's own business
+        lease_expires_at=None,
+        cancel_requested=values["cancel_requested"],
+        run_id=values["run_id"],
+        error=values["error"],
+        available_at=times["created_at"],
+        created_at=times["created_at"],
+        updated_at=times["updated_at"],
+        finished_at=times.get("finished_at"),
+    )
