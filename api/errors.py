@@ -119,17 +119,22 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code < 400:
         return Response(status_code=error.status_code, headers=error.headers)
-    headers = dict(error.headers or {})
+    headers, detail = dict(error.headers or {}), error.detail
+    paths, route = request.app.openapi()["paths"], request.scope.get("route")
     if error.status_code == 405:  # the routes of a path are apart, and each names its own method
-        path = getattr(request.scope.get("route"), "path", "")
-        operations = request.app.openapi()["paths"].get(path, {})
+        operations = paths.get(getattr(route, "path", ""), {})
         headers["Allow"] = ", ".join(name.upper() for name in operations)
-    return problem_response(request_id(request), error.status_code, error.detail, headers=headers)
+        detail = f"{request.method} does nothing here: use {headers['Allow'] or 'another'}"
+    elif error.status_code == 404 and route is None:
+        near = did_you_mean(request.url.path[:200], paths) or "; GET /openapi.json lists the paths"
+        detail = f"there is nothing at {request.url.path[:200]!r}{near}"
+    return problem_response(request_id(request), error.status_code, detail, headers=headers)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    mistakes = [_mistake(one) for one in error.errors()[:20]]
+    found = [_mistake(one, error.body) for one in error.errors()[:20]]
+    mistakes = [one for at, one in enumerate(found) if one not in found[:at]]
     detail = "; ".join(_line(mistake) for mistake in mistakes[:3])
     kind = "urn:engine-tuner:error:invalid-request"
     return problem_response(request_id(request), 422, detail, kind=kind, errors=mistakes)
@@ -139,15 +144,33 @@ def request_id(request: Request) -> str:
     return str(request.scope["state"].get("request_id", ""))
 
 
-def _mistake(error: Mapping[str, Any]) -> Mistake:
+def _mistake(error: Mapping[str, Any], body: object) -> Mistake:
     place = [str(part) for part in error["loc"]]
     text = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] in ("enum", "literal_error") and isinstance(error["input"], str):
         choices = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
         text += did_you_mean(error["input"][:100], choices)
     if place[0] == "body":
-        return Mistake(pointer="/" + "/".join(place[1:]), detail=text)
+        missing = error["type"] == "missing"
+        return Mistake(pointer=_pointer(error["loc"][1:], body, missing), detail=text)
     return Mistake(pointer=place[-1], detail=text)
+
+
+def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
+    """The JSON pointer of a place, without Pydantic's names for the kinds of a union."""
+    pointer, here = "", body
+    for part in place:
+        match here, part:
+            case dict(), str() if part in here:
+                here = here[part]
+            case list(), int():
+                here = here[part]
+            case dict(), str() if missing and part == place[-1]:
+                pass
+            case _:
+                continue
+        pointer += "/" + str(part).replace("~", "~0").replace("/", "~1")
+    return pointer or "/"
 
 
 def _line(mistake: Mistake) -> str:

@@ -159,6 +159,13 @@ class WatchedPage(Page):
     limit: int = Field(20, ge=1, le=100)
 
 
+class ExportIn(Strict):
+    """Which export to make."""
+
+    engine: EngineSpec = "sglang"
+    allow_predicted: bool = Field(False, description="Also what was predicted, not measured.")
+
+
 class WatchIn(Strict):
     """Models to keep tuned: every combination of these, as a [[watch]] of nightly.toml."""
 

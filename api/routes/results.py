@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from api.auth import Reader
 from api.errors import responses
 from api.paging import next_cursor, read_cursor
-from api.schemas_in import Page
+from api.schemas_in import ExportIn, Page
 from api.schemas_out import TrialsOut, WinnersOut
 from api.state import ApiDep
-from api.text import EngineSpec, JobId
+from api.text import JobId
 from tuner.bundle.archive import File, plain_tar
 from tuner.devices import find_device
 from tuner.engines import find_engine
@@ -83,8 +83,7 @@ def export(
     device: Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")],
     caller: Reader,
     api: ApiDep,
-    engine: EngineSpec = "sglang",
-    allow_predicted: bool = False,
+    wanted: Annotated[ExportIn, Query()],
     if_none_match: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
     """Download a device's winners as a folder that the engine and its plugin are pointed at."""
@@ -92,12 +91,12 @@ def export(
         card = find_device(device)
     except UnknownDevice as error:
         raise HTTPException(404, str(error)) from None
-    found = find_engine(engine)
+    found = find_engine(wanted.engine)
     tuned, _ = loadable(stored_winners(api.store, card, found), found)
     name = f"{card.name}-{found.name}-{found.version}"
     with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
         root = Path(folder)
-        export_files(tuned, found, card, root, allow_predicted=allow_predicted)
+        export_files(tuned, found, card, root, allow_predicted=wanted.allow_predicted)
         # The packaged files beside them, without a copy of each.
         files = {f"configs/{path.as_posix()}": file for path, file in packaged_files(found)}
         files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}

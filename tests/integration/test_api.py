@@ -153,6 +153,7 @@ class TestSubmit:
             ({"dtype": "int8_w8a9"}, "did you mean 'int8_w8a8'?"),
             ({"engine": "sglagn"}, "did you mean 'sglang'?"),
             ({"measure": "predikt"}, "did you mean 'predict'?"),
+            ({"gemms": ["upp"]}, "gemms/0: Input should be 'up' or 'down'; did you mean 'up'?"),
             ({"efort": "quick"}, "unknown field 'efort'; did you mean 'effort'?"),
             ({"tp": 3}, "the nearest that works is tp="),
             ({"tp": "8"}, "tp: should be a number"),
@@ -170,6 +171,43 @@ class TestSubmit:
         answer = untouched.call("POST", "/v1/jobs", {**JOB, **change})
         assert said in answer.problem(422)
         assert untouched.call("GET", "/v1/jobs").json["jobs"] == []
+
+    def test_a_mistake_s_pointer_leads_to_it(self, untouched: Server) -> None:
+        body = {
+            **{"model": ["a"], "workload": [{"new_tokens": 1}, {"batch_size": "x"}]},
+            **{"batch_sizes": [1, 0], "block_shape": [128, "y"]},
+        }
+        answer = untouched.call("POST", "/v1/jobs", body)
+        assert answer.problem(422)
+        pointers = {mistake["pointer"] for mistake in answer.json["errors"]}
+        assert pointers == {
+            *("/model", "/device", "/block_shape/1", "/batch_sizes/1"),
+            *("/workload", "/workload/0/batch_size", "/workload/1/batch_size"),
+        }
+
+    def test_a_mistake_is_named_once(self, untouched: Server) -> None:
+        headers = {"Last-Event-ID": "99999999999"}
+        answer = untouched.call("GET", f"/v1/jobs/{NEVER}/events", headers=headers)
+        assert answer.problem(422) == "last-event-id: Input should be less than 2147483648"
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        ("method", "path", "status", "said"),
+        [
+            ("GET", "/v1/job", 404, "there is nothing at '/v1/job'; did you mean '/v1/jobs'?"),
+            ("GET", "/v1/jobs/", 404, "did you mean '/v1/jobs'?"),
+            ("GET", "/", 404, "GET /openapi.json lists the paths"),
+            ("PUT", "/v1/jobs", 405, "PUT does nothing here: use "),
+            ("GET", f"/v1/jobs/{NEVER}/cancel", 405, "GET does nothing here: use POST"),
+            ("GET", "/v1/exports/L40S.tar?engin=x", 422, "did you mean 'engine'?"),
+            ("GET", "/v1/exports/L41S.tar", 404, "did you mean 'L40S'?"),
+        ],
+    )
+    def test_what_is_not_there_is_named_with_what_is_nearest(
+        self, untouched: Server, method: str, path: str, status: int, said: str
+    ) -> None:
+        assert said in untouched.call(method, path).problem(status)
 
 
 class TestList:
