@@ -155,6 +155,25 @@ def test_check_names_the_entry_that_cannot_run(env, tmp_path):
     }
 
 
+def test_check_names_the_attention_kernel_that_would_stop_a_server(env):
+    model = ("--attention", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
+    done = tuner(env, "check", *model, "--engine", "sglang==0.4.4")
+    assert done.returncode == 1, done.stderr
+    entries = json.loads(done.stdout)["entries"]
+    assert [e["part"] for e in entries] == ["extend", "extend", "decode", "reduce"]
+    (bad,) = [e for e in entries if not e["fits"]]
+    assert (bad["kernel"], bad["shared_bytes"], bad["limit_bytes"], bad["status"]) == (
+        *("_fwd_kernel", 106_496, 101_376, "out_of_resources"),
+    )
+    assert "Lq=576" in bad["problem"]
+    assert bad["config"] == {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
+    assert bad["fits_with"] == {**bad["config"], "BLOCK_N": 32}
+
+    done = tuner(env, "check", *model, "--engine", "sglang==0.5.2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["entries"][0]["shared_bytes"] == 71_680
+
+
 _KEYS = (
     "BLOCK_SIZE_M",
     "BLOCK_SIZE_N",
@@ -201,6 +220,10 @@ def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
         (["check", "{odd_key}", "--device", "L40S"], "not a batch size"),
         (["check", "{missing_field}", "--device", "L40S"], "BLOCK_SIZE_N"),
         (["check", "{misnamed}", "--device", "L40S"], "name"),
+        (["check", "{misnamed}", "--device", "L40S", "--tp", "8"], "--attention"),
+        (["check", "deepseek-rr1", "--device", "L40S", "--attention"], "deepseek-r1"),
+        (["check", "qwen3-30b-a3b", "gpt-oss-20b", "--device", "L40S", "--attention"], "one model"),
+        (["check", "deepseek-r1", "--device", "L40S", "--attention", "--top-k", "8"], "--top-k"),
         (["export", "--device", "L40S", "--out", "{file}", "--into-engine"], "--into-engine"),
     ],
 )

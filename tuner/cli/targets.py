@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tuner.checkpoints import ResolvedAttention
     from tuner.devices import Device
     from tuner.problems import Dtype, Problem
     from tuner.workloads import Workload
@@ -89,3 +90,27 @@ def refuse_attention_options(workload: str | None, page_size: int, kv_splits: in
     for option, is_given in given.items():
         if is_given:
             raise BadInput(f"{option} is for attention: add --attention, or leave it out")
+
+
+def attention_to_check(
+    given: Given, others: Sequence[str], hidden_size: int | None, top_k: int | None
+) -> ResolvedAttention:
+    """The attention of the one model that `check --attention` takes; raises BadInput."""
+    from tuner.checkpoints import resolve_attention
+    from tuner.errors import BadInput
+
+    if others:
+        raise BadInput(f"--attention takes one model: leave {others[0]!r} out")
+    if hidden_size is not None or top_k is not None:
+        raise BadInput("--hidden-size and --top-k are for config files: leave --attention out")
+    return resolve_attention(
+        given.target, tp=given.tp, engine_version=given.engine_version, device=given.device
+    )
+
+
+def refuse_tp(tp: int) -> None:
+    """Raises BadInput where --tp is given for config files, whose names say what they are for."""
+    from tuner.errors import BadInput
+
+    if tp != 1:
+        raise BadInput("--tp is for a model's attention: add --attention, or leave it out")

@@ -36,12 +36,15 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     Given,
+    attention_to_check,
     attention_work,
     moe_work,
     refuse_attention_options,
+    refuse_tp,
 )
 
 if TYPE_CHECKING:
+    from tuner.check import AttentionCheck, CheckReport
     from tuner.report import Report
     from tuner.session import Request
 
@@ -137,21 +140,43 @@ def _run(request: Request, record: Path | None) -> Report:
 
 @command
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Engine config files.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...|MODEL", help="Engine config files; with --attention, a model."
+        ),
+    ],
     device: DeviceName,
+    attention: Annotated[
+        bool,
+        typer.Option("--attention", help="Check what the engine launches for a model's attention."),
+    ] = False,
+    tp: Tp = 1,
     hidden_size: HiddenSize = None,
     top_k: TopK = None,
     engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
-    """Compile every entry of config files; exit 1 if one cannot run on the device."""
-    from tuner.check import check_files
+    """Compile every entry of config files, or the engine's own constants for a model's attention.
+
+    Exit 1 if one cannot run on the device.
+    """
+    from tuner.check import check_attention, check_files
     from tuner.devices import find_device
     from tuner.engines import find_engine
 
-    report = check_files(
-        files, find_device(device), find_engine(engine), hidden_size=hidden_size, top_k=top_k
-    )
+    card, found = find_device(device), find_engine(engine)
+    report: AttentionCheck | CheckReport
+    if attention:
+        given = Given(targets[0], card, found.version, tp, None)
+        resolved = attention_to_check(given, targets[1:], hidden_size, top_k)
+        for note in resolved.notes:
+            say(note)
+        report = check_attention(resolved.problems, card, found)
+    else:
+        refuse_tp(tp)
+        files = [Path(target) for target in targets]
+        report = check_files(files, card, found, hidden_size=hidden_size, top_k=top_k)
     if as_json:
         print_json(report.as_json())
     else:

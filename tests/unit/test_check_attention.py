@@ -1,0 +1,64 @@
+"""Does what the engine would launch for a model's attention fit? Compiled by real workers."""
+
+import pytest
+
+from tuner.check import check_attention
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import UnsupportedKernel
+from tuner.problems import parse_attention
+
+MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+
+
+@pytest.fixture(autouse=True)
+def one_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "checked"))
+
+
+def check(text, device, version):
+    problem = parse_attention(text)
+    return check_attention([problem], find_device(device), find_engine(f"sglang=={version}"))
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "shared_bytes", "fits"),
+    [
+        ("0.4.4", "L40S", 106_496, False),
+        ("0.5.2", "L40S", 71_680, True),
+        ("0.5.23", "L40S", 71_680, True),
+        ("0.4.4", "RTX PRO 6000", 106_496, False),
+        ("0.5.23", "RTX PRO 6000", 71_680, True),
+        ("0.4.4", "A100", 106_496, True),
+    ],
+)
+def test_deepseeks_extend_fits_or_does_not(version, device, shared_bytes, fits):
+    report = check(f"extend_attention:{MLA}", device, version)
+    (found,) = report.kernels
+    assert (found.compiled.shared_bytes, found.compiled.ok) == (shared_bytes, fits)
+    assert report.fits is fits
+    assert ("would crash" in report.as_text()) is not fits
+    assert (found.fits_with is None) is fits
+
+
+def test_what_does_not_fit_is_told_what_would():
+    report = check(f"extend_attention:{MLA}", "L40S", "0.4.4")
+    assert report.kernels[0].fits_with == report.kernels[0].config.replace(BLOCK_N=32)
+    assert report.as_text().endswith("1 kernel of sglang 0.4.4 on NVIDIA_L40S: 1 would crash")
+    assert "fits with BLOCK_N 32" in report.as_text()
+
+
+def test_both_of_decodes_kernels_are_checked():
+    report = check(f"decode_attention:{MLA}", "L40S", "0.5.16")
+    assert [k.kernel for k in report.kernels] == [
+        "_fwd_grouped_kernel_stage1",
+        "_fwd_kernel_stage2",
+    ]
+    assert [entry["part"] for entry in report.as_json()["entries"]] == ["decode", "reduce"]
+    assert report.as_text().endswith("2 kernels of sglang 0.5.16 on NVIDIA_L40S: all fit")
+
+
+def test_a_kernel_that_the_version_lacks_is_named():
+    text = "extend_attention:q_heads=64,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16,sinks"
+    with pytest.raises(UnsupportedKernel, match="this version's kernel has no sinks"):
+        check(text, "L40S", "0.4.4")
