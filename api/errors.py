@@ -163,9 +163,9 @@ def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
         match here, part:
             case dict(), str() if part in here:
                 here = here[part]
-            case list(), int():
+            case list(), int() if part < len(here):
                 here = here[part]
-            case dict(), str() if missing and part == place[-1]:
+            case (dict(), str()) | (list(), int()) if missing and part == place[-1]:
                 pass
             case _:
                 continue

@@ -175,7 +175,7 @@ class TestSubmit:
     def test_a_mistake_s_pointer_leads_to_it(self, untouched: Server) -> None:
         body = {
             **{"model": ["a"], "workload": [{"new_tokens": 1}, {"batch_size": "x"}]},
-            **{"batch_sizes": [1, 0], "block_shape": [128, "y"]},
+            **{"batch_sizes": [1, 0], "block_shape": [128]},
         }
         answer = untouched.call("POST", "/v1/jobs", body)
         assert answer.problem(422)
