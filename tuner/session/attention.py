@@ -185,7 +185,7 @@ class AttentionSession(Session):
     def _check_request(self) -> None:
         if self.request.batch_sizes is not None:
             raise BadInput("attention's sizes are a workload's: --workload, not --batch-sizes")
-        if self.request.gemms != FusedMoe.gemms:
+        if self.request.gemms not in ((), FusedMoe.gemms):
             raise BadInput("attention has no gemms to choose from: leave --gemm out")
         if self.request.source.routing is not None:
             raise BadInput("attention has no routing: leave --routing out")
