@@ -1,7 +1,7 @@
-"""Which launch needs the 102,400 bytes of the L40S log? sglang 0.4.4's extend kernel, by Triton.
+"""Which launch needs the 102,400 bytes of the L40S log? sglang's extend kernel, by Triton.
 
-Run from the repository's root, with other Tritons unpacked in folders (0.4.4 pins torch 2.5.1, so
-Triton 3.1.0):
+Run from the repository's root, with other Tritons unpacked in folders (sglang 0.4.4 pins torch
+2.5.1, so Triton 3.1.0, and 0.5.2 pins torch 2.8.0, so 3.4.0):
     .venv/bin/pip install --no-deps --target /tmp/triton-3.1.0 triton==3.1.0
     .venv/bin/python benchmarks/l40s_log.py /tmp/triton-3.1.0 [FOLDER...]
 Each Triton compiles the same lifted source for sm_89, in a process of its own.
@@ -27,6 +27,7 @@ from tuner.problems import Phase, Point, Stage, parse_attention
 RESULT = Path("benchmarks/results/l40s_log.json")
 PROGRAM = Path(__file__).with_name("l40s_log_compile.py")
 ARCH = 89
+VERSIONS = ("0.4.4", "0.5.2")
 SHAPES = {
     "DeepSeek, absorbed: 16/1 x 576:512": "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16",
     "12/4 x 128": "q_heads=12,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16",
@@ -37,7 +38,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder, "jobs.json")
-        listed.write_text(json.dumps(list(jobs(Path(folder)))))
+        listed.write_text(json.dumps([j for v in VERSIONS for j in jobs(v, Path(folder))]))
         for place in ["", *sys.argv[1:]]:
             env = {**os.environ, "TRITON_CACHE_DIR": tempfile.mkdtemp(dir=folder)}
             if place:
@@ -50,9 +51,9 @@ def main() -> None:
     RESULT.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def jobs(folder: Path) -> Iterator[dict[str, Any]]:
+def jobs(version: str, folder: Path) -> Iterator[dict[str, Any]]:
     """What the engine's launcher launches, with and without a mask of the caller's."""
-    engine = find_engine("sglang==0.4.4")
+    engine = find_engine(f"sglang=={version}")
     kernels = lift_attention(engine)
     lifted = kernels.lifted(Phase.EXTEND)
     module, function = LAUNCHERS[Phase.EXTEND]
@@ -69,6 +70,7 @@ def jobs(folder: Path) -> Iterator[dict[str, Any]]:
             parameters = lifted.parameters(launch.kernel)
             bound = bind(kernels.origin, launch.kernel, parameters, known, launch.options)
             yield {
+                "engine": version,
                 "shape": name,
                 "custom_mask": masked,
                 "blocks": [launch.arguments["BLOCK_M"], launch.arguments["BLOCK_N"]],
