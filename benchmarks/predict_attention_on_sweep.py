@@ -147,9 +147,7 @@ def summaries(verdicts: Sequence[Verdict]) -> dict[str, list[dict[str, Any]]]:
         "all with tiles": tiled,
         "constants set on": [v for v in tiled if not v.held_out],
         "held out": [v for v in tiled if v.held_out],
-        "held out, extend and prefill": [
-            v for v in tiled if v.held_out and v.point.part is not Stage.DECODE
-        ],
+        "held out, extend": [v for v in tiled if v.held_out and v.point.part is not Stage.DECODE],
         "held out, decode": [v for v in tiled if v.held_out and v.point.part is Stage.DECODE],
         "reduce": [v for v in verdicts if v.point.part is Stage.REDUCE],
     }
