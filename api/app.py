@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from api import errors
 from api.auth import Authenticate
 from api.metrics import Metrics
-from api.middleware import CheckBody, Observe
+from api.middleware import CheckBody, Observe, TakeTurns
 from api.rates import Limiter
 from api.routes import coverage, events, health, jobs, results, tables
 from api.settings import ApiSettings
@@ -55,9 +55,10 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     for part in (jobs, events, results, coverage, tables, health):
         app.include_router(part.router)
     errors.install(app)
-    # Added last is outermost: named and counted, then known, then read.
+    # Added last is outermost: named and counted, in turn, then known, then read.
     app.add_middleware(CheckBody, largest=settings.max_body_bytes)
     app.add_middleware(Authenticate, limiter=Limiter(settings.service))
+    app.add_middleware(TakeTurns)
     app.add_middleware(Observe)
     _describe_problems(app)
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -9,17 +10,21 @@ import secrets
 import time
 from typing import NoReturn
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import Caller
+from api.auth import OPEN_PATHS, Caller
 from api.errors import problem_response
 from api.logs import current_request
 
 log = logging.getLogger("tuner.api.access")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+AT_ONCE = 3  # one computes while the database works for others
+# A server's health can be asked at any time; an export takes seconds.
+_OUT_OF_TURN = (*OPEN_PATHS, "/v1/exports/")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 DEEPEST = 64  # of JSON's nesting; a config.json has 6
 _MOST_DIGITS = 400  # of a number: beyond, Python takes quadratic time, then refuses
@@ -82,6 +87,33 @@ class Observe:
         }
         said = {name: value for name, value in extra.items() if value is not None}
         log.info("%s %s %d", scope["method"], scope["path"], status, extra=said)
+
+
+class TakeTurns:
+    """ASGI middleware: so many requests that only read are worked on at once, the oldest first.
+
+    More would not be answered sooner, as Python's lock lets one thread go on at a time; but which
+    one is chance, and with eight about it some answers took ten times as long as others.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._turns = anyio.Semaphore(AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reads = scope["type"] == "http" and scope["method"] == "GET"
+        if not reads or scope["path"].startswith(_OUT_OF_TURN):
+            await self._app(scope, receive, send)
+            return
+        await self._turns.acquire()
+        with contextlib.ExitStack() as turn:
+            turn.callback(self._turns.release)
+
+            async def send_out_of_turn(message: Message) -> None:
+                turn.close()  # all that is to be said is known, or it is an event stream
+                await send(message)
+
+            await self._app(scope, receive, send_out_of_turn)
 
 
 class Refused(Exception):

@@ -61,16 +61,14 @@ def connect(text: str) -> Engine:
     if url.get_backend_name() == "sqlite":
         _take_over_transactions(engine)
         # Between processes SQLite lets writers sleep and try again, for up to 0.1 s each time, and
-        # some for long; the threads of one process need not. Readers never wait for each other,
-        # but its driver lets go of Python's lock at every row, and with eight of them about that
-        # the last answer comes three times as late as when they take turns.
-        engine.update_execution_options(write_turn=threading.Lock(), read_turn=threading.Lock())
+        # some for long; the threads of one process need not.
+        engine.update_execution_options(write_turn=threading.Lock())
     return engine
 
 
-def turn_of(engine: Engine, kind: str) -> AbstractContextManager[object]:
-    """What a transaction of this process waits for: a `write_turn` or a `read_turn`."""
-    turn: AbstractContextManager[object] | None = engine.get_execution_options().get(kind)
+def turn_of(writer: Engine) -> AbstractContextManager[object]:
+    """What a writing transaction of this process waits for."""
+    turn: AbstractContextManager[object] | None = writer.get_execution_options().get("write_turn")
     return turn or contextlib.nullcontext()
 
 

@@ -60,17 +60,13 @@ class Database:
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        with (
-            turn_of(self._engine, "read_turn"),
-            translated(self._engine.url),
-            self._engine.connect() as connection,
-        ):
+        with translated(self._engine.url), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         with (
-            turn_of(self._writer, "write_turn"),
+            turn_of(self._writer),
             translated(self._engine.url),
             self._writer.begin() as connection,
         ):

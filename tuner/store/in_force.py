@@ -28,12 +28,16 @@ def points_in_force(found: Sequence[Published]) -> list[Published]:
     """The same of all that was published of their problems, with the points that count."""
     best = _best(found)
 
-    def counting(one: Published) -> frozenset[Point]:
+    def counting(one: Published) -> Published | None:
         mine, source = best[one.problem], _source(one)
-        return frozenset(point for point in one.points if mine[_size(point)] == source)
+        sizes = set(map(_size, one.points))
+        kept = {size for size in sizes if mine[size] == source}
+        if len(kept) == len(sizes):
+            return one  # as nearly all are
+        points = frozenset(point for point in one.points if _size(point) in kept)
+        return replace(one, points=points) if points else None
 
-    kept = (replace(one, points=counting(one)) for one in found)
-    return [one for one in kept if one.points]
+    return [kept for one in found if (kept := counting(one))]
 
 
 def _best(found: Iterable[Winner | Published]) -> Mapping[Problem, Mapping[Size, Source]]:
