@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
@@ -18,12 +19,13 @@ from api.schemas_out import EventOut
 from api.state import ApiDep
 from api.text import JobId
 from tuner.errors import UnusableStore
-from tuner.jobs import Job
+from tuner.jobs import JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 LOOK_S = 0.5  # for new steps
 BATCH = 500
+_ENDS = {state.value for state in JobState if state.finished}  # a job has one, as its last event
 COME_AGAIN_MS = 2000  # what a client waits when the stream breaks
 
 LastEventId = Annotated[
@@ -31,17 +33,28 @@ LastEventId = Annotated[
 ]
 
 
-def _job_with_more(
+@dataclass(frozen=True)
+class Beginning:
+    """Where a stream begins: after that event of that job."""
+
+    job_id: str
+    seen: int
+
+
+def _beginning(
     job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0
-) -> Job:
-    """The job, before the stream begins: afterwards it is too late for another status."""
+) -> Beginning:
+    """Looked up before the stream begins: afterwards it is too late for another status."""
     job = api.jobs.get(job_id)
-    if job.state.finished and not api.jobs.events(job_id, last_event_id, 1):
+    # A store that was restored may not know it: then the job is told from its first step again.
+    known = api.jobs.events(job_id, last_event_id - 1, 1) if last_event_id else ()
+    seen = last_event_id if known else 0
+    if job.state.finished and not api.jobs.events(job_id, seen, 1):
         raise HTTPException(204)  # which tells a browser not to come again
     if api.streams >= api.settings.streams:
         text = f"{api.streams} event streams are open, and no more may be"
         raise HTTPException(503, text, {"Retry-After": "5"})
-    return job
+    return Beginning(job_id, seen)
 
 
 @router.get(
@@ -54,24 +67,22 @@ def _job_with_more(
     },
 )
 async def follow(
-    job: Annotated[Job, Depends(_job_with_more)], api: ApiDep, last_event_id: LastEventId = 0
+    beginning: Annotated[Beginning, Depends(_beginning)], api: ApiDep
 ) -> AsyncIterator[EventOut]:
     """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
     ends_at = time.monotonic() + api.settings.stream_s
     with api.streaming():
-        seen, finished = last_event_id, False
+        seen, finished = beginning.seen, False
         yield ServerSentEvent(comment="steps of a job", retry=COME_AGAIN_MS)  # type: ignore[misc]
         while not finished and time.monotonic() < ends_at:
             try:
-                # The job before its events, so that none of them is missed at the end.
-                finished = (await run_in_threadpool(api.jobs.get, job.id)).state.finished
-                events = await run_in_threadpool(api.jobs.events, job.id, seen, BATCH)
+                events = await run_in_threadpool(api.jobs.events, beginning.job_id, seen, BATCH)
             except UnusableStore:
                 return  # the client comes again, with the last id it has
             for event in events:
                 seen = event.seq
                 data = event.as_json()
                 yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
-            finished = finished and len(events) < BATCH
-            if not events and not finished:
+                finished = event.kind in _ENDS
+            if not events:
                 await anyio.sleep(LOOK_S)

@@ -283,6 +283,15 @@ class TestEvents:
         assert events[3]["data"]["data"]["new"] == 100  # type: ignore[index]
         eventually(lambda: server.app.state.api.streams == 0)
 
+    def test_a_stream_ends_with_a_cancelled_job(self, server: Server) -> None:
+        job_id = server.submit()["id"]
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(server.call, "GET", f"/v1/jobs/{job_id}/events")
+            eventually(lambda: server.app.state.api.streams == 1)
+            server.call("POST", f"/v1/jobs/{job_id}/cancel")
+            events = events_of(following.result(30).body)
+        assert [one["event"] for one in events] == ["submitted", "cancelled"]
+
     def test_a_broken_stream_goes_on_after_the_last_event(
         self, server: Server, leases: Leases
     ) -> None:
@@ -290,6 +299,8 @@ class TestEvents:
         work(leases)
         rest = server.call("GET", path, headers={"Last-Event-ID": "3"})
         assert [one["id"] for one in events_of(rest.body)] == ["4", "5"]
+        lost = server.call("GET", path, headers={"Last-Event-ID": "77"})  # the store was set back
+        assert [one["id"] for one in events_of(lost.body)] == ["1", "2", "3", "4", "5"]
         after_all = server.call("GET", path, headers={"Last-Event-ID": "5"})
         assert (after_all.status, after_all.body) == (204, b"")
         assert "last-event-id" in server.call("GET", path, headers={"Last-Event-ID": "x"}).problem(
