@@ -1,7 +1,7 @@
 """Runs one engine's attention kernels on the CPU and writes each case's worst error as JSON.
 
 A program of its own, for Triton decides when it is imported whether to interpret:
-TRITON_INTERPRET=1 python interpret_attention.py 0.5.16 CACHE_FOLDER
+TRITON_INTERPRET=1 python interpret_attention.py 0.5.16 CACHE_FOLDER [CASE...]
 """
 
 import json
@@ -40,6 +40,7 @@ CASES = {
     "prefill": (f"prefill_attention:{GQA}", BLOCKS),
     "decode grouped": (f"decode_attention:{GQA}", {"BLOCK_N": 16}),
     "decode latent": (f"decode_attention:{MLA}", {"BLOCK_N": 64}),
+    "decode latent values": (f"decode_attention:{MLA}", {"BLOCK_N": 32, "HAS_MLA": 0}),
     "decode wide group": (
         "decode_attention:q_heads=32,kv_heads=1,Lq=32,Lv=32,dtype=float16",
         {"BLOCK_N": 32, "BLOCK_H": 32},
@@ -71,9 +72,9 @@ def run(kernels, folder, text, changes):
 def main():
     kernels = lift_attention(find_engine(f"sglang=={sys.argv[1]}"))
     found = {}
-    for name, (text, changes) in CASES.items():
+    for name in sys.argv[3:] or CASES:
         try:
-            found[name] = run(kernels, Path(sys.argv[2]), text, changes)
+            found[name] = run(kernels, Path(sys.argv[2]), *CASES[name])
         except UnsupportedKernel as refusal:
             found[name] = str(refusal)
     json.dump(found, sys.stdout)
