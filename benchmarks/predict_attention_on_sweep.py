@@ -108,7 +108,7 @@ def predicted(constants: AttentionConstants) -> Score:
 
     def score(problem: Attention, trial: Trial) -> float:
         if problem not in models:
-            models[problem] = AttentionPredictor(None, problem, device, constants)
+            models[problem] = AttentionPredictor(device, problem, constants)
         measured = models[problem].measure(trial.candidate, trial.compiled)
         return measured.median_us or math.inf
 

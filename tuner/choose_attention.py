@@ -24,6 +24,7 @@ class AttentionChooser:
     buckets: Sequence[Bucket]
     own: Mapping[Point, Config]  # the engine's constants
     noise: float  # relative: a gain below this is no gain
+    slack: float | None = None  # relative: slower at one point than the engine's; None: the noise
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """One entry a point. Raises NothingFits where nothing runs at all points of a bucket."""
@@ -31,7 +32,7 @@ class AttentionChooser:
         return [
             entry
             for bucket in self.buckets
-            for entry in _entries(_Field(bucket, by_candidate, self.own), self.noise)
+            for entry in self._entries(_Field(bucket, by_candidate, self.own))
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
@@ -50,6 +51,28 @@ class AttentionChooser:
                 for point in bucket.points
             ]
         return found
+
+    def _entries(self, field: _Field) -> Iterator[Entry]:
+        ranked = field.ranked(self.noise if self.slack is None else self.slack)
+        own = field.own_times()
+        if not ranked and own is None:
+            place = field.bucket.place
+            raise NothingFits(f"no configuration compiles and fits for {place}")
+        best = ranked[0] if ranked else None
+        keep = own is not None and (best is None or best[0] >= 1 - self.noise)
+        for point in field.bucket.points:
+            config = field.own[point] if keep or best is None else best[1]
+            trial = field.trials[Candidate(point, config)]
+            own_trial = field.trials.get(Candidate(point, field.own[point]))
+            yield Entry(
+                point=point,
+                config=config,
+                status=trial.measurement.status,
+                median_us=trial.measurement.median_us,
+                compiled=trial.compiled,
+                incumbents={"default": _incumbent(own_trial, field.own[point])},
+                reason=_reason(trial, own_trial, keep),
+            )
 
 
 @dataclass(frozen=True)
@@ -100,30 +123,9 @@ class _Field:
         return sorted(found)
 
 
-def _entries(field: _Field, noise: float) -> Iterator[Entry]:
-    ranked = field.ranked(noise)
-    own = field.own_times()
-    if not ranked and own is None:
-        place = field.bucket.place
-        raise NothingFits(f"no configuration compiles and fits for {place}")
-    best = ranked[0] if ranked else None
-    keep = own is not None and (best is None or best[0] >= 1 - noise)
-    for point in field.bucket.points:
-        config = field.own[point] if keep or best is None else best[1]
-        trial = field.trials[Candidate(point, config)]
-        own_trial = field.trials.get(Candidate(point, field.own[point]))
-        yield Entry(
-            point=point,
-            config=config,
-            status=trial.measurement.status,
-            median_us=trial.measurement.median_us,
-            compiled=trial.compiled,
-            incumbents={"default": _incumbent(own_trial, field.own[point])},
-            reason=_reason(trial, own_trial, keep),
-        )
-
-
 def _reason(trial: Trial, own: Trial | None, keep: bool) -> str:
+    if keep and trial.measurement.status is Status.PREDICTED:
+        return "nothing is predicted to be clearly faster than the engine's own constants"
     if keep:
         return "the engine's own constants are as fast, within the noise"
     if own is None or own.measurement.median_us is None or trial.measurement.median_us is None:

@@ -193,7 +193,7 @@ class TestChoosing:
         """(point, engine's trial, first choice, best, what is used, rank correlation)."""
         problem = parse_attention(text)
         recording = read_attention_recording(SWEEP, problem)
-        predictor = AttentionPredictor(kernels, problem, H200)
+        predictor = AttentionPredictor(H200, problem)
         for point in recording.points:
             if point.part is Stage.REDUCE:
                 continue
@@ -229,9 +229,9 @@ class TestChoosing:
         room = statistics.geometric_mean(best / own for _, own, _, best, _, _ in every)
         assert math.log(used) < 0.75 * math.log(room) < 0
 
-    def test_what_does_not_compile_keeps_its_status_and_spills_cost(self, kernels):
+    def test_what_does_not_compile_keeps_its_status_and_spills_cost(self):
         problem = parse_attention(f"extend_attention:{GQA}")
-        predictor = AttentionPredictor(kernels, problem, H200)
+        predictor = AttentionPredictor(H200, problem)
         config = Config({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2})
         candidate = Candidate(Point(1, Stage.EXTEND, 512, 512), config)
         failed = Compiled(Status.OUT_OF_RESOURCES, detail="too much")

@@ -192,14 +192,14 @@ def trial(point: Point, config: Config, us: float | None) -> Trial:
     return Trial(Candidate(point, config), compiled, Measurement(status, us))
 
 
-def choose(times, noise=0.004):
+def choose(times, noise=0.004, slack=None):
     """`times`: config -> microseconds at SHORT and LONG."""
     trials = [
         trial(point, config, us)
         for config, both in times.items()
         for point, us in zip((SHORT, LONG), both, strict=True)
     ]
-    return AttentionChooser([BUCKET], OWN, noise).choose(trials)
+    return AttentionChooser([BUCKET], OWN, noise, slack).choose(trials)
 
 
 def test_what_is_slower_at_one_point_is_not_chosen_however_fast_elsewhere():
@@ -212,6 +212,14 @@ def test_a_gain_within_the_noise_keeps_the_engines_constants():
     entries = choose({A: (10.0, 100.0), B: (9.98, 99.8)})
     assert {entry.config for entry in entries} == {A}
     assert "within the noise" in entries[0].reason
+
+
+def test_a_prediction_must_be_clear_of_the_engines_constants_and_worse_nowhere():
+    times = {A: (10.0, 100.0), B: (10.2, 20.0), C: (9.0, 90.0)}
+    assert {entry.config for entry in choose(times, noise=0.2)} == {B}
+    assert {entry.config for entry in choose(times, noise=0.2, slack=0.0)} == {A}
+    times[C] = (8.0, 70.0)
+    assert {entry.config for entry in choose(times, noise=0.2, slack=0.0)} == {C}
 
 
 def test_constants_that_cannot_run_are_replaced():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tuner.devices import Device
-from tuner.kernels.attention import AttentionKernels
 from tuner.measure.attention_model import AttentionModel
 from tuner.measure.attention_steps import AttentionConstants
 from tuner.measure.device_model import Footprint
@@ -25,9 +24,8 @@ class AttentionPredictor:
 
     def __init__(
         self,
-        kernels: AttentionKernels,
-        problem: Attention,
         device: Device,
+        problem: Attention,
         constants: AttentionConstants = AttentionConstants(),
     ) -> None:
         self._model = AttentionModel(device, problem, constants)

@@ -125,7 +125,7 @@ class AttentionSession(Session):
             return SerialBench(replay, replay, self.points), self._search()
         if request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
-        predictor = AttentionPredictor(self._kernels, self._problem, request.device)
+        predictor = AttentionPredictor(request.device, self._problem)
         return SerialBench(self._compiler, predictor, self.points), self._promising()
 
     def _search(self) -> Strategy:
@@ -169,11 +169,12 @@ class AttentionSession(Session):
 
     def _plan(self) -> Plan:
         predicted = self.request.source.kind is MeasureKind.PREDICT
-        noise = CLEAR_GAIN if predicted else NOISE[self.request.source.kind]
+        # A prediction must be clear of the engine's constants, and no worse than they anywhere.
+        noise, slack = (CLEAR_GAIN, 0.0) if predicted else (NOISE[self.request.source.kind], None)
         return Plan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._own.items()},
-            chooser=AttentionChooser(self._buckets, self._own, noise),
+            chooser=AttentionChooser(self._buckets, self._own, noise, slack),
         )
 
     def _prove_recordable(self, path: Path) -> None:
