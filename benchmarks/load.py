@@ -61,7 +61,7 @@ def main() -> None:
 def submissions(url: str) -> dict[str, Any]:
     """New jobs, each another, as fast as the clients can."""
     seeds = itertools.count(time.time_ns() // 1000)
-    rows = []
+    before, rows = machine(), []
     with serving(url) as port:
 
         def post(connection: http.client.HTTPConnection) -> None:
@@ -72,7 +72,7 @@ def submissions(url: str) -> dict[str, Any]:
             took, latencies = measure(port, post, clients, seconds=SECONDS)
             rate = round(len(latencies) / took, 1)
             rows.append({"clients": clients, "a second": rate, **quantiles(latencies)})
-    return {"machine": machine(), "rows": rows}
+    return {"machine": before, "rows": rows}
 
 
 def reads(url: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def reads(url: str) -> dict[str, Any]:
         "coverage, watched, missing": f"/v1/coverage/watched?after={cursor([60])}",
         "metrics": "/metrics",
     }
-    rows = []
+    before, rows = machine(), []
     with serving(url) as port:
         for watch in ({**WATCH, "models": tuned, "tp": [1]}, WATCH):
             ask(http.client.HTTPConnection("127.0.0.1", port), "POST", "/v1/watches", watch, 201)
@@ -113,7 +113,7 @@ def reads(url: str) -> dict[str, Any]:
 
             _, latencies = measure(port, get, clients, requests=READS)
             rows.append({"page": name, "clients": clients, **quantiles(latencies)})
-    return {"machine": machine(), "rows": rows, "plans": plans(url, done)}
+    return {"machine": before, "rows": rows, "plans": plans(url, done)}
 
 
 @contextlib.contextmanager
@@ -211,11 +211,11 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
             "list, by device and state": lambda: jobs.list(device=device, state=JobState.FAILED),
             "a job": lambda: jobs.get(job_id),
             "a job's events": lambda: jobs.events(job_id, 0, 500),
-            "a job's trials": lambda: lookups.trials(run_id, ("up", 1, ""), 100),
+            "a job's trials": lambda: lookups.trials(run_id, ("up", 1, 0, 0, ""), 100),
             "a job's winners": lambda: lookups.winners_of(run_id),
             "coverage": lambda: lookups.held(None, (30, 100), 50),
             "coverage, by device": lambda: lookups.held(device, None, 50),
-            "environments": lambda: lookups.environments(None),
+            "environments": lambda: lookups.environments([device]),
             "coverage, watched": lambda: lookups.published([device], ["sglang"], [problem]),
             "metrics": lambda: lookups.unfinished(),
         }
@@ -248,7 +248,8 @@ def cursor(place: Sequence[Any]) -> str:
 
 
 def machine() -> str:
-    return f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.1f}"
+    load = f"load {os.getloadavg()[0]:.1f} before"
+    return f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, {load}"
 
 
 def print_table(database: str, rows: Sequence[dict[str, Any]]) -> None:

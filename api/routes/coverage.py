@@ -27,8 +27,9 @@ def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) ->
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
     found = api.lookups.held(device, read_cursor(page.after, read_pair), page.limit)
+    seen = api.lookups.environments({held.environment.device for held in found})
     return {
-        "stored": stored_rows(found, api.lookups.environments(device)),
+        "stored": stored_rows(found, seen),
         "next": next_cursor(found, page.limit, lambda held: held.place),
     }
 

@@ -116,7 +116,7 @@ class TestPlan:
         store.finish_run(store.begin_run(key), [entry], Totals())
         assert standings(settings, store)[0] is Standing.TUNED
         lookups = Lookups.sharing(store)
-        rows = stored_rows(lookups.held(None, None, 9), lookups.environments())
+        rows = stored_rows(lookups.held(None, None, 9), lookups.environments(["NVIDIA_L40S"]))
         assert [(row["problem"], row["standing"]) for row in rows] == [
             (PROBLEMS[0].spec(), "tuned"),
             (ATTENTION.spec(), "tuned"),

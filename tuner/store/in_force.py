@@ -11,8 +11,9 @@ from tuner.problems import Attention, Point, Problem
 from tuner.results import Status
 from tuner.store.records import Published, Winner
 
-# Of several, what stands: a measured entry, else a predicted one, else one nobody tuned.
-_TRUST = {Status.OK: 2, Status.PREDICTED: 1, Status.INCUMBENT: 0}
+# What a winner's status may be. Of several, what stands is a measured entry, else a predicted one,
+# else one that nobody tuned.
+WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
 
 Size = tuple[int, int]  # batch size, new tokens: all of its entries come from one source
 Source = tuple[object, ...]
@@ -60,4 +61,4 @@ def _source(one: Winner | Published) -> Source:
 
 
 def _rank(one: Winner | Published) -> tuple[int, datetime, int]:
-    return _TRUST[one.status], one.published_at, one.run_id
+    return WINNING.index(one.status), one.published_at, one.run_id

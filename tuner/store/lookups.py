@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
 
 from sqlalchemy import (
     ColumnElement,
@@ -22,7 +21,7 @@ from tuner.errors import BadInput
 from tuner.problems import PARTS, Problem, parse_problem
 from tuner.results import Environment, Status, Trial
 from tuner.store.database import Database
-from tuner.store.in_force import points_in_force
+from tuner.store.in_force import WINNING, points_in_force
 from tuner.store.job_tables import jobs
 from tuner.store.records import Published, Winner
 from tuner.store.rows import (
@@ -153,8 +152,8 @@ class Lookups(Database):
             known = [replace(one, points=frozenset()) for one in newest]
             return points_in_force(read(mine)) + known
 
-    def environments(self, device: str | None = None) -> Sequence[Seen]:
-        """The environments with winners."""
+    def environments(self, devices: Collection[str]) -> Sequence[Seen]:
+        """The environments of those devices that have winners."""
         mine = winners.c.environment_id == environments.c.id
         newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
         family = (
@@ -166,10 +165,9 @@ class Lookups(Database):
             .scalar_subquery()
         )
         query = select(*_ENVIRONMENT_COLUMNS, newest.label("newest"), family.label("family"))
-        if device is not None:
-            query = query.where(environments.c.device == device)
+        query = query.where(environments.c.device.in_(devices)).order_by(environments.c.id)
         with self._read() as connection:
-            rows = connection.execute(query.order_by(environments.c.id)).mappings()
+            rows = connection.execute(query).mappings()
             return [
                 Seen(read_environment(row), row["family"], row["newest"])
                 for row in rows
@@ -236,41 +234,37 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
 
 def _held(connection: Connection, environment: RowMapping, past: int, limit: int) -> list[Held]:
     """Of one environment, the next so many problems with an id above `past`."""
-    mine = winners.c.environment_id == environment["id"]
+    # The page first, and its problems' texts then: so it ends where the index has so many.
     page = (
-        select(winners.c.problem_id)
-        .where(mine, winners.c.problem_id > past)
-        .group_by(winners.c.problem_id)
-        .order_by(winners.c.problem_id)
-        .limit(limit)
-    )
-    wanted = connection.execute(page).scalars().all()
-    query = (
         select(
             winners.c.problem_id,
-            problems.c.spec,
-            winners.c.status,
-            func.count().label("points"),
+            *(
+                func.count().filter(winners.c.status == status.value).label(status.value)
+                for status in WINNING
+            ),
             func.min(winners.c.published_at).label("oldest"),
             func.max(winners.c.published_at).label("newest"),
         )
-        .join(problems, problems.c.id == winners.c.problem_id)
-        .where(mine, winners.c.problem_id.in_(wanted))
-        .group_by(winners.c.problem_id, problems.c.spec, winners.c.status)
+        .where(winners.c.environment_id == environment["id"], winners.c.problem_id > past)
+        .group_by(winners.c.problem_id)
         .order_by(winners.c.problem_id)
+        .limit(limit)
+        .subquery()
     )
-    rows = connection.execute(query).mappings().all() if wanted else []
+    query = (
+        select(page, problems.c.spec)
+        .join(problems, problems.c.id == page.c.problem_id)
+        .order_by(page.c.problem_id)
+    )
     place = read_environment(environment)
     return [
         Held(
-            place=(environment["id"], problem_id),
+            place=(environment["id"], row["problem_id"]),
             environment=place,
-            problem=parse_problem(group[0]["spec"]),
-            points={Status(row["status"]): row["points"] for row in group},
-            oldest=min(row["oldest"] for row in group),
-            newest=max(row["newest"] for row in group),
+            problem=parse_problem(row["spec"]),
+            points={status: row[status.value] for status in WINNING if row[status.value]},
+            oldest=row["oldest"],
+            newest=row["newest"],
         )
-        for problem_id, group in (
-            (key, list(rows)) for key, rows in groupby(rows, lambda row: row["problem_id"])
-        )
+        for row in connection.execute(query).mappings()
     ]
