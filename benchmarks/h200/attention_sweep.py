@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -109,7 +108,7 @@ def main() -> None:
     engine = find_engine("sglang")
     with (
         gzip.open(Path(sys.argv[1]), "wt", newline="") as stream,
-        Farm(max(1, (os.cpu_count() or 2) - 1)) as farm,
+        Farm(spare_cores=1) as farm,
     ):
         writer = csv.writer(stream)
         writer.writerow([*COLUMNS, *FIGURES])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tuner.compile import Farm, Job, KernelCompiler, default_cache_dir
+from tuner.compile.results import ResultCache
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import CompilerUnavailable
@@ -22,7 +23,9 @@ from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Var
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
-from tuner.results import Status
+from tuner.results import Compiled, Status
+from tuner.session import Request, open_session
+from tuner.ways import parse_source
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
@@ -288,7 +291,85 @@ def test_a_triton_that_does_not_start_is_said_with_its_words(monkeypatch, tmp_pa
             list(farm.completed())
 
 
+def test_a_cache_folder_that_cannot_be_written_ends_the_run_with_a_clear_error(tmp_path):
+    (tmp_path / "lifted").write_text("a file where the folder should be")
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        farm.submit([program("x = 1"), program("x = 2")])
+        for _ in range(2):  # nobody who asks once more waits for ever
+            with pytest.raises(CompilerUnavailable, match=r"cache folder .*TUNER_CACHE_DIR"):
+                farm.poll(wait=True)
+
+
+def test_a_full_disk_under_triton_is_no_fault_of_the_kernel(tmp_path):
+    full = program("raise OSError(28, 'No space left on device')")
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        farm.submit([full])
+        with pytest.raises(CompilerUnavailable, match="No space left on device"):
+            farm.poll(wait=True)
+        assert not list(tmp_path.glob("compiled/*/*"))
+
+
+def test_a_process_that_cannot_be_started_ends_the_run(monkeypatch, tmp_path):
+    def refuse(module, env):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("tuner.compile.farm.ChildProcess", refuse)
+    with Farm(1, cache_dir=tmp_path) as farm:
+        farm.submit([program("x = 1")])
+        with pytest.raises(CompilerUnavailable, match="temporarily unavailable"):
+            farm.poll(wait=True)
+
+
+def test_an_error_that_nobody_foresaw_reaches_the_caller(monkeypatch, tmp_path):
+    def fail(self, worker, job):
+        raise KeyError("seconds")
+
+    monkeypatch.setattr(Farm, "_compile", fail)
+    with Farm(1, cache_dir=tmp_path) as farm:
+        farm.submit([program("x = 1")])
+        for _ in range(2):
+            with pytest.raises(KeyError, match="seconds"):
+                farm.poll(wait=True)
+
+
+def test_there_is_a_process_for_each_core_that_may_be_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 9, 11})
+    counts = [Farm(cache_dir=tmp_path, spare_cores=spare).processes for spare in (0, 1, 3)]
+    assert counts == [3, 2, 1]
+    assert Farm(5, cache_dir=tmp_path).processes == 5
+
+
+@pytest.mark.parametrize(("measure", "processes"), [("predict", 3), ("gpu", 2)])
+def test_a_run_leaves_the_process_that_owns_the_gpu_a_core(monkeypatch, measure, processes):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 9, 11})
+    engine, card = find_engine("sglang==0.5.16"), find_device("L40S")
+    with open_session(Request(INT8, card, engine, parse_source(measure))) as session:
+        assert session._farm.processes == processes
+
+
 # The cache
+
+
+def test_a_result_that_the_cache_cannot_keep_is_not_lost(tmp_path, kernels):
+    (tmp_path / "compiled").write_text("a file where the folder should be")
+    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        results = [compiled(farm, wanted)[0] for _ in range(2)]
+    assert [(result.status, result.cached) for result in results] == [(Status.OK, False)] * 2
+
+
+def test_a_write_that_fails_leaves_nothing_half_written(monkeypatch, tmp_path):
+    def run_out(self, text):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", run_out)
+    ResultCache(tmp_path / "compiled").put("a1", Compiled(Status.OK))
+    with pytest.raises(OSError, match="No space left"):
+        Lifted("test", "x = 1", {}).write(tmp_path / "lifted")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a1", "compiled", "lifted"]
 
 
 def test_a_cached_result_starts_no_process_and_is_counted(tmp_path, kernels):

@@ -38,6 +38,7 @@ class Farm:
     """Compile processes; use it in a `with`, or call `close`.
 
     `timeout_s` is wall time a compile; the process that passes it is killed and replaced.
+    Without `processes` there is one for each core that this process may use, less `spare_cores`.
     Raises CompilerUnavailable where triton is not installed or cannot be imported.
     """
 
@@ -46,21 +47,23 @@ class Farm:
         processes: int | None = None,
         timeout_s: float = 60.0,
         cache_dir: Path | None = None,
+        spare_cores: int = 0,
     ) -> None:
         folder = cache_dir or default_cache_dir()
         self.triton = installed_triton()
         self.compiled = 0  # compiles run to an end, good or bad
         self.cached = 0  # jobs answered without compiling
         self.compile_s = 0.0  # summed over the processes
-        self._processes = processes or len(os.sched_getaffinity(0))
+        self.processes = processes or max(1, len(os.sched_getaffinity(0)) - spare_cores)
         self._timeout_s = timeout_s
         # Where a launch finds what was compiled: the same sources, the same Triton cache.
         self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
         self.env = worker_env(folder)
         self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[str, Compiled, float] | CompilerUnavailable]
+        self._done: queue.SimpleQueue[tuple[str, Compiled, float] | Exception]
         self._done = queue.SimpleQueue()
+        self._failure: Exception | None = None  # why nothing more can be compiled
         self._ready: list[tuple[Job, Compiled]] = []
         self._waiting: dict[str, list[Job]] = {}
         self._threads: list[threading.Thread] = []
@@ -85,7 +88,13 @@ class Farm:
         self._start_threads()
 
     def poll(self, wait: bool) -> list[tuple[Job, Compiled]]:
-        """What is finished and not yet taken; with `wait`, at least one where any is pending."""
+        """What is finished and not yet taken; with `wait`, at least one where any is pending.
+
+        Raises CompilerUnavailable, at this and every later call, once nothing can be compiled:
+        the compile processes do not start, or the cache folder cannot be written.
+        """
+        if self._failure is not None:
+            raise self._failure
         if wait and not self._ready and self._waiting:
             self._collect(self._done.get())
         with contextlib.suppress(queue.Empty):
@@ -95,7 +104,7 @@ class Farm:
         return ready
 
     def completed(self) -> Iterator[tuple[Job, Compiled]]:
-        """Results as they come, until no job is pending."""
+        """Results as they come, until no job is pending. Raises as `poll` does."""
         while batch := self.poll(wait=True):
             yield from batch
 
@@ -130,8 +139,9 @@ class Farm:
         parts = [job.lifted.hash, job.variant.as_json(), job.arch, self.triton, settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def _collect(self, answer: tuple[str, Compiled, float] | CompilerUnavailable) -> None:
-        if isinstance(answer, CompilerUnavailable):
+    def _collect(self, answer: tuple[str, Compiled, float] | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._failure = answer
             raise answer
         key, compiled, seconds = answer
         self.compiled += 1
@@ -142,7 +152,7 @@ class Farm:
         self._ready.extend((job, replace(compiled, cached=True)) for job in same)
 
     def _start_threads(self) -> None:
-        wanted = min(self._processes, len(self._waiting))
+        wanted = min(self.processes, len(self._waiting))
         while len(self._threads) < wanted:
             # Daemon: an interpreter that ends without close() must not hang on its farm; the
             # workers end by themselves when their pipes close.
@@ -164,14 +174,17 @@ class Farm:
                 elif compiled.status in (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES):
                     self._cache.put(key, compiled)
                 self._done.put((key, compiled, seconds))
-        except CompilerUnavailable as error:
+        except Exception as error:  # whatever it is: `poll` would wait for this thread for ever
             self._done.put(error)
         finally:
             if worker is not None:
                 self._dismiss(worker)
 
     def _hire(self) -> ChildProcess:
-        worker = ChildProcess("tuner.compile.worker", self.env)
+        try:
+            worker = ChildProcess("tuner.compile.worker", self.env)
+        except OSError as error:
+            raise CompilerUnavailable(f"a compile process did not start: {error}") from None
         with self._lock:
             self._workers.add(worker)
             if self._closed:  # close() did not see this one
@@ -189,7 +202,7 @@ class Farm:
             self._workers.discard(worker)
 
     def _compile(self, worker: ChildProcess, job: Job) -> tuple[Compiled, float]:
-        source = job.lifted.write(self.lifted_dir)
+        source = self._source(job)
         request = {"source": str(source), "variant": job.variant.as_json(), "arch": job.arch}
         start = time.monotonic()
         try:
@@ -200,5 +213,20 @@ class Farm:
             return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start
         except ChildDied as death:
             return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start
+        if "broken" in answer:
+            raise self._unusable(answer["broken"])
         seconds = answer.pop("seconds")
         return Compiled(**{**answer, "status": Status(answer["status"])}), seconds
+
+    def _source(self, job: Job) -> Path:
+        try:
+            return job.lifted.write(self.lifted_dir)
+        except OSError as error:
+            raise self._unusable(str(error)) from None
+
+    def _unusable(self, why: str) -> CompilerUnavailable:
+        folder = self.lifted_dir.parent
+        return CompilerUnavailable(
+            f"nothing can be compiled in the cache folder {folder}: {why}; make it writable, "
+            f"or name another one in TUNER_CACHE_DIR"
+        )

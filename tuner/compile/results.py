@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -37,12 +38,16 @@ class ResultCache:
             return None
 
     def put(self, key: str, compiled: Compiled) -> None:
+        """Keep a result. Where the folder cannot be written, it is not kept: that costs time."""
         path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A reader must never see half a file, nor two writers mix theirs.
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as part:
-            json.dump({**asdict(compiled), "status": compiled.status.value}, part)
-        Path(part.name).replace(path)
+        text = json.dumps({**asdict(compiled), "status": compiled.status.value})
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A reader must never see half a file, nor two writers mix theirs.
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                whole = Path(scratch, path.name)
+                whole.write_text(text)
+                whole.replace(path)
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"

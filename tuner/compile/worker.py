@@ -54,6 +54,8 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         found = _compile(Path(job["source"]), job["variant"], job["arch"])
     except MemoryError:
         raise  # circumstance, not the kernel: die and let the parent say so
+    except OSError as error:  # a full disk, a folder gone: every other kernel would fail as well
+        return {"broken": _detail(error)}
     except Exception as error:
         found = {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
     return {**found, "seconds": time.perf_counter() - start}

@@ -72,9 +72,10 @@ class Lifted:
         path = folder / f"lifted_{self.hash}.py"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as part:
-                part.write(self.text)
-            Path(part.name).replace(path)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                whole = Path(scratch, path.name)
+                whole.write_text(self.text)
+                whole.replace(path)
         return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,9 +152,8 @@ class Session(ABC):
     @cached_property
     def _farm(self) -> Farm:
         # The process that owns the GPU wants a core of its own.
-        spare = self.request.source.kind is MeasureKind.GPU
-        processes = max(1, (os.cpu_count() or 1) - spare)
-        return self._resources.enter_context(Farm(processes))
+        spare = 1 if self.request.source.kind is MeasureKind.GPU else 0
+        return self._resources.enter_context(Farm(spare_cores=spare))
 
     @cached_property
     def _compiler(self) -> KernelCompiler:
