@@ -129,6 +129,11 @@ def test_what_vllm_cannot_read_is_refused() -> None:
         vllm.config_file_text({8: tma}, "3.6.0")
 
 
+def test_vllm_is_given_the_launch_options_of_an_entry() -> None:
+    entry = {**config(Point(1, Gemm.UP)), "num_ctas": 1}
+    assert json.loads(vllm.config_file_text({8: Config(entry)}, "3.6.0"))["8"] == entry
+
+
 def test_predicted_entries_are_refused_unless_asked_for_and_marked() -> None:
     engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
     with pytest.raises(ExportRefused, match="36 of the 36 .* --allow-predicted"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.engines import find_engine
+from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.kernels.binding import ABSENT, Constant, Descriptor, Integer, Pointer
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe, padded_slots
@@ -201,6 +202,21 @@ def test_a_config_that_the_kernel_does_not_take_is_refused(
 ):
     with pytest.raises(UnsupportedKernel, match=message):
         kernels(version).bind(problem, gemm, 16, CONFIG.replace(**changes), 90)
+
+
+@pytest.mark.parametrize("problem", [FP8, INT4])
+def test_what_a_strict_reading_takes_can_be_launched(problem):
+    entry = CONFIG.replace(**{name: 2 for name in LAUNCH_OPTIONS})
+    assert set(entry) == {*FIELDS} - {"USE_TMA"}  # which needs a kernel with descriptors
+    bound = kernels("0.5.16").bind(problem, Gemm.DOWN, 16, entry, 90)
+    assert {name: bound.options[name] for name in LAUNCH_OPTIONS} == dict.fromkeys(LAUNCH_OPTIONS, 2)
+    assert not {*LAUNCH_OPTIONS} & {*bound.arguments}
+
+
+def test_a_config_without_launch_options_is_launched_with_tritons_defaults():
+    bare = Config({k: v for k, v in CONFIG.items() if k not in LAUNCH_OPTIONS})
+    bound = kernels("0.5.16").bind(FP8, Gemm.UP, 16, bare, 89)
+    assert bound.options == {"num_warps": 4, "num_stages": 3}
 
 
 def test_a_config_without_its_tile_is_refused():

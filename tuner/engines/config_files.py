@@ -17,7 +17,9 @@ from tuner.problems import Config
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 # Without both, Triton's CUDA defaults apply: sglang's heuristic and some shipped entries do so.
 LAUNCH_DEFAULTS = {"num_warps": 4, "num_stages": 3}
-FIELDS = (*REQUIRED_FIELDS, *LAUNCH_DEFAULTS, "num_ctas", "USE_TMA")  # in the order engines write
+# What a launch takes besides the kernel's parameters: engines pass every key of an entry to it.
+LAUNCH_OPTIONS = (*LAUNCH_DEFAULTS, "num_ctas", "maxnreg")
+FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "USE_TMA")  # in the order engines write
 
 _MAX_BYTES = 1 << 20  # the largest file shipped is under 20 kB
 _MAX_VALUE = 1 << 20  # no block, group or batch size comes near it

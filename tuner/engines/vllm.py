@@ -12,12 +12,12 @@ import json
 from collections.abc import Mapping
 
 from tuner.devices import Device
-from tuner.engines.config_files import LAUNCH_DEFAULTS, REQUIRED_FIELDS, launch_config
+from tuner.engines.config_files import LAUNCH_OPTIONS, REQUIRED_FIELDS, launch_config
 from tuner.errors import UnsupportedKernel
 from tuner.problems import Config, Dtype, FusedMoe
 
 CONFIG_DIR_VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
-_FIELDS = (*REQUIRED_FIELDS, *LAUNCH_DEFAULTS)  # what vLLM's kernel takes of a file's entry
+_FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS)  # what vLLM's kernel takes of a file's entry
 _DTYPES = {Dtype.FP8_W8A8, Dtype.INT8_W8A16, Dtype.INT4_W4A16}
 
 
@@ -53,5 +53,5 @@ def config_file_text(entries: Mapping[int, Config], triton: str) -> str:
         unknown = [name for name in config if name not in _FIELDS]
         if unknown:
             raise UnsupportedKernel(f"vLLM's kernel takes no {unknown[0]}, as M={size} sets it")
-        rows[str(size)] = {name: config[name] for name in _FIELDS}
+        rows[str(size)] = {name: config[name] for name in _FIELDS if name in config}
     return json.dumps(rows, indent=4) + "\n"

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.engines import Engine
+from tuner.engines.config_files import LAUNCH_DEFAULTS, LAUNCH_OPTIONS
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.kernels.binding import (
     ABSENT,
@@ -35,8 +36,6 @@ from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
-# Keys of a config that are Triton's, not the kernel's, with Triton's defaults.
-LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3}
 PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
 GDC_EARLY_ROWS = 512
 
@@ -83,7 +82,8 @@ class FusedMoeKernels:
             **{k: Constant(v) for k, v in config.items() if k not in LAUNCH_OPTIONS},
         }
         options: dict[str, int | bool] = {
-            name: config.get(name, default) for name, default in LAUNCH_OPTIONS.items()
+            **LAUNCH_DEFAULTS,
+            **{name: value for name, value in config.items() if name in LAUNCH_OPTIONS},
         }
         if "USE_GDC" in names and arch >= PDL_ARCH:
             known |= {
