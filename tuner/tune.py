@@ -144,12 +144,12 @@ def _explore(
     keep: Callable[[list[Trial]], None],
     known: Mapping[Candidate, Trial],
 ) -> None:
-    asked: dict[Candidate, int] = {}  # in order: answers are told in the order of asking
+    asked: dict[Candidate, int] = {}  # with its place: answers are told in the order of asking
     waiting: set[Candidate] = set()
     proposals: Iterable[Candidate] = plan.incumbent_candidates()
     while True:
         proposals = [c for c in proposals if c not in asked]
-        asked.update((candidate, len(asked) + i) for i, candidate in enumerate(proposals))
+        asked |= {candidate: i for i, candidate in enumerate(proposals, start=len(asked))}
         answered = [known[candidate] for candidate in proposals if candidate in known]
         fresh = [candidate for candidate in proposals if candidate not in known]
         bench.submit(fresh)

@@ -137,6 +137,23 @@ def test_answers_of_one_poll_are_told_in_the_order_of_asking():
     assert strategy.told == asked
 
 
+def test_answers_of_several_askings_are_told_in_the_order_of_asking():
+    class OneThenAll(MemoryBench):
+        def poll(self, wait: bool) -> list[Trial]:
+            some = super().poll(wait)
+            self._at_once = 100
+            return some
+
+    class Eager(Waves):
+        def ask(self) -> list[Candidate]:
+            return self._waves.pop(0) if self._waves else []
+
+    strategy = Eager([[Candidate(point, OTHER) for point in POINTS]])
+    run(strategy, OneThenAll(at_once=1), MemoryJournal())
+    *rest, last = [Candidate(point, DEFAULT) for point in POINTS]  # the last is answered alone
+    assert strategy.told == [last, *rest, *(Candidate(point, OTHER) for point in POINTS)]
+
+
 def test_every_trial_is_kept_before_it_is_told():
     journal = MemoryJournal()
 
