@@ -94,6 +94,51 @@ def test_lifting_takes_helpers_constants_and_other_modules_functions(tmp_path):
     assert module.SCALE == 2
 
 
+def two_files(root, main_head, helper):
+    """An engine of two files, in which `kernel` calls `first` and `second`; lifts `kernel`."""
+    head = "import triton\nimport triton.language as tl\n"
+    root.mkdir()
+    (root / "helper.py").write_text(f"{head}{helper}\n")
+    (root / "main.py").write_text(
+        f"{head}{main_head}\n\n"
+        "@triton.jit\ndef first(x):\n    return twice(x)\n\n\n"
+        "@triton.jit\ndef second(x):\n    return twice(x) + other(x)\n\n\n"
+        "@triton.jit\ndef kernel(x):\n    tl.store(x, first(1) + second(2))\n"
+    )
+    return lift(root / "main.py", ["kernel"], root, "engine 1")
+
+
+TWICE = "@triton.jit\ndef twice(x):\n    return x + x\n\n\n"
+OTHER = "@triton.jit\ndef other(x):\n    return twice(x)\n"
+IMPORT_OTHER = "from engine.helper import other\n"
+EXP_AS_TWICE = "from triton.language import exp as twice\n"
+
+
+def test_a_name_that_two_functions_import_is_one_thing(tmp_path):
+    lifted = two_files(tmp_path / "engine", "from engine.helper import other, twice", TWICE + OTHER)
+    assert lifted.text.count("def twice(x):") == 1
+    module = load_lifted(lifted.write(tmp_path / "out"))
+    assert {"twice", "other", "first", "second", "kernel"} <= vars(module).keys()
+
+
+@pytest.mark.parametrize(
+    ("main_head", "helper", "name"),
+    [
+        (IMPORT_OTHER + TWICE, TWICE.replace("x + x", "2 * x") + OTHER, "twice"),
+        (IMPORT_OTHER + EXP_AS_TWICE, TWICE + OTHER, "twice"),
+        (IMPORT_OTHER + TWICE, EXP_AS_TWICE + OTHER, "twice"),
+        (
+            IMPORT_OTHER + TWICE.replace("x + x", "max(x, x)"),
+            (TWICE + OTHER).replace("twice", "max"),
+            "max",
+        ),
+    ],
+)
+def test_two_meanings_of_one_name_are_refused(tmp_path, main_head, helper, name):
+    with pytest.raises(UnsupportedKernel, match=f"engine 1: two kernels use different '{name}'"):
+        two_files(tmp_path / "engine", main_head, helper)
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [("tl.store(x, config.width)", "config"), ("tl.store(x, torch.finfo)", "torch")],
@@ -206,10 +251,12 @@ def test_a_config_that_the_kernel_does_not_take_is_refused(
 
 @pytest.mark.parametrize("problem", [FP8, INT4])
 def test_what_a_strict_reading_takes_can_be_launched(problem):
-    entry = CONFIG.replace(**{name: 2 for name in LAUNCH_OPTIONS})
+    entry = CONFIG.replace(**dict.fromkeys(LAUNCH_OPTIONS, 2))
     assert set(entry) == {*FIELDS} - {"USE_TMA"}  # which needs a kernel with descriptors
     bound = kernels("0.5.16").bind(problem, Gemm.DOWN, 16, entry, 90)
-    assert {name: bound.options[name] for name in LAUNCH_OPTIONS} == dict.fromkeys(LAUNCH_OPTIONS, 2)
+    assert {name: bound.options[name] for name in LAUNCH_OPTIONS} == dict.fromkeys(
+        LAUNCH_OPTIONS, 2
+    )
     assert not {*LAUNCH_OPTIONS} & {*bound.arguments}
 
 

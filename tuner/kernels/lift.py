@@ -151,8 +151,9 @@ class _Lifter:
         self.root, self.origin = root, origin
         self.modules: dict[Path, _Module] = {}
         self.import_lines: set[str] = set()
-        # name -> (text, where from), in an order that puts what is used before its users
-        self.pieces: dict[str, tuple[str, Path]] = {}
+        self.pieces: dict[str, str] = {}  # name -> text; what is used comes before its users
+        # name -> the file that defines it, or what is imported from elsewhere under that name
+        self.meanings: dict[str, Path | str] = {}
 
     def module(self, path: Path) -> _Module:
         if path not in self.modules:
@@ -160,37 +161,44 @@ class _Lifter:
         return self.modules[path]
 
     def take(self, module: _Module, name: str) -> None:
-        if name in self.pieces:
-            if self.pieces[name][1] != module.path:
-                raise UnsupportedKernel(f"{self.origin}: two kernels use different {name!r}")
-            return
         if name in module.functions:
-            self._take_function(module, name)
+            if self._is_new(name, module.path):
+                self._take_function(module, name)
         elif name in module.assigns:
-            self._take_assign(module, name)
+            if self._is_new(name, module.path):
+                self._take_assign(module, name)
         elif name in module.imports:
             self._take_import(module, name)
-        elif not hasattr(builtins, name):
+        elif hasattr(builtins, name):
+            self._is_new(name, "builtins")
+        else:
             raise UnsupportedKernel(f"{self.origin}: cannot lift {name!r} of {module.path.name}")
+
+    def _is_new(self, name: str, meaning: Path | str) -> bool:
+        """Whether `name` is used for the first time. One text has one meaning for each name."""
+        if name not in self.meanings:
+            self.meanings[name] = meaning
+            return True
+        if self.meanings[name] != meaning:
+            raise UnsupportedKernel(f"{self.origin}: two kernels use different {name!r}")
+        return False
 
     def _take_function(self, module: _Module, name: str) -> None:
         node = module.functions[name]
-        self.pieces[name] = ("", module.path)  # a recursive kernel ends here
         for used in _free_names(node):
             self.take(module, used)
-        del self.pieces[name]
-        self.pieces[name] = (module.segment(node), module.path)
+        self.pieces[name] = module.segment(node)
 
     def _take_assign(self, module: _Module, name: str) -> None:
         node = module.assigns[name]
         probe = _probe(node.value)
         if probe is not None:
-            self.pieces[name] = (f"{name} = {probe}\n", module.path)
+            self.pieces[name] = f"{name} = {probe}\n"
             return
         assert node.value is not None
         for used in _names(node.value):
             self.take(module, used)
-        self.pieces[name] = (module.segment(node), module.path)
+        self.pieces[name] = module.segment(node)
 
     def _take_import(self, module: _Module, name: str) -> None:
         node, alias = module.imports[name]
@@ -200,6 +208,7 @@ class _Lifter:
         if not relative and top in ("triton", "math"):
             kind = f"from {origin} import " if isinstance(node, ast.ImportFrom) else "import "
             as_name = f" as {alias.asname}" if alias.asname else ""
+            self._is_new(name, _imported(node, alias))
             self.import_lines.add(f"{kind}{alias.name}{as_name}")
             return
         if not isinstance(node, ast.ImportFrom) or alias.asname not in (None, alias.name):
@@ -227,11 +236,18 @@ class _Lifter:
         # Annotations stay text, as engines have them; triton reads either.
         head = ["from __future__ import annotations\n", "\n"]
         head += [f"{line}\n" for line in sorted(self.import_lines)]
-        return "".join(head) + "".join(f"\n\n{text}" for text, _ in self.pieces.values())
+        return "".join(head) + "".join(f"\n\n{text}" for text in self.pieces.values())
 
 
 def _is_jitted(node: ast.FunctionDef) -> bool:
     return any("jit" in ast.unparse(d).split("(")[0].split(".") for d in node.decorator_list)
+
+
+def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    """What an absolute import binds, by its full name: `from a import b` and `import a.b as b`."""
+    if isinstance(node, ast.ImportFrom):
+        return f"{node.module}.{alias.name}"
+    return alias.name if alias.asname else alias.name.partition(".")[0]
 
 
 def _probe(value: ast.expr | None) -> bool | None:
