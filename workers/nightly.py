@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from tuner.engines import find_engine
-from tuner.errors import TunerError, UnknownEngine
+from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
 from tuner.jobs import JobRequest
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import FusedMoe
-from tuner.results import Environment, MeasureKind, Status
+from tuner.results import MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
@@ -37,6 +38,7 @@ class Standing(str, Enum):
     TUNED = "tuned"
     MISSING = "missing"
     STALE = "stale"
+    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be taken out
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,12 @@ def plan(watch_list: WatchList, store: Store, day: date) -> Plan:
             else:
                 errors.append(request)
     judged = judge(found.values(), Lookups.sharing(store))
+    errors += [
+        (f"{one.request.problem.spec()} on {one.request.device}", one.why)
+        for one in judged
+        if one.standing is Standing.ERROR
+    ]
+    judged = [one for one in judged if one.standing is not Standing.ERROR]
     return Plan(judged, _oldest(judged, watch_list.revalidate, day), errors)
 
 
@@ -163,6 +171,9 @@ def _answers(found: Iterable[Published], device: str, engine: str, measure: str)
 
 
 def _judge(request: JobRequest, stored: Sequence[Published]) -> Judged:
+    kernels = _kernels_now(request)
+    if kernels.error:
+        return Judged(request, Standing.ERROR, kernels.error)
     stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
     mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
     wanted = request.points or set(mine)  # of a recording, whatever it has was tuned
@@ -171,17 +182,21 @@ def _judge(request: JobRequest, stored: Sequence[Published]) -> Judged:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
         return Judged(request, Standing.MISSING, why)
     used = {mine[point] for point in wanted}
-    if stale := _why_stale(request, used, stored):
+    if stale := _why_stale(request, used, stored, kernels):
         return Judged(request, Standing.STALE, stale)
     return Judged(request, Standing.TUNED, tuned_at=min(one.published_at for one in used))
 
 
 def _why_stale(
-    request: JobRequest, used: Iterable[Published], stored: Sequence[Published]
+    request: JobRequest,
+    used: Iterable[Published],
+    stored: Sequence[Published],
+    kernels: _Kernels,
 ) -> str | None:
     """What has changed since: on the engine here, and on the device as last seen by a worker."""
     newest = max(stored, key=lambda one: (one.published_at, one.run_id)).environment
-    now = _environment_now(newest, request)
+    changes = {"engine_version": kernels.version, "kernel_hash": kernels.hash}
+    now = replace(newest, **{name: value for name, value in changes.items() if value})
     for one in used:
         for name in _OF_KERNELS + (_OF_GPU if request.needs_gpu else ()):
             old, new = getattr(one.environment, name), getattr(now, name)
@@ -190,21 +205,35 @@ def _why_stale(
     return None
 
 
-def _environment_now(newest: Environment, request: JobRequest) -> Environment:
+@dataclass(frozen=True)
+class _Kernels:
+    """An engine's kernels on this machine; None: it is not here, what the workers last saw counts.
+
+    `error` says why they cannot be taken out of the engine's sources.
+    """
+
+    version: str | None
+    hash: str | None = None
+    error: str = ""
+
+
+def _kernels_now(request: JobRequest) -> _Kernels:
     version = engine_version(request.engine)
-    of_kernels = _kernel_hash(request.engine, version, isinstance(request.problem, FusedMoe))
-    changes = {"engine_version": version, "kernel_hash": of_kernels}
-    return replace(newest, **{name: value for name, value in changes.items() if value})
+    is_layer = isinstance(request.problem, FusedMoe)
+    return _kernels(request.engine, version, is_layer, int(time.monotonic() // 60))
 
 
-@cache
-def _kernel_hash(spec: str, version: str | None, is_layer: bool) -> str | None:
-    """`version` is what `spec` means by now: an engine may be upgraded below a running worker."""
+@lru_cache(maxsize=64)
+def _kernels(spec: str, version: str | None, is_layer: bool, minute: int) -> _Kernels:
+    """As of a minute ago: the sources may change in place below a worker that runs for weeks."""
     try:
         engine = find_engine(spec)
-        return lift_fused_moe(engine).lifted.hash if is_layer else lift_attention(engine).hash
+        found = lift_fused_moe(engine).lifted.hash if is_layer else lift_attention(engine).hash
     except UnknownEngine:
-        return None  # not on this machine: what the workers last saw must do
+        return _Kernels(version)
+    except UnsupportedKernel as error:
+        return _Kernels(version, error=str(error))
+    return _Kernels(version, found)
 
 
 def _oldest(judged: Sequence[Judged], count: int, day: date) -> list[JobRequest]:

@@ -31,7 +31,7 @@ from typing import Any
 
 from tuner.checkpoints import resolve
 from tuner.devices import find_device
-from tuner.engines import find_engine
+from tuner.engines import find_engine, parse_spec
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
 from tuner.jobs import JobRequest
 from tuner.problems import Problem, names_attention, parse_attention, parse_dtype
@@ -93,6 +93,7 @@ class Watch:
         for model, device, tp, ep, dtype in choices:
             name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
             try:
+                parse_spec(self.engine)
                 yield JobRequest(
                     problem=_problem(model, tp, ep, dtype, version, device),
                     device=device,

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,7 @@ from tuner.store.nights import GIVEN_UP
 from workers.nightly import (
     SCHEDULE,
     Standing,
+    _kernels,
     judge,
     last_night,
     plan,
@@ -30,7 +32,7 @@ from workers.nightly import (
     watch_list_of,
 )
 from workers.settings import Settings
-from workers.watches import Watch, _engine_version
+from workers.watches import Watch, WatchList, _engine_version
 
 ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
 DAY = date(2026, 11, 1)
@@ -58,6 +60,22 @@ def settings(store_url: str, tmp_path: Path) -> Settings:
 def store(settings: Settings) -> Iterator[Store]:
     with Store.open(settings.database_url) as opened:
         yield opened
+
+
+@pytest.fixture
+def engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the fused-MoE kernels of an sglang 7.7.7 that this machine has."""
+    real = find_engine("sglang==0.5.16")
+    source = real.kernel_source("fused_moe")
+    root = tmp_path / "engines" / "sglang-7.7.7" / "sglang"
+    copy = root / source.relative_to(real.root)
+    copy.parent.mkdir(parents=True)
+    copy.write_text(source.read_text())
+    (root / "__init__.py").write_text("")
+    monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
+    _kernels.cache_clear()
+    _engine_version.cache_clear()
+    return copy
 
 
 def tuned(
@@ -161,6 +179,46 @@ class TestPlan:
             _engine_version.cache_clear()  # a minute later
             standings += [one.standing for one in judge([request], Lookups.sharing(store))]
         assert standings == [Standing.STALE, Standing.TUNED]
+
+    def test_sources_that_change_in_place_are_seen(
+        self,
+        settings: Settings,
+        store: Store,
+        engine_here: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        kernel_hash = lift_fused_moe(find_engine("sglang==7.7.7")).lifted.hash
+        now = replace(ENVIRONMENT, engine_version="7.7.7", kernel_hash=kernel_hash)
+        tuned(store, PROBLEMS[0], now)
+        request = JobRequest(PROBLEMS[0], "L40S", engine="sglang==7.7.7", batch_sizes=(1, 2))
+        standings = []
+        text = engine_here.read_text()
+        for minute, changed in enumerate((text, text.replace("tl.dot(", "tl.dot( "), text)):
+            engine_here.write_text(changed)
+            clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
+            monkeypatch.setattr("workers.nightly.time", clock)
+            standings += [one.standing for one in judge([request], Lookups.sharing(store))]
+        assert standings == [Standing.TUNED, Standing.STALE, Standing.TUNED]
+
+    @pytest.mark.parametrize("is_stored", [True, False])
+    def test_an_engine_that_cannot_be_lifted_stops_no_other(
+        self, settings: Settings, store: Store, engine_here: Path, is_stored: bool
+    ) -> None:
+        engine_here.write_text("def fused_moe_kernel(: no Python\n")
+        if is_stored:
+            tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="7.7.7"))
+        bad = Watch((PROBLEMS[0].spec(),), ("L40S",), batch_sizes=(1,), engine="sglang==7.7.7")
+        unknown = replace(bad, engine="sglong")
+        watch_list = WatchList((bad, unknown, replace(WATCH, models=(PROBLEMS[1].spec(),))))
+        todo = plan(watch_list, store, DAY)
+        assert [one.problem for one in todo.requests()] == [PROBLEMS[1]]
+        name = f"{PROBLEMS[0].spec()} TP 1 EP 1 on L40S"
+        reasons = dict(todo.errors)
+        assert "did you mean 'sglang'" in reasons[name]
+        assert "sglang 7.7.7" in reasons[f"{PROBLEMS[0].spec()} on NVIDIA_L40S"]
+        rows = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
+        assert [row["standing"] for row in rows] == ["error", "error", "missing"]
+        assert "sglang 7.7.7" in rows[0]["why"]
 
     def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))

@@ -153,6 +153,15 @@ def test_a_kernel_that_needs_more_than_triton_is_refused_by_name(tmp_path, body,
         lift(source, ["kernel"], tmp_path, "engine 1")
 
 
+@pytest.mark.parametrize("content", [b"def (:\n", b"\xff\xfe", b"x = '\0'\n", None])
+def test_a_source_that_cannot_be_read_is_refused_with_its_path(tmp_path, content):
+    source = tmp_path / "ops.py"
+    if content is not None:
+        source.write_bytes(content)
+    with pytest.raises(UnsupportedKernel, match=rf"engine 1: cannot read {source}: [^\n]+$"):
+        lift(source, ["kernel"], tmp_path, "engine 1")
+
+
 def test_an_absent_kernel_is_refused_with_the_nearest_name():
     engine = find_engine("sglang==0.5.16")
     source = engine.kernel_source("fused_moe")

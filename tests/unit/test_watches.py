@@ -83,6 +83,14 @@ def test_one_that_cannot_be_does_not_stop_the_others() -> None:
     assert "7" in reasons["deepseek-r1 TP 7 EP 1 int8_w8a8 on L40S"]
 
 
+def test_an_engine_of_no_such_name_is_said_of_each_of_its_models() -> None:
+    found = list(Watch(("deepseek-r1", "no-such-model"), ("L40S",), engine="sglong").requests())
+    assert [what for what, _ in found] == [
+        f"{model} TP 1 EP 1 on L40S" for model in ("deepseek-r1", "no-such-model")
+    ]
+    assert all("did you mean 'sglang'" in why for _, why in found)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -157,7 +157,10 @@ class _Lifter:
 
     def module(self, path: Path) -> _Module:
         if path not in self.modules:
-            self.modules[path] = _Module(path)
+            try:
+                self.modules[path] = _Module(path)
+            except (OSError, SyntaxError, ValueError) as error:
+                raise UnsupportedKernel(f"{self.origin}: cannot read {path}: {error}") from None
         return self.modules[path]
 
     def take(self, module: _Module, name: str) -> None:
