@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+
 from api.schemas_in import SubmitJob, WatchIn
 from tuner.checkpoints import (
     Resolved,
@@ -19,7 +21,6 @@ from tuner.errors import BadInput
 from tuner.jobs import JobRequest
 from tuner.problems import (
     FAMILIES,
-    Attention,
     Gemm,
     Problem,
     names_attention,
@@ -29,13 +30,26 @@ from tuner.workloads import WorkPoint, read_points
 from workers.settings import Settings
 from workers.watches import Watch, engine_version
 
+# Fields that mean nothing to an attention problem, and why.
+_OF_LAYERS = {
+    "gemms": "are a fused-MoE layer's",
+    **dict.fromkeys(("tp", "dtype"), "is for a model, of which the problem is one rank's part"),
+    **dict.fromkeys(
+        ("ep", "block_shape", "fuse_shared", "hidden_size", "top_k", "wide"),
+        "is a fused-MoE layer's",
+    ),
+}
+
 
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
-    """The job, and what was assumed of its model. Raises BadInput."""
+    """The job, and what was assumed of its model.
+
+    Raises BadInput, or RequestValidationError for a field that does not apply to the problem.
+    """
     check_measure(body.measure, settings)
+    if isinstance(body.model, str) and names_attention(body.model):
+        _refuse_layer_fields(body)
     problem, notes, label = _resolve(body)
-    if isinstance(problem, Attention) and "gemms" in body.model_fields_set:
-        raise BadInput("gemms are a fused-MoE layer's: attention has none to choose")
     request = JobRequest(
         problem=problem,
         device=body.device,
@@ -66,6 +80,25 @@ def check_measure(measure: str, settings: Settings) -> None:
     """Raises BadInput for a replay where nobody has said which folder has the recordings."""
     if measure.startswith("replay:") and settings.recordings is None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
+
+
+def _refuse_layer_fields(body: SubmitJob) -> None:
+    """Raises RequestValidationError for each field that an attention problem has no use for."""
+    fields = SubmitJob.model_fields
+    given = [
+        name
+        for name in _OF_LAYERS
+        if name in body.model_fields_set
+        and (name == "gemms" or getattr(body, name) != fields[name].default)
+    ]
+    if given:
+        sent = body.model_dump(mode="json", include=body.model_fields_set)
+        raise RequestValidationError([_mistake(name, sent[name]) for name in given], body=sent)
+
+
+def _mistake(name: str, value: object) -> dict[str, Any]:
+    text = f"{name} {_OF_LAYERS[name]}: leave it out for an attention problem"
+    return {"type": "value_error", "loc": ("body", name), "msg": text, "input": value}
 
 
 def _workload(body: SubmitJob) -> str | tuple[WorkPoint, ...]:

@@ -119,6 +119,14 @@ def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
     ("change", "said"),
     [
         ({"gemms": ["up"]}, "gemms are a fused-MoE layer's"),
+        ({"ep": 8}, "ep is a fused-MoE layer's"),
+        ({"block_shape": [128, 128]}, "block_shape is a fused-MoE layer's"),
+        ({"fuse_shared": False}, "fuse_shared is a fused-MoE layer's"),
+        ({"hidden_size": 7168}, "hidden_size is a fused-MoE layer's"),
+        ({"top_k": 8}, "top_k is a fused-MoE layer's"),
+        ({"wide": False}, "wide is a fused-MoE layer's"),
+        ({"tp": 8}, "tp is for a model"),
+        ({"dtype": "fp8_w8a8"}, "dtype is for a model"),
         ({"batch_sizes": [1]}, "batch sizes are a fused-MoE layer's"),
         ({"workload": "offlin"}, "'offline'"),
         ({"workload": []}, "at least 1 item"),
@@ -133,6 +141,12 @@ def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
 def test_a_mistake_is_named(untouched: Server, change: dict[str, object], said: str) -> None:
     assert said in untouched.call("POST", "/v1/jobs", {**JOB, **change}).problem(422)
     assert untouched.call("GET", "/v1/jobs").json["jobs"] == []
+
+
+def test_every_field_that_does_not_apply_is_pointed_at(untouched: Server) -> None:
+    answer = untouched.call("POST", "/v1/jobs", {**JOB, "ep": 8, "top_k": 2, "gemms": ["up"]})
+    assert answer.status == 422
+    assert [one["pointer"] for one in answer.json["errors"]] == ["/gemms", "/ep", "/top_k"]
 
 
 def test_a_watched_problem_is_judged_at_its_own_points(

@@ -19,6 +19,7 @@ TUNER = Path(sys.executable).with_name("tuner")
 DATA = Path(__file__).parents[1] / "data"
 RECORDING = DATA / "recordings" / "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
 RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 L40S_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
 
 
@@ -224,6 +225,18 @@ def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
         (["check", "deepseek-rr1", "--device", "L40S", "--attention"], "deepseek-r1"),
         (["check", "qwen3-30b-a3b", "gpt-oss-20b", "--device", "L40S", "--attention"], "one model"),
         (["check", "deepseek-r1", "--device", "L40S", "--attention", "--top-k", "8"], "--top-k"),
+        (
+            [
+                "check",
+                "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16",
+                "--device",
+                "L40S",
+                "--attention",
+                "--tp",
+                "8",
+            ],
+            "--tp",
+        ),
         (["export", "--device", "L40S", "--out", "{file}", "--into-engine"], "--into-engine"),
     ],
 )

@@ -31,6 +31,7 @@ def tuner(url: str) -> Tuner:
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
+DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 REPLAY = (
     *("submit", PROBLEM.spec(), "--device", "H200", "--batch-sizes", "2,16"),
     *("--effort", "quick", "--measure"),
@@ -68,12 +69,11 @@ def test_a_recording_is_named_as_the_worker_will_see_it(
 
 
 def test_attention_s_points_travel_with_the_job(tuner: Tuner, tmp_path: Path) -> None:
-    spec = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
     file = tmp_path / "own.toml"
     file.write_text("[[point]]\nbatch_size = 64\ncached_tokens = 4096\n")
-    posted = tuner("submit", spec, "--device", "H200", "--workload", str(file), "--json")
+    posted = tuner("submit", DECODE, "--device", "H200", "--workload", str(file), "--json")
     request = json.loads(posted.stdout)["request"]
-    assert request["problem"] == spec
+    assert request["problem"] == DECODE
     point = {"batch_size": 64, "new_tokens": 1, "cached_tokens": 4096, "weight": 1.0}
     assert request["workload"] == [point]
     refused = tuner("submit", PROBLEM.spec(), "--device", "H200", "--workload", "chat")
@@ -92,6 +92,43 @@ def test_a_model_s_attention_is_a_job_for_each_problem(tuner: Tuner) -> None:
     families = [listed[one]["problem"].partition(":")[0] for one in ids]
     assert sorted(set(families)) == ["decode_attention", "extend_attention"]
     assert {request["model"] for request in listed.values()} == {"deepseek-r1"}
+
+
+@pytest.mark.parametrize("command", ["tune", "submit"])
+@pytest.mark.parametrize("target", [["deepseek-r1", "--attention"], [DECODE]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--ep", "8"],
+        ["--block-shape", "128x128"],
+        ["--fuse-shared"],
+        ["--no-fuse-shared"],
+        ["--hidden-size", "7168"],
+        ["--top-k", "8"],
+        ["--gemm", "up"],
+        ["--batch-sizes", "1,2"],
+        ["--wide"],
+        ["--grid"],
+    ],
+)
+def test_an_option_of_a_layer_is_refused_for_attention(
+    tuner: Tuner, command: str, target: list[str], option: list[str]
+) -> None:
+    done = tuner(command, *target, "--device", "H200", "--measure", "predict", *option)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert option[0] in done.stderr
+
+
+@pytest.mark.parametrize("command", ["tune", "submit"])
+@pytest.mark.parametrize(
+    "option", [["--tp", "8"], ["--dtype", "bfloat16"], ["--page-size", "64"], ["--kv-splits", "4"]]
+)
+def test_an_option_of_a_model_is_refused_for_an_attention_problem(
+    tuner: Tuner, command: str, option: list[str]
+) -> None:
+    done = tuner(command, DECODE, "--device", "H200", "--measure", "predict", *option)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert option[0] in done.stderr
 
 
 def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:

@@ -35,7 +35,14 @@ from tuner.cli.options import (
     Wide,
     WorkloadName,
 )
-from tuner.cli.targets import Given, attention_work, moe_work, refuse_attention_options
+from tuner.cli.targets import (
+    BOTH_GEMMS,
+    Given,
+    attention_work,
+    moe_work,
+    refuse_attention_options,
+    refuse_layer_options,
+)
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.client import Queue
@@ -76,7 +83,7 @@ def submit(
     hidden_size: HiddenSize = None,
     top_k: TopK = None,
     batch_sizes: BatchSizes = None,
-    gemm: Gemms = "up,down",
+    gemm: Gemms = BOTH_GEMMS,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     wide: Wide = None,
@@ -99,6 +106,9 @@ def submit(
     kind = parse_dtype(dtype) if dtype else None
     given = Given(target, find_device(device), _engine_version(engine), tp, kind)
     if attention or names_attention(target):
+        refuse_layer_options(
+            ep, block_shape, fuse_shared, hidden_size, top_k, batch_sizes, gemm, wide
+        )
         found = attention_work(given, workload, page_size, kv_splits)
     else:
         refuse_attention_options(workload, page_size, kv_splits)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tuner.problems import Dtype, Problem
     from tuner.workloads import Workload
 
+BOTH_GEMMS = "up,down"  # what --gemm is where it is not given
+
 
 @dataclass(frozen=True)
 class Given:
@@ -61,10 +63,14 @@ def moe_work(
 def attention_work(
     given: Given, workload: str | None, page_size: int, kv_splits: int | None
 ) -> Work:
-    """The attention problems that a target names, each phase with its points."""
+    """The attention problems that a target names, each phase with its points.
+
+    Raises BadInput for an option that does not apply to the target, and as `resolve_attention`.
+    """
     from tuner.checkpoints import resolve_attention
     from tuner.workloads import parse_workload
 
+    _refuse_options_of_models(given, page_size, kv_splits)
     resolved = resolve_attention(
         given.target,
         tp=given.tp,
@@ -92,6 +98,52 @@ def refuse_attention_options(workload: str | None, page_size: int, kv_splits: in
             raise BadInput(f"{option} is for attention: add --attention, or leave it out")
 
 
+def refuse_layer_options(
+    ep: int,
+    block_shape: str | None,
+    fuse_shared: bool | None,
+    hidden_size: int | None,
+    top_k: int | None,
+    batch_sizes: str | None,
+    gemm: str,
+    wide: bool | None,
+) -> None:
+    """Raises BadInput where an option of a fused-MoE layer is given for attention."""
+    from tuner.errors import BadInput
+
+    given = {
+        "--ep": ep != 1,
+        "--block-shape": block_shape is not None,
+        "--fuse-shared" if fuse_shared else "--no-fuse-shared": fuse_shared is not None,
+        "--hidden-size": hidden_size is not None,
+        "--top-k": top_k is not None,
+        "--batch-sizes": batch_sizes is not None,
+        "--gemm": gemm != BOTH_GEMMS,
+        "--wide" if wide else "--grid": wide is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise BadInput(f"{option} is for a fused-MoE layer, not for attention: leave it out")
+
+
+def _refuse_options_of_models(given: Given, page_size: int, kv_splits: int | None) -> None:
+    """Raises BadInput where an attention problem, which says all itself, is given more."""
+    from tuner.errors import BadInput
+    from tuner.problems import names_attention
+
+    if not names_attention(given.target):
+        return
+    more = {
+        "--tp": given.tp != 1,
+        "--dtype": given.dtype is not None,
+        "--page-size": page_size != 1,
+        "--kv-splits": kv_splits is not None,
+    }
+    for option, is_given in more.items():
+        if is_given:
+            raise BadInput(f"{option} is for a model: an attention problem says all itself")
+
+
 def attention_to_check(
     given: Given, others: Sequence[str], hidden_size: int | None, top_k: int | None
 ) -> ResolvedAttention:
@@ -103,6 +155,7 @@ def attention_to_check(
         raise BadInput(f"--attention takes one model: leave {others[0]!r} out")
     if hidden_size is not None or top_k is not None:
         raise BadInput("--hidden-size and --top-k are for config files: leave --attention out")
+    _refuse_options_of_models(given, page_size=1, kv_splits=None)
     return resolve_attention(
         given.target, tp=given.tp, engine_version=given.engine_version, device=given.device
     )

@@ -35,11 +35,13 @@ from tuner.cli.options import (
     WorkloadName,
 )
 from tuner.cli.targets import (
+    BOTH_GEMMS,
     Given,
     attention_to_check,
     attention_work,
     moe_work,
     refuse_attention_options,
+    refuse_layer_options,
     refuse_tp,
 )
 
@@ -61,7 +63,7 @@ def tune(
     hidden_size: HiddenSize = None,
     top_k: TopK = None,
     batch_sizes: BatchSizes = None,
-    gemm: Gemms = "up,down",
+    gemm: Gemms = BOTH_GEMMS,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     wide: Wide = None,
@@ -93,6 +95,9 @@ def tune(
     kind = parse_dtype(dtype) if dtype else None
     given = Given(target, card, found_engine.version, tp, kind)
     if attention or names_attention(target):
+        refuse_layer_options(
+            ep, block_shape, fuse_shared, hidden_size, top_k, batch_sizes, gemm, wide
+        )
         found = attention_work(given, workload, page_size, kv_splits)
     else:
         refuse_attention_options(workload, page_size, kv_splits)

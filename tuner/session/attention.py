@@ -190,6 +190,8 @@ class AttentionSession(Session):
             raise BadInput("attention has no gemms to choose from: leave --gemm out")
         if self.request.source.routing is not None:
             raise BadInput("attention has no routing: leave --routing out")
+        if self.request.wide is not None:
+            raise BadInput("attention has one space to search: leave --wide and --grid out")
 
 
 def _promises(config: Config) -> bool:
