@@ -8,6 +8,8 @@ import pytest
 
 from tuner.errors import UnusableStore
 from tuner.store import Store, database_url
+from tuner.store.alone import hold_beside
+from tuner.store.connect import connect
 
 
 def test_the_environment_names_the_store() -> None:
@@ -66,3 +68,15 @@ def test_what_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     assert notes.read_bytes() == before
     assert list(tmp_path.iterdir()) == [notes]
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_leaves_no_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = connect(url)
+    with hold_beside(engine, "a name") as mine:
+        assert mine
+    engine.dispose()
+    assert list(tmp_path.iterdir()) == []

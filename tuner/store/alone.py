@@ -39,7 +39,8 @@ def hold_beside(engine: Engine, name: str) -> Iterator[bool]:
     SQLite's locks on it.
     """
     path = engine.url.database
-    if engine.dialect.name != "sqlite" or not path or "uri" in engine.url.query:
+    has_file = path not in (None, "", ":memory:") and "uri" not in engine.url.query
+    if engine.dialect.name != "sqlite" or not has_file:
         yield True
         return
     # An open file's lock, not a process's: so it keeps threads apart as well.
