@@ -10,7 +10,8 @@ import sys
 
 from tuner.measure.messages import read_point
 
-CRASH, DIE, HANG, OUT_OF_MEMORY, WRONG = 1, 2, 3, 4, 5
+CRASH, DIE, HANG, OUT_OF_MEMORY, WRONG, BAD_INPUT = 1, 2, 3, 4, 5, 6
+ENDS = {CRASH: "crashed", OUT_OF_MEMORY: "out_of_memory", BAD_INPUT: "bad_input"}
 READY = {
     "device": "NVIDIA_FAKE",
     "torch": "2",
@@ -44,8 +45,8 @@ def act(config: dict[str, int]) -> str:
         os._exit(7)
     if what == HANG:
         signal.pause()
-    if what in (CRASH, OUT_OF_MEMORY):
-        say(status="crashed" if what == CRASH else "out_of_memory", detail="as asked")
+    if what in ENDS:
+        say(status=ENDS[what], detail="as asked")
         os._exit(3)
     return "wrong_result" if what == WRONG else "ok"
 

@@ -122,6 +122,11 @@ def test_out_of_memory_ends_the_run_and_names_it(lane):
         run(lane, [ticket(1), ticket(2, fake.OUT_OF_MEMORY)])
 
 
+def test_bad_input_that_a_candidate_meets_ends_the_run_and_says_why(lane):
+    with pytest.raises(BadInput, match="^as asked$"):
+        run(lane, [ticket(1), ticket(2, fake.BAD_INPUT)])
+
+
 def test_too_many_lost_children_end_the_run():
     lane = open_lane(Limits(request_s=30, replacements=2))
     with pytest.raises(MeasurerFailed, match="3 measuring processes"):
@@ -231,3 +236,8 @@ def test_race_that_loses_its_child_goes_on_without_the_culprit(bench, lane, act)
 def test_race_that_runs_out_of_memory_says_so(bench):
     with pytest.raises(NotEnoughMemory, match="as asked"):
         bench.race(POINT, [config(5, fake.OUT_OF_MEMORY)], rounds=9)
+
+
+def test_race_that_meets_bad_input_says_why(bench):
+    with pytest.raises(BadInput, match="^as asked$"):
+        bench.race(POINT, [config(5), config(6, fake.BAD_INPUT)], rounds=9)

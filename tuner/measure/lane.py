@@ -97,8 +97,7 @@ class Lane:
         except (ChildDied, TimeoutError):
             self._replace()
             return None
-        if answer.get("status") == "out_of_memory":
-            raise NotEnoughMemory(answer["detail"])
+        _refuse_failed(answer)
         if answer.get("status") == Status.CRASHED.value:
             self._replace()
             return None
@@ -127,10 +126,8 @@ class Lane:
                 return  # the next collect() sees it, and knows what to do with the tickets
 
     def _take(self, answer: dict[str, Any]) -> tuple[Ticket, Measurement]:
-        status = answer["status"]
-        if status == "out_of_memory":
-            raise NotEnoughMemory(answer["detail"])
-        if status == Status.CRASHED.value:
+        _refuse_failed(answer)
+        if answer["status"] == Status.CRASHED.value:
             return self._lose(Measurement(Status.CRASHED, detail=answer["detail"]))
         ticket = self._sent.popleft()
         self._head_since = time.monotonic()
@@ -168,8 +165,7 @@ class Lane:
             ready = self._child.ask({"op": "setup", **self._setup}, SETUP_LIMIT_S)
         except (ChildDied, TimeoutError) as error:
             raise MeasurerUnavailable(f"the measuring process did not start: {error}") from None
-        if ready.get("status") == "bad_input":
-            raise BadInput(ready["detail"])
+        _refuse_failed(ready)
         if "status" in ready:
             raise MeasurerUnavailable(f"the GPU cannot be used: {ready['detail']}")
         if ready["needed_bytes"] > ready["free_bytes"]:
@@ -178,3 +174,11 @@ class Lane:
                 f"{ready['free_bytes']:,} are free: leave out the largest batch sizes"
             )
         return ready
+
+
+def _refuse_failed(answer: Mapping[str, Any]) -> None:
+    """Raises what another child would meet as well: NotEnoughMemory or BadInput."""
+    if answer.get("status") == "out_of_memory":
+        raise NotEnoughMemory(answer["detail"])
+    if answer.get("status") == "bad_input":
+        raise BadInput(answer["detail"])
