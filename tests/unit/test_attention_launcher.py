@@ -111,6 +111,37 @@ class TestStandIns:
         with pytest.raises(UnsupportedKernel, match=f"made-up 1.0: launch .*{reason}"):
             made_up(body).run("launch", {"x": X, "n": 100})
 
+    @pytest.mark.parametrize("name", ["launch.py", "shared.py"])
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ("{}['layers']", "KeyError: 'layers'"),
+            ("raise SystemExit('no GPU')", "SystemExit: no GPU"),
+            ("def (", "SyntaxError"),
+            ("raise ValueError", "ValueError"),
+        ],
+    )
+    def test_a_file_that_cannot_be_run_says_why_each_time(self, made_up, name, line, reason):
+        launcher = made_up()
+        with (launcher.source.parent / name).open("a") as file:
+            file.write(f"\n{line}\n")
+        for _ in range(2):
+            for follow in (
+                lambda: launcher.parameters("launch"),
+                lambda: launcher.run("launch", {"x": X, "n": 100}),
+            ):
+                with pytest.raises(UnsupportedKernel, match=f"made-up 1.0.*{reason}"):
+                    follow()
+
+    def test_a_file_that_is_gone_or_not_text_is_refused(self, made_up):
+        launcher = made_up()
+        launcher.source.write_bytes(b"\xff\xfe")
+        with pytest.raises(UnsupportedKernel, match=r"launch\.py .*UnicodeDecodeError"):
+            launcher.parameters("launch")
+        launcher.source.unlink()
+        with pytest.raises(UnsupportedKernel, match=r"launch\.py .*FileNotFoundError"):
+            launcher.parameters("launch")
+
     def test_unknown_things_may_be_named_and_passed_on(self, made_up):
         body = "stream = [torch.cuda.Stream, settings.streams.first]"
         (launch,) = made_up(body).run("launch", {"x": X, "n": 3})

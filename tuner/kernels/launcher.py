@@ -9,10 +9,11 @@ Whatever the stand-ins cannot answer truthfully ends in UnsupportedKernel, never
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,26 +74,39 @@ class Launcher:
         Raises UnsupportedKernel where the engine has no such function, it needs an argument that
         is not there, or what it does depends on what only a GPU can say.
         """
-        try:
-            call = self._execute(self.source)[function]
+        call = self._function(function)
+        with self._followed(function):
             taken = self._taken(function, call, arguments)
             self._launches.clear()
             call(**taken)
-        except UnsupportedKernel:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UnsupportedKernel(
-                f"{self.origin}: {function} cannot be followed ({reason})"
-            ) from None
         return list(self._launches)
 
     def parameters(self, function: str) -> tuple[str, ...]:
         """The names of a function's parameters. Raises UnsupportedKernel."""
-        namespace = self._execute(self.source)
-        if function not in namespace:
-            raise UnsupportedKernel(f"{self.origin} has no {function} in {self.source.name}")
-        return tuple(inspect.signature(namespace[function]).parameters)
+        call = self._function(function)
+        with self._followed(function):
+            return tuple(inspect.signature(call).parameters)
+
+    def _function(self, name: str) -> Callable[..., object]:
+        with self._followed(self.source.name):
+            namespace = self._execute(self.source)
+        if name not in namespace:
+            raise UnsupportedKernel(f"{self.origin} has no {name} in {self.source.name}")
+        found: Callable[..., object] = namespace[name]
+        return found
+
+    @contextlib.contextmanager
+    def _followed(self, what: str) -> Iterator[None]:
+        """Turns whatever the engine's code raises into UnsupportedKernel with the reason."""
+        try:
+            yield
+        except UnsupportedKernel:
+            raise
+        except (Exception, SystemExit) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UnsupportedKernel(
+                f"{self.origin}: {what} cannot be followed ({reason})"
+            ) from None
 
     def _taken(
         self, function: str, call: Callable[..., object], known: Mapping[str, Any]
@@ -114,9 +128,14 @@ class Launcher:
                 "__name__": path.stem,
                 "__file__": str(path),
             }
-            self._modules[path] = space
-            text = path.read_text(encoding="utf-8")
-            exec(compile(text, str(path), "exec", dont_inherit=True), space)  # noqa: S102
+            before = dict(self._modules)
+            self._modules[path] = space  # at once, as modules may import each other
+            try:
+                text = path.read_text(encoding="utf-8")
+                exec(compile(text, str(path), "exec", dont_inherit=True), space)  # noqa: S102
+            except BaseException:
+                self._modules = before  # without the half-run module, and what saw it half-run
+                raise
         return self._modules[path]
 
     def _import(
