@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -18,6 +19,9 @@ import pytest
 TUNER = Path(sys.executable).with_name("tuner")
 DATA = Path(__file__).parents[1] / "data"
 RECORDING = DATA / "recordings" / "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
+SWEEP = DATA.parents[1] / "benchmarks/results/h200/attention_sweep.csv.gz"
+ENGINE = "sglang==0.5.16"
+PHASES = ["extend_attention", "decode_attention"]
 RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 L40S_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
@@ -110,6 +114,26 @@ def test_record_writes_what_was_measured_and_replays(env, tmp_path):
     assert second.returncode == 0, second.stderr
     winners = [[e["config"] for e in json.loads(d.stdout)["entries"]] for d in (first, second)]
     assert winners[0] == winners[1]
+
+
+def test_record_keeps_every_problem_of_a_models_attention(env, tmp_path):
+    again = tmp_path / "attention.csv.gz"
+    model = ["tune", "qwen3-30b-a3b", "--attention", "--device", "H200", "--engine", ENGINE]
+    options = ["--effort", "quick", "--json", "--measure"]
+    first = tuner(env, *model, *options, f"replay:{SWEEP}", "--record", str(again))
+    assert first.returncode == 0, first.stderr
+    reports = json.loads(first.stdout)["reports"]
+    assert [r["problem"].partition(":")[0] for r in reports] == PHASES
+    assert all(report["totals"]["measurements"] > 0 for report in reports)
+    for name in PHASES:
+        assert name in gzip.decompress(again.read_bytes()).decode()
+    second = tuner(env, *model, *options, f"replay:{again}")
+    assert second.returncode == 0, second.stderr
+    chosen = [
+        [[e["config"] for e in report["entries"]] for report in json.loads(done.stdout)["reports"]]
+        for done in (first, second)
+    ]
+    assert chosen[0] == chosen[1]
 
 
 def test_ten_kills_later_the_winners_are_the_same_and_nothing_was_measured_twice(env, tmp_path):

@@ -1,6 +1,7 @@
 """Attention's tuning run on a recording: every configuration of its spaces, timed on an H200."""
 
 import dataclasses
+import gzip
 import itertools
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
 from tuner.devices import find_device
 from tuner.engines import find_engine
-from tuner.errors import BadInput, BadProblem, NothingFits, UnwritableOutput
+from tuner.errors import (
+    BadInput,
+    BadProblem,
+    MalformedRecording,
+    NothingFits,
+    UnwritableOutput,
+)
+from tuner.measure import recording_file
 from tuner.measure.attention_recording import read_attention_recording, write_attention_recording
 from tuner.problems import (
     Candidate,
@@ -256,23 +264,126 @@ def test_a_recording_of_other_problems_names_them(tmp_path):
     assert other.phase is Phase.EXTEND
 
 
+HEADER = (
+    "problem,part,batch_size,new_tokens,cached_tokens,config,compile_status,shared_bytes,"
+    "n_regs,n_spills,status,median_us,detail"
+)
+ROW = f'"{PROBLEMS[0]}",extend,1,512,0,"BLOCK_M=16,num_warps=4",ok,1024,,,ok,1.5,'
+OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a,b\n1,2\n", "lacks problem"),
-        ("", "lacks problem"),
+        ("a,b\n1,2\n", "column problem is missing"),
+        ("", "column problem is missing"),
+        (HEADER, "holds no rows"),
+        (HEADER.replace("median_us", "median_ms"), "column median_us is missing; did you mean"),
+        (f"{HEADER},detail\n{ROW},", "line 1: a column is named twice"),
+        (f"{HEADER}\n{ROW.replace(PROBLEMS[0], 'nonsense')}", "line 2: 'nonsense' lacks q_heads"),
+        (f"{HEADER}\n{ROW}\n{ROW}", "line 3: 1x512.0 extend BLOCK_M=16,num_warps=4 is there twice"),
+        (f"{HEADER}\n{ROW},1", "line 2: 14 cells under 13 columns"),
+        (f"{HEADER}\n{ROW[:-1]}", "line 2: 12 cells under 13 columns"),
+        (f"{HEADER}\n{OTHER_ROW}\n{ROW[:9]}", "line 3: unexpected end of data"),
+        (f"{HEADER}\n{ROW}{'x' * 200_000}", "line 2: field larger than field limit"),
+        (f"{HEADER}\n{ROW.replace('extend,', 'extent,')}", "line 2: 'extent' is not a valid Stage"),
         (
-            "problem,part,batch_size,new_tokens,cached_tokens,config,compile_status,shared_bytes,"
-            "n_regs,n_spills,status,median_us,detail\nnonsense,extend,1,1,1,A=1,ok,,,,ok,1,\n",
-            "line 2",
+            f"{HEADER}\n{ROW.replace(',512,', ',5_12,')}",
+            "line 2: new_tokens: '5_12' is not a whole",
+        ),
+        (f"{HEADER}\n{ROW.replace('M=16', 'M=')}", "line 2: BLOCK_M: '' is not a whole number"),
+        (f"{HEADER}\n{ROW.replace('1.5', 'nan')}", "line 2: median_us: 'nan' is not a time"),
+        (f"{HEADER}\n{ROW.replace('1.5', '')}", "line 2: status ok with the time ''"),
+        (
+            f"{HEADER}\n{ROW.replace('ok,1.5', 'crashed,1.5')}",
+            "line 2: status crashed with the time",
         ),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path, text, says):
     path = tmp_path / "x.csv"
     path.write_text(text)
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(MalformedRecording, match=says) as refused:
         read_attention_recording(path, parse_attention(PROBLEMS[0]))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+PACKED = gzip.compress(f"{HEADER}\n{ROW}\n".encode(), mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (PACKED[:-20], "is damaged"),
+        (PACKED[:20] + b"\xff" * 20 + PACKED[40:], "is damaged"),
+        (PACKED[:-8] + b"\0" * 8, "is damaged: CRC check failed"),
+        (gzip.compress(b"\xff\xfe"), "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+    ],
+)
+def test_a_damaged_recording_is_refused(tmp_path, data, says):
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(data)
+    with pytest.raises(MalformedRecording, match=says):
+        read_attention_recording(path, parse_attention(PROBLEMS[0]))
+
+
+def test_a_missing_recording_is_refused(tmp_path):
+    with pytest.raises(MalformedRecording, match="cannot be read: No such file"):
+        read_attention_recording(tmp_path / "none.csv.gz", parse_attention(PROBLEMS[0]))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_a_recording_that_is_too_large_is_refused_and_not_cut(tmp_path, monkeypatch, name):
+    path, problem = tmp_path / name, parse_attention(PROBLEMS[0])
+    text = f"{HEADER}\n{ROW}\n"
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text))
+    assert len(read_attention_recording(path, problem).trials) == 1
+    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text) - 1)
+    with pytest.raises(MalformedRecording, match="larger than|unpacks to more than"):
+        read_attention_recording(path, problem)
+
+
+def test_a_recording_holds_the_trials_of_every_problem_that_was_added(tmp_path):
+    first, second = parse_attention(PROBLEMS[0]), parse_attention(PROBLEMS[1])
+    trials = {p: read_attention_recording(SWEEP, p).trials for p in (first, second)}
+    path = tmp_path / "both.csv.gz"
+    for problem in (first, second, second, first):  # what is written again replaces its own
+        write_attention_recording(path, problem, trials[problem].values(), add=True)
+        assert read_attention_recording(path, problem).trials == trials[problem]
+    assert read_attention_recording(path, second).trials == trials[second]
+    write_attention_recording(path, first, trials[first].values())
+    with pytest.raises(BadInput, match="only of extend_attention"):
+        read_attention_recording(path, second)
+
+
+def test_a_recording_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    problem = parse_attention(PROBLEMS[0])
+    path = tmp_path / "x.csv"
+    path.write_text(f"{HEADER}\n{ROW}\n")
+    before = path.read_bytes()
+
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UnwritableOutput, match="No space left"):
+        write_attention_recording(path, problem, [])
+    assert path.read_bytes() == before
+
+
+def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
+    path = tmp_path / "h200.csv.gz"
+    path.write_bytes(SWEEP.read_bytes())
+    asked = request(PROBLEMS[0], source=Source(MeasureKind.REPLAY, path))
+    with (
+        open_session(asked) as session,
+        pytest.raises(UnwritableOutput, match="is being replayed: record to another file"),
+    ):
+        session.run(store, lambda trial: None, record=tmp_path / "." / "h200.csv.gz")
+    assert path.read_bytes() == SWEEP.read_bytes()
 
 
 def test_a_recording_that_cannot_be_written_is_said(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from tuner.devices import find_device
 from tuner.errors import BadInput, MalformedRecording, UnwritableOutput
+from tuner.measure import recording_file
 from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
@@ -106,6 +107,7 @@ def test_other_dtypes(tmp_path: Path, dtype: str, block: str, problem: FusedMoe)
         ([HEADER, OK.replace(",ok", ",predicted")], "line 2, column status: unknown status"),
         ([HEADER, OK.replace("fp8_w8a8", "fp8")], "line 2, column dtype: unknown dtype 'fp8'"),
         ([HEADER, OK.replace("128,128", "128x128")], "line 2, column block: '128x128'"),
+        ([HEADER, OK.replace("128,128", "1" * 5000 + ",1")], "line 2, column block: '111"),
         ([HEADER, OK.replace("256,256,", "0,256,", 1)], "line 2, column dtype: E must be"),
         ([HEADER, OK, OVER.replace("7168", "2048")], "line 3, column K: '2048', but '7168'"),
         ([HEADER, OK.replace('"128,128"', '"128,128')], "line 2: unexpected end of data"),
@@ -126,6 +128,7 @@ def test_a_malformed_recording_is_refused_where_it_is_wrong(
     [
         (b"E,N,K\n", "not a gzip file"),
         (PATH.read_bytes()[:9000], "is damaged"),
+        (PATH.read_bytes()[:-8] + bytes(8), "is damaged: CRC check failed"),
         (gzip.compress(b"\xff\xfe"), "is damaged"),
         (b"", "line 1: column E is missing"),
     ],
@@ -140,6 +143,16 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, complaint: str) 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MalformedRecording, match="cannot be read: No such file"):
         read_recording(tmp_path / "none.csv.gz")
+
+
+def test_a_recording_that_is_too_large_is_refused(tmp_path: Path, monkeypatch) -> None:
+    text = f"{HEADER}\n{OK}\n"
+    path = make(tmp_path, HEADER, OK, "")
+    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text))
+    assert len(read_recording(path).trials) == 1
+    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text) - 1)
+    with pytest.raises(MalformedRecording, match="unpacks to more than"):
+        read_recording(path)
 
 
 # Whether it fits what is asked

@@ -120,7 +120,8 @@ def tune(
     ]
     for note in found.notes:
         say(note)
-    reports = [_run(request, record) for request in requests]
+    # The first problem's run begins the recording; the others add to it.
+    reports = [_run(request, record, add=at > 0) for at, request in enumerate(requests)]
     if as_json:
         objects = [report.as_json() for report in reports]
         print_json(objects[0] if len(objects) == 1 else {"reports": objects})
@@ -128,7 +129,7 @@ def tune(
         typer.echo("\n\n".join(report.as_text() for report in reports))
 
 
-def _run(request: Request, record: Path | None) -> Report:
+def _run(request: Request, record: Path | None, add: bool) -> Report:
     from tuner.progress import Progress
     from tuner.session import open_session
     from tuner.store import Store, database_url
@@ -140,7 +141,7 @@ def _run(request: Request, record: Path | None) -> Report:
             Store.open(database_url(os.environ)) as store,
             closing(Progress(sys.stderr, session.tries)) as progress,
         ):
-            return session.run(store, progress, record=record)
+            return session.run(store, progress, record=record, add_to_record=add)
 
 
 @command

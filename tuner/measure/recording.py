@@ -9,12 +9,9 @@ compiled (shared, n_regs, n_spills) and what was measured (min_us, median_us, st
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
 import math
-import tempfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +23,9 @@ from tuner.errors import (
     BadProblem,
     MalformedRecording,
     UnknownDevice,
-    UnwritableOutput,
     did_you_mean,
 )
+from tuner.measure.recording_file import read_packed, unpack, write_text
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point, parse_dtype
 from tuner.results import Compiled, Measurement, Status, Trial
 
@@ -48,7 +45,6 @@ SPILL_BYTES = 4  # the column counts spilled registers, as Triton's launcher doe
 _UNMEASURED = {Status.PREDICTED, Status.INCUMBENT, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
-_MAX_BYTES = 256 << 20  # unpacked: a recording of 12,000 rows is a 200th of it
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Recording:
 
 def read_recording(path: Path) -> Recording:
     """Read a recording. Raises MalformedRecording with the file, the line and the column."""
-    text = _unpack(path)
+    text = unpack(path, read_packed(path))
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = _Rows(path, next(reader, []))
@@ -104,17 +100,6 @@ def read_recording(path: Path) -> Recording:
         raise MalformedRecording(f"{path} holds no rows")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Recording(path, rows.problem, rows.trials, digest, "per_channel_quant" in rows.column)
-
-
-def prove_recordable(path: Path) -> None:
-    """Raises UnwritableOutput where `path` is no place for a recording."""
-    if not path.name.endswith(".csv.gz"):
-        raise UnwritableOutput(f"a recording is a .csv.gz file, which {path} is not")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
 
 
 def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> None:
@@ -133,7 +118,7 @@ def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> N
     about = [problem.E, problem.N, problem.K, problem.top_k, problem.dtype.value, block]
     for trial in measured:
         writer.writerow([*about, *["true"] * channels, *_cells(trial, (*_CONFIG, *extra))])
-    _pack(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
 def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
@@ -186,8 +171,7 @@ class _Rows:
 
     def _whole(self, column: str) -> int:
         text = self._cell(column)
-        # int() also reads "1_0", signs, spaces and digits of other scripts.
-        if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        if not _is_whole(text):
             self._fail(column, f"{text!r} is not a whole number")
         return int(text)
 
@@ -234,7 +218,7 @@ class _Rows:
         if text.lower() in ("", "none", "0", "0,0"):
             return None
         n, comma, k = text.replace(" ", "").partition(",")
-        if not (comma and n.isascii() and n.isdigit() and k.isascii() and k.isdigit()):
+        if not (comma and _is_whole(n) and _is_whole(k)):
             self._fail("block", f"{text!r} is not a block like 128,128")
         return int(n), int(k)
 
@@ -274,27 +258,6 @@ class _Rows:
         return Compiled(status if failed else Status.OK, shared, n_regs, n_spills)
 
 
-def _unpack(path: Path) -> str:
-    try:
-        with gzip.open(path) as stream:
-            data = stream.read(_MAX_BYTES + 1)
-        text = data.decode("utf-8")
-    except gzip.BadGzipFile:
-        raise MalformedRecording(f"{path} is not a gzip file") from None
-    except (EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise MalformedRecording(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        raise MalformedRecording(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise MalformedRecording(f"{path} unpacks to more than {_MAX_BYTES >> 20} MiB")
-    return text
-
-
-def _pack(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        # No name and no time in the header: the same trials make the same file.
-        part.write_bytes(gzip.compress(text.encode(), mtime=0))
-        part.replace(path)
-    except OSError as error:
-        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+def _is_whole(text: str) -> bool:
+    # int() also reads "1_0", signs, spaces and digits of other scripts.
+    return text.isascii() and text.isdigit() and len(text) <= 12

@@ -20,7 +20,6 @@ from tuner.measure.attention_recording import (
     read_attention_recording,
     write_attention_recording,
 )
-from tuner.measure.recording import prove_recordable
 from tuner.measure.replay import Replay
 from tuner.problems import Attention, Candidate, Config, FusedMoe, Part, Point
 from tuner.results import MeasureKind, Trial
@@ -177,11 +176,8 @@ class AttentionSession(Session):
             chooser=AttentionChooser(self._buckets, self._own, noise, slack),
         )
 
-    def _prove_recordable(self, path: Path) -> None:
-        prove_recordable(path)
-
-    def _write_recording(self, path: Path, trials: Sequence[Trial]) -> None:
-        write_attention_recording(path, self._problem, trials)
+    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
+        write_attention_recording(path, self._problem, trials, add)
 
     def _check_request(self) -> None:
         if self.request.batch_sizes is not None:

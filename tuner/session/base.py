@@ -16,7 +16,9 @@ from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder
 from tuner.devices import Device
 from tuner.engines import Engine
+from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench, open_gpu_bench
+from tuner.measure.recording_file import prove_recordable
 from tuner.problems import FusedMoe, Gemm, Part, Point, Problem
 from tuner.report import Report
 from tuner.results import Entry, Environment, MeasureKind, Totals, Trial
@@ -70,14 +72,21 @@ class Session(ABC):
     ) -> None:
         self._resources.close()
 
-    def run(self, store: Store, progress: Progress, record: Path | None = None) -> Report:
+    def run(
+        self,
+        store: Store,
+        progress: Progress,
+        record: Path | None = None,
+        add_to_record: bool = False,
+    ) -> Report:
         """Tune, store the winners, and report. A run that was stopped is gone on with.
 
-        `record` is a file for the recording of all that was measured. Raises UnwritableOutput,
-        before any work, where it cannot be made.
+        `record` is a file for the recording of all that was measured. With `add_to_record` the
+        other problems that the file holds stay in it. Raises UnwritableOutput, before any work,
+        where the recording cannot be made.
         """
         if record is not None:
-            self._prove_recordable(record)
+            self._prove_recordable(record, add_to_record)
         bench, strategy = self._bench_and_strategy()
         run = store.begin_run(self._run_key())
         journal = RunJournal(store, run)
@@ -86,7 +95,7 @@ class Session(ABC):
             entries = tune(self._plan(), strategy, bench, journal, progress, racer)
             store.finish_run(run, entries, bench.totals)
             if record is not None:
-                self._write_recording(record, journal.trials())
+                self._write_recording(record, journal.trials(), add_to_record)
         except KeyboardInterrupt:
             store.stop_run(run, RunState.INTERRUPTED, "interrupted")
             raise
@@ -137,12 +146,16 @@ class Session(ABC):
     def _plan(self) -> Plan: ...
 
     @abstractmethod
-    def _prove_recordable(self, path: Path) -> None: ...
-
-    @abstractmethod
-    def _write_recording(self, path: Path, trials: Sequence[Trial]) -> None: ...
+    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None: ...
 
     # Parts that all families share
+
+    def _prove_recordable(self, path: Path, add: bool) -> None:
+        """Raises UnwritableOutput where the run's recording cannot be written to `path`."""
+        prove_recordable(path)
+        replayed = self.request.source.recording
+        if replayed is not None and replayed.resolve() == path.resolve():
+            raise UnwritableOutput(f"{path} is being replayed: record to another file")
 
     def _measured_on(self) -> dict[str, str]:
         if self._recording_sha256:

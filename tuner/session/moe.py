@@ -10,16 +10,11 @@ from tuner.bench import Bench, SerialBench
 from tuner.choose import MoeChooser, Policy
 from tuner.compile.candidates import Binder
 from tuner.engines import ShippedFile
-from tuner.errors import BadInput
+from tuner.errors import BadInput, UnwritableOutput
 from tuner.incumbents import incumbents
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.measure.predict import Predictor
-from tuner.measure.recording import (
-    Recording,
-    prove_recordable,
-    read_recording,
-    write_recording,
-)
+from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay
 from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Part, Point
 from tuner.results import MeasureKind, Trial
@@ -87,10 +82,12 @@ class MoeSession(Session):
     def _binder(self) -> Binder:
         return self._kernels.binder(self._problem, self.request.device.arch)
 
-    def _prove_recordable(self, path: Path) -> None:
-        prove_recordable(path)
+    def _prove_recordable(self, path: Path, add: bool) -> None:
+        super()._prove_recordable(path, add)
+        if add:
+            raise UnwritableOutput(f"{path}: a fused-MoE layer needs a recording to itself")
 
-    def _write_recording(self, path: Path, trials: Sequence[Trial]) -> None:
+    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
         write_recording(path, self._problem, trials)
 
     @cached_property
