@@ -27,6 +27,8 @@ class Source:
 def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Source:
     """Read `gpu`, `predict` or `replay:FILE`; `gpus`, like "0,1", and `routing` are for gpu."""
     kind, _, path = text.partition(":")
+    if routing is not None and kind in (MeasureKind.REPLAY.value, MeasureKind.PREDICT.value):
+        raise BadInput(f"--routing is for --measure gpu: leave it out of {text!r}")
     if kind == MeasureKind.REPLAY.value and path:
         return Source(MeasureKind.REPLAY, Path(path))
     if text == MeasureKind.PREDICT.value:

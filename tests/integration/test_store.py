@@ -84,6 +84,7 @@ class TestRuns:
             {"points": POINTS[:1]},
             {"space": "wide"},
             {"recording": "ef" * 32},
+            {"routing": "ef" * 32},
         ],
         ids=lambda change: next(iter(change)),
     )
@@ -94,6 +95,7 @@ class TestRuns:
         store.add_trials(run, [trial(0)])
         other = store.begin_run(replace(KEY, **change))
         assert other.id != run.id
+        assert other.key == replace(KEY, **change)
         assert store.trials(other) == []
 
     def test_a_stopped_run_keeps_its_trials_and_can_be_begun_again(self, store: Store) -> None:
@@ -315,6 +317,7 @@ keys = st.builds(
     points=st.lists(points, max_size=5).map(tuple),
     space=texts,
     recording=texts,
+    routing=texts,
 )
 
 

@@ -140,6 +140,25 @@ def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(store_url: st
         assert [w.entry.median_us for w in found] == [3.5, 4.5]
 
 
+def test_a_run_that_was_stored_before_routings_were_is_one_of_random_routings(
+    store_url: str,
+) -> None:
+    fill_0003(store_url)
+    engine = connect(store_url)
+    with writer(engine).begin() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+    engine.dispose()
+    # As that version made it of `KEY`.
+    old = "d54e11e76b2aadbc1347fee378851ba4edc37dd97ffb2ae003adcbd4f987f215"
+    execute(store_url, f"UPDATE runs SET fingerprint = '{old}'")  # noqa: S608
+    with Store.open(store_url) as store:
+        run = store.begin_run(KEY)
+        assert (run.id, run.key) == (1, KEY)
+        assert len(store.trials(run)) == 2
+
+
 def test_an_older_store_s_indices_and_constraints_are_those_of_a_new_one(
     store_url: str,
 ) -> None:

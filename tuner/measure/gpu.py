@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from tuner.compile import Compiler, Farm
 from tuner.devices import Device
 from tuner.errors import BadInput
 from tuner.measure.lane import Lane, Limits, Ticket
 from tuner.measure.messages import point_fields, read_measurement
+from tuner.measure.routing_file import RoutingFile
 from tuner.problems import Candidate, Config, Point, Problem
 from tuner.results import Measurement, Totals, Trial, untimed
 
@@ -126,7 +126,7 @@ def open_gpu_bench(
     problem: Problem,
     device: Device,
     gpus: Sequence[str],
-    routing: Path | None,
+    routing: RoutingFile | None,
     points: Collection[Point],
     limits: Limits = Limits(),
 ) -> GpuBench:
@@ -136,13 +136,14 @@ def open_gpu_bench(
     fused-MoE layer's captured routings.
 
     Raises MeasurerUnavailable where there is no such GPU, BadInput where it is another card
-    than `device`, NotEnoughMemory where the largest point's tensors do not fit.
+    than `device` or the routings are not ones of the problem, NotEnoughMemory where the largest
+    point's tensors do not fit.
     """
     setup = {
         "engine": engine,
         "lifted_dir": str(farm.lifted_dir),
         "problem": problem.spec(),
-        "routing": str(routing) if routing else None,
+        "routing": routing and {"path": str(routing.path), "sha256": routing.sha256},
         "seed": INPUT_SEED,
         "points": [point_fields(point) for point in points],
     }

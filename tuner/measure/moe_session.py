@@ -17,8 +17,9 @@ from tuner.kernels.fused_moe_inputs import grid_size
 from tuner.measure.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.routing import load_routing
+from tuner.measure.routing_file import RoutingFile
 from tuner.measure.timing import Kernel, capture, race, time_graph
-from tuner.problems import Config, Point, parse_fused_moe
+from tuner.problems import Config, FusedMoe, Point, parse_fused_moe
 from tuner.results import Measurement, Status
 
 Fields = dict[str, Any]
@@ -32,10 +33,9 @@ class MoeSession:
         self._arch = properties.major * 10 + properties.minor
         self._kernels = lift_fused_moe(find_engine(request["engine"]))
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
-        captured = load_routing(Path(request["routing"])) if request.get("routing") else None
-        self._layer = Layer(
-            parse_fused_moe(request["problem"]), request["seed"], properties.L2_cache_size, captured
-        )
+        problem = parse_fused_moe(request["problem"])
+        captured = _captured(request["routing"], problem) if request["routing"] else None
+        self._layer = Layer(problem, request["seed"], properties.L2_cache_size, captured)
         self._copy_rate = copy_bytes_per_us()
         largest = max(read_point(fields).batch_size for fields in request["points"])
         self.ready: Fields = {"needed_bytes": self._layer.needed_bytes(largest)}
@@ -86,6 +86,11 @@ class MoeSession:
         )
         compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
         return Kernel(compiled, binding, (grid_size(binding),))
+
+
+def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:
+    file = RoutingFile(Path(routing["path"]), routing["sha256"])
+    return load_routing(file, problem).to("cuda")
 
 
 def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:

@@ -19,6 +19,7 @@ from tuner.engines import Engine
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.recording_file import prove_recordable
+from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems import FusedMoe, Gemm, Part, Point, Problem
 from tuner.report import Report
 from tuner.results import Entry, Environment, MeasureKind, Totals, Trial
@@ -182,11 +183,16 @@ class Session(ABC):
             problem=request.problem,
             device=request.device,
             gpus=request.source.gpus,
-            routing=request.source.routing,
+            routing=self._routing,
             points=self.points,
         )
         self._resources.callback(bench.close)
         return bench
+
+    @cached_property
+    def _routing(self) -> RoutingFile | None:
+        path = self.request.source.routing
+        return find_routing_file(path) if path else None
 
     @cached_property
     def _triton(self) -> str:
@@ -206,6 +212,7 @@ class Session(ABC):
             points=self.points,
             space=space_identity(self._spaces),
             recording=self._recording_sha256,
+            routing=self._routing.sha256 if self._routing else "",
         )
 
     def _report(self, entries: Sequence[Entry], totals: Totals) -> Report:

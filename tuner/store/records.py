@@ -40,6 +40,7 @@ class RunKey:
     points: tuple[Point, ...]  # their order is not part of the identity
     space: str  # names the set of configurations searched
     recording: str = ""  # sha256 of the recording that is replayed; empty otherwise
+    routing: str = ""  # sha256 of the file of captured routings; empty: random routings
 
     @property
     def fingerprint(self) -> str:
@@ -53,6 +54,8 @@ class RunKey:
             self.space,
             self.recording,
         ]
+        if self.routing:  # left out otherwise, so that runs stored without it stay the same
+            identity.append(self.routing)
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 

@@ -43,6 +43,7 @@ def run_row(key: RunKey) -> dict[str, Any]:
         "points": [point_row(point) for point in key.points],
         "space": key.space,
         "recording": key.recording,
+        "routing": key.routing,
     }
 
 
@@ -58,6 +59,7 @@ def read_run(row: RowMapping) -> Run:
         ),
         space=row["space"],
         recording=row["recording"],
+        routing=row["routing"],
     )
     return Run(
         id=row["id"],

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, column, func, select, table, update
 from tuner.errors import UnusableStore
 from tuner.store.tables import VERSION_TABLE
 
-HEAD = "0004"
+HEAD = "0005"
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
 # Beside the package in a checkout and in site-packages alike; by path, because the name

@@ -120,6 +120,7 @@ runs = Table(
     Column("points", JSON, nullable=False),
     _text("space"),
     _text("recording"),
+    Column("routing", Text, nullable=False, server_default=""),
     _text("state"),
     _text("reason"),
     Column("totals", JSON(none_as_null=True)),
