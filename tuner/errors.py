@@ -29,6 +29,7 @@ TunerError                      the root: catch this to catch them all
     ├── MeasurerFailed
     ├── NotEnoughMemory
     ├── ExportRefused
+    ├── BundleRefused
     ├── ServerUnavailable
     ├── IdempotencyKeyInUse
     ├── RunInHand
