@@ -25,9 +25,20 @@ FINALISTS = 3  # configurations of each, for each gemm
 class Policy:
     """When a faster time counts."""
 
-    noise: float  # relative: a gain below this is no gain
+    noise: float  # relative: a gain over the incumbent below this is no gain
+    tie: float | None = None  # relative: times this near count as equal; None: the noise
     one_config: bool = False  # the engine has one file for both gemms
     trust_shipped: bool = False  # times are predictions: they do not overrule a tuned file
+
+    def beats(self, time_us: float, incumbent_us: float) -> bool:
+        """Whether a time is below the incumbent's by more than the noise."""
+        return time_us < incumbent_us * (1 - self.noise)
+
+    def ties(self, time_us: float, best_us: float, incumbent_us: float | None) -> bool:
+        """Whether a time counts as equal to the best one, and beats the incumbent as well."""
+        tie = self.noise if self.tie is None else self.tie
+        equal = time_us <= best_us * (1 + tie)
+        return equal and (incumbent_us is None or self.beats(time_us, incumbent_us))
 
 
 @dataclass(frozen=True)
@@ -201,13 +212,12 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
     if incumbent is not None and incumbent_us is not None:
         if policy.trust_shipped and name == "shipped":
             return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
-        if best_us >= incumbent_us * (1 - policy.noise):
+        if not policy.beats(best_us, incumbent_us):
             return incumbent, f"the {name} configuration is as fast, within the noise"
     # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
     if neighbour is not None:
         neighbour_us = field.total_us(neighbour)
-        limit_us = min(best_us * (1 + policy.noise), incumbent_us or float("inf"))
-        if neighbour_us is not None and neighbour_us <= limit_us:
+        if neighbour_us is not None and policy.ties(neighbour_us, best_us, incumbent_us):
             best, best_us = neighbour, neighbour_us
     if incumbent_us is None:
         return best, f"the {name} configuration cannot run here" if incumbent else "fastest"
