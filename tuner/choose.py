@@ -213,7 +213,7 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
         if policy.trust_shipped and name == "shipped":
             return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
         if not policy.beats(best_us, incumbent_us):
-            return incumbent, f"the {name} configuration is as fast, within the noise"
+            return incumbent, _kept(name, field.predicted)
     # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
     if neighbour is not None:
         neighbour_us = field.total_us(neighbour)
@@ -223,6 +223,12 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
         return best, f"the {name} configuration cannot run here" if incumbent else "fastest"
     gain = f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
     return best, f"predicted {gain}" if field.predicted else gain
+
+
+def _kept(name: str, predicted: bool) -> str:
+    if predicted:
+        return f"nothing is predicted to be clearly faster than the {name} configuration"
+    return f"the {name} configuration is as fast, within the noise"
 
 
 def _incumbent(field: _Field) -> tuple[str, Choice | None]:

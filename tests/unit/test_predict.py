@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from tuner.choose import Policy, choose
 from tuner.devices import devices, find_device
 from tuner.engines import find_engine
+from tuner.incumbents import incumbents
 from tuner.measure.corpus import AXES, Prior
 from tuner.measure.device_model import DeviceModel, Footprint, blocks_per_sm
 from tuner.measure.footprints import estimate_footprint
 from tuner.measure.padding import expected_load
-from tuner.measure.predict import CORPUS_WEIGHT, MOST_SHORTFALL, Predictor
+from tuner.measure.predict import CLEAR_GAIN, CORPUS_WEIGHT, MOST_SHORTFALL, Predictor
 from tuner.measure.recording import read_recording
 from tuner.measure.shortlist import cover, needs
 from tuner.measure.tensor_cores import swaps_operands, tensor_step, uses_warpgroup
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
-from tuner.results import Compiled, MeasureKind, Status
+from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.session import Request, open_session
 from tuner.space import space_for
+from tuner.ways import Source
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
@@ -285,6 +289,55 @@ class TestRecording:
         few = [f for f in corpus if f.key.dtype == "int8_w8a8"]
         assert 5 < len(few) < 15
         assert math.exp(statistics.mean(first_choices(recording, few))) < 1.10
+
+
+class TestThreshold:
+    """docs/predict.md has what CLEAR_GAIN wins and loses on each recording."""
+
+    def test_a_prediction_run_asks_for_it(self):
+        engine = find_engine("sglang==0.5.16")
+        asked = Request(INT8, L40S, engine, Source(MeasureKind.PREDICT), batch_sizes=(8,))
+        with open_session(asked) as session:
+            chooser = session._plan().chooser
+        assert chooser.policy == Policy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
+
+    def test_a_pair_predicted_to_be_hardly_faster_leaves_the_engine_alone(self):
+        default, other = config(16, 64, 64, 4, 3), config(16, 64, 64, 8, 3)
+        times = {default: 100.0, other: 96.0}
+        trials = [
+            Trial(Candidate(Point(8, gemm), c), compiled(), Measurement(Status.PREDICTED, us))
+            for gemm in Gemm
+            for c, us in times.items()
+        ]
+        incumbents = {Point(8, gemm): {"default": default} for gemm in Gemm}
+        kept = choose(trials, incumbents, Policy(noise=CLEAR_GAIN, tie=0.0), {8})
+        assert {entry.config for entry in kept} == {default}
+        assert "nothing is predicted to be clearly faster" in kept[0].reason
+        taken = choose(trials, incumbents, Policy(noise=0.0), {8})
+        assert {entry.config for entry in taken} == {other}
+
+    def test_it_costs_no_gain_over_the_heuristic_on_the_recording(self, recording, corpus):
+        engine, predictor = find_engine("sglang==0.5.16"), Predictor(H200, FP8, corpus)
+        timed = {c: t for c, t in recording.trials.items() if t.measurement.timed}
+        trials = [
+            dataclasses.replace(t, measurement=predictor.measure(c, t.compiled))
+            for c, t in timed.items()
+        ]
+        sizes = {point.batch_size for point in recording.points}
+        found = incumbents(engine, FP8, H200, "3.6.0", tuple(Gemm), sizes)
+        default = {p: {"default": found[p]["default"]} for p in recording.points}
+        chosen = [
+            choose(trials, default, Policy(noise=gain, tie=0.0), sizes) for gain in (0, CLEAR_GAIN)
+        ]
+        configs = [[(entry.point, entry.config) for entry in entries] for entries in chosen]
+        assert len(configs[0]) == 10
+        assert configs[0] == configs[1]
+        for size in sizes:
+            entries = [entry for entry in chosen[1] if entry.point.batch_size == size]
+            pairs = [(e.point, e.config, default[e.point]["default"]) for e in entries]
+            us = [timed[Candidate(p, c)].measurement.median_us for p, c, _ in pairs]
+            own_us = [timed[Candidate(p, own)].measurement.median_us for p, _, own in pairs]
+            assert sum(us) < sum(own_us)
 
 
 class TestShortlist:

@@ -19,6 +19,9 @@ from tuner.results import Compiled, MeasureKind, Measurement, Status
 # (one standard deviation), so winners elsewhere decide between configurations that the model
 # cannot tell apart, and never against a clear verdict of its own.
 CORPUS_WEIGHT = 0.10
+# A pair replaces the engine's own where it is predicted to take this much less time;
+# docs/predict.md has what other thresholds would have won and lost on an H200.
+CLEAR_GAIN = 0.05
 MOST_SHORTFALL = 2.5  # of a configuration's values; beyond e**2.5 = 12 times rarer is rare
 
 

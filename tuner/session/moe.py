@@ -13,7 +13,7 @@ from tuner.engines import ShippedFile
 from tuner.errors import BadInput, UnwritableOutput
 from tuner.incumbents import incumbents
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
-from tuner.measure.predict import Predictor
+from tuner.measure.predict import CLEAR_GAIN, Predictor
 from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay
 from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Part, Point
@@ -149,10 +149,13 @@ class MoeSession(Session):
         return budget_for(self.request.effort, len(self.points), size)
 
     def _plan(self) -> Plan:
+        source = self.request.source.kind
+        predicted = source is MeasureKind.PREDICT
         policy = Policy(
-            noise=NOISE.get(self.request.source.kind, 0.0),
+            noise=CLEAR_GAIN if predicted else NOISE[source],
+            tie=0.0 if predicted else None,  # a threshold against losses must not cost gains
             one_config=not self.request.engine.has_down_files() and len(self.request.gemms) > 1,
-            trust_shipped=self.request.source.kind is MeasureKind.PREDICT,
+            trust_shipped=predicted,
         )
         return Plan(
             requested=self.points,
