@@ -83,8 +83,8 @@ class Session(ABC):
         """Tune, store the winners, and report. A run that was stopped is gone on with.
 
         `record` is a file for the recording of all that was measured. With `add_to_record` the
-        other problems that the file holds stay in it. Raises UnwritableOutput, before any work,
-        where the recording cannot be made.
+        other problems that the file holds stay in it. Raises UnwritableOutput where the recording
+        cannot be made: before any work, or once the run is done and its winners stand.
         """
         if record is not None:
             self._prove_recordable(record, add_to_record)
@@ -95,15 +95,23 @@ class Session(ABC):
         try:
             entries = tune(self._plan(), strategy, bench, journal, progress, racer)
             store.finish_run(run, entries, bench.totals)
-            if record is not None:
-                self._write_recording(record, journal.trials(), add_to_record)
         except KeyboardInterrupt:
             store.stop_run(run, RunState.INTERRUPTED, "interrupted")
             raise
         except Exception as error:
             store.stop_run(run, RunState.FAILED, str(error))
             raise
+        if record is not None:
+            self._record(record, journal.trials(), add_to_record)
         return self._report(entries, bench.totals)
+
+    def _record(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
+        try:
+            self._write_recording(path, trials, add)
+        except UnwritableOutput as error:
+            raise UnwritableOutput(
+                f"{error}; the run is done and its winners are stored: run it again to record it"
+            ) from None
 
     @cached_property
     def environment(self) -> Environment:

@@ -1,0 +1,62 @@
+"""A session's promises whatever its family: what was published stays published."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tuner.devices import find_device
+from tuner.engines import find_engine
+from tuner.errors import UnwritableOutput
+from tuner.problems import parse_problem
+from tuner.results import MeasureKind
+from tuner.session import Request, open_session
+from tuner.store import Store
+from tuner.ways import Source
+from tuner.workloads import Workload, WorkPoint
+
+ROOT = Path(__file__).parents[2]
+FP8 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+RECORDINGS = {
+    FP8: ROOT / "tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz",
+    "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16": ROOT
+    / "benchmarks/results/h200/attention_sweep.csv.gz",
+}
+
+
+def request(text: str) -> Request:
+    moe = text == FP8
+    return Request(
+        problem=parse_problem(text),
+        device=find_device("H200"),
+        engine=find_engine("sglang==0.5.16"),
+        source=Source(MeasureKind.REPLAY, RECORDINGS[text]),
+        batch_sizes=(16,) if moe else None,
+        workload=None if moe else Workload("one", (WorkPoint(4, 256, 4096),)),
+    )
+
+
+@pytest.mark.parametrize("text", RECORDINGS)
+def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_path: Path) -> None:
+    folder, database = tmp_path / "folder", tmp_path / "tuner.db"
+    folder.mkdir()
+    asked = request(text)
+    with Store.open(f"sqlite:///{database}") as store, open_session(asked) as session:
+        with pytest.raises(UnwritableOutput, match="winners are stored: run it again"):
+            # The folder is there when the run begins, and gone when it ends.
+            session.run(
+                store,
+                progress=lambda trial: shutil.rmtree(folder, ignore_errors=True),
+                record=folder / "trials.csv.gz",
+            )
+        assert store.winners(device="NVIDIA_H200", engine="sglang", problem=asked.problem)
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT state, reason FROM runs").fetchall() == [("done", "")]
+    folder.mkdir()
+    with Store.open(f"sqlite:///{database}") as store, open_session(asked) as session:
+        again = session.run(store, progress=lambda trial: None, record=folder / "trials.csv.gz")
+    assert again.totals.measurements == 0
+    assert (folder / "trials.csv.gz").is_file()
