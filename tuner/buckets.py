@@ -32,9 +32,15 @@ class Bucket:
     def part(self) -> Part:
         return self.place.part
 
-    def cost(self, times_us: Sequence[float], units_us: Sequence[float]) -> float:
-        """The weighted mean of times, each in its own unit."""
-        parts = (w * t / u for w, t, u in zip(self.weights, times_us, units_us, strict=True))
+    def cost(self, times_us: Sequence[float], own_us: Sequence[float | None]) -> float:
+        """The weighted mean of times, each over the time of the engine's own constants there.
+
+        Microseconds, where the engine's constants have no time at one of the points (None): a
+        ratio at one point and microseconds at another could not be added.
+        """
+        known = [us for us in own_us if us is not None]
+        units = known if len(known) == len(own_us) else [1.0] * len(own_us)
+        parts = (w * t / u for w, t, u in zip(self.weights, times_us, units, strict=True))
         return sum(parts) / sum(self.weights)
 
 
@@ -56,8 +62,8 @@ def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
 class Together:
     """A strategy over points from one over buckets: each proposal is tried at all points.
 
-    The inner strategy proposes for a bucket's `place` and is told the bucket's cost, in units of
-    what the engine's own constants take at each point, where they run.
+    The inner strategy proposes for a bucket's `place` and is told the bucket's cost, once it is
+    known what the engine's own constants take at each point.
     """
 
     def __init__(
@@ -83,11 +89,11 @@ class Together:
         if bucket is None or self._all(bucket, candidate.config) is None:
             return
         self._waiting.setdefault(bucket, []).append(candidate.config)
-        units = self._units(bucket)
-        if units is not None:
+        own_us = self._own_us(bucket)
+        if own_us is not None:
             for config in self._waiting.pop(bucket):
                 self._inner.tell(
-                    Candidate(bucket.place, config), self._whole(bucket, config, units)
+                    Candidate(bucket.place, config), self._whole(bucket, config, own_us)
                 )
 
     def _all(self, bucket: Bucket, config: Config) -> list[Measurement] | None:
@@ -95,17 +101,20 @@ class Together:
         known = [measurement for measurement in found if measurement is not None]
         return known if len(known) == len(found) else None
 
-    def _units(self, bucket: Bucket) -> list[float] | None:
-        """Microseconds of the engine's own constants; 1 where they do not run."""
+    def _own_us(self, bucket: Bucket) -> list[float | None] | None:
+        """Microseconds of the engine's own constants at each point, or None while some have no
+        result; a None in the list is a point where they do not run.
+        """
         found = [self._results.get(Candidate(p, self._own[p])) for p in bucket.points]
-        if any(measurement is None for measurement in found):
-            return None
-        return [m.median_us if m and m.median_us is not None else 1.0 for m in found]
+        known = [measurement for measurement in found if measurement is not None]
+        return [m.median_us for m in known] if len(known) == len(found) else None
 
-    def _whole(self, bucket: Bucket, config: Config, units: Sequence[float]) -> Measurement:
+    def _whole(
+        self, bucket: Bucket, config: Config, own_us: Sequence[float | None]
+    ) -> Measurement:
         measurements = self._all(bucket, config)
         assert measurements is not None  # it is complete
         times = [m.median_us for m in measurements if m.median_us is not None]
         if len(times) < len(measurements):
             return next(m for m in measurements if m.median_us is None)
-        return Measurement(Status.OK, bucket.cost(times, units))
+        return Measurement(Status.OK, bucket.cost(times, own_us))

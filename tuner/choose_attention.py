@@ -110,7 +110,7 @@ class _Field:
         point by more than `slack` left out.
         """
         own = self.own_times()
-        units = own or [1.0] * len(self.bucket.points)
+        own_us = own or [None] * len(self.bucket.points)
         found = []
         here = set(self.bucket.points)
         for config in {c.config for c in self.trials if c.point in here}:
@@ -119,7 +119,7 @@ class _Field:
                 continue
             if own and any(t > u * (1 + slack) for t, u in zip(times, own, strict=True)):
                 continue
-            found.append((self.bucket.cost(times, units), config))
+            found.append((self.bucket.cost(times, own_us), config))
         return sorted(found)
 
 

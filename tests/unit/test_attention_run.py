@@ -242,6 +242,18 @@ def test_a_bucket_that_nothing_runs_at_is_named():
         choose({A: (None, None), B: (12.0, None)})
 
 
+def test_search_and_chooser_agree_where_the_engines_constants_run_at_one_point_alone():
+    times = {A: (10.0, None), B: (8.0, 120.0), C: (30.0, 100.0)}
+    asker = Asker()
+    together = Together(asker, [BUCKET], OWN)
+    for config, both in times.items():
+        for place, us in zip((SHORT, LONG), both, strict=True):
+            together.tell(Candidate(place, config), trial(place, config, us).measurement)
+    timed = {c: m.median_us for c, m in asker.told.items() if m.median_us is not None}
+    assert set(timed) == {B, C}
+    assert {entry.config for entry in choose(times)} == {min(timed, key=timed.__getitem__)}
+
+
 # Recordings
 
 
