@@ -130,18 +130,19 @@ class TestKeys:
         token = "k" * 40
         assert keys.add("admin", Scope.ADMIN, f"{token}\n") == token
         assert keys.add("admin", Scope.ADMIN, token) == token
-        for name, scope, given in [
-            ("admin", Scope.ADMIN, "j" * 40),
-            ("admin", Scope.READ, token),
-            ("other", Scope.ADMIN, token),
-            ("short", Scope.READ, "k" * 31),
-            ("../x", Scope.READ, None),
-            ("local", Scope.READ, None),
+        stored = "this key is stored already, as 'admin' with the scope admin"
+        for name, scope, given, says in [
+            ("admin", Scope.ADMIN, "j" * 40, "a key named 'admin' already"),
+            ("admin", Scope.READ, token, stored),
+            ("other", Scope.ADMIN, token, stored),
+            ("short", Scope.READ, "k" * 31, "at least 32"),
+            ("../x", Scope.READ, None, "letters, digits"),
+            ("local", Scope.READ, None, "letters, digits"),
         ]:
-            with pytest.raises(BadInput):
+            with pytest.raises(BadInput, match=says):
                 keys.add(name, scope, given)
         keys.revoke("admin")
-        with pytest.raises(BadInput):  # what was taken back stays so
+        with pytest.raises(BadInput, match="revoked, under the name 'admin'"):  # it stays so
             keys.add("admin", Scope.ADMIN, token)
         assert not keys.any()
 

@@ -66,10 +66,17 @@ class KeyStore(Database):
                 return token
             mine = select(api_keys).where(api_keys.c.key_hash == row["key_hash"])
             found = connection.execute(mine).mappings().one_or_none()
-        same = found is not None and (found["name"], found["scopes"]) == (name, row["scopes"])
-        if same and found is not None and found["revoked_at"] is None:
-            return token
-        raise BadInput(f"there is, or was, a key named {name!r} already: choose another name")
+        if found is None:
+            raise BadInput(f"there is, or was, a key named {name!r} already: choose another name")
+        if found["revoked_at"] is not None:
+            raise BadInput(f"this key was revoked, under the name {found['name']!r}: make a new one")
+        if (found["name"], found["scopes"]) != (name, row["scopes"]):
+            scope = _read(found).scope.name.lower()
+            raise BadInput(
+                f"this key is stored already, as {found['name']!r} with the scope {scope}: "
+                "make a new one, or give it that name and scope"
+            )
+        return token
 
     def find(self, token: str) -> ApiKey | None:
         """The key, unless it was revoked; this counts as a use."""
