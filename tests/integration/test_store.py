@@ -29,6 +29,7 @@ from tuner.results import (
 )
 from tuner.store import RunJournal, RunKey, RunState, Store
 from tuner.store.connect import connect
+from tuner.store.lookups import Lookups
 
 UP, DOWN = POINTS
 ATTENTION = Attention(Phase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -192,12 +193,37 @@ class TestWinners:
         publish(store, predict, *predicted)
         assert medians(store) == [20.0]
 
-    def test_gemms_of_one_batch_size_come_from_one_environment(self, store: Store) -> None:
-        old, new = KEY, replace(KEY, environment=replace(ENVIRONMENT, triton="3.7.0"))
+    def test_a_pair_stays_until_both_gemms_are_tuned_elsewhere(self, store: Store) -> None:
+        old, new = KEY, replace(KEY, environment=replace(ENVIRONMENT, driver="999"))
         wide = Point(64, Gemm.UP)
         publish(store, old, entry(UP, 1.0), entry(DOWN, 2.0), entry(wide, 3.0))
-        publish(store, new, entry(UP, 4.0))
-        assert medians(store) == [4.0, 3.0]  # a down of the old one may have another BLOCK_SIZE_M
+        publish(store, new, entry(DOWN, 4.0))
+        assert medians(store) == [1.0, 2.0, 3.0]
+        assert counted(store) == medians(store)
+        publish(store, replace(new, seed=1), entry(UP, 5.0), entry(wide, 6.0))
+        assert medians(store) == [5.0, 4.0, 6.0]  # where neither has both, the newest half
+        assert counted(store) == medians(store)
+
+    def test_halves_of_two_environments_are_no_pair(self, store: Store) -> None:
+        new = replace(KEY, environment=replace(ENVIRONMENT, triton="3.7.0"))
+        publish(store, KEY, entry(UP, 1.0))
+        publish(store, new, entry(DOWN, 2.0))
+        assert medians(store) == [2.0]  # an up of the old one may have another BLOCK_SIZE_M
+        assert counted(store) == medians(store)
+
+    def test_a_half_stands_beside_its_environments_untuned_entry(self, store: Store) -> None:
+        publish(store, KEY, *(entry(point, 1.0, Status.INCUMBENT) for point in POINTS))
+        other = replace(KEY, environment=replace(ENVIRONMENT, driver="999"))
+        publish(store, other, *(entry(point, 2.0, Status.INCUMBENT) for point in POINTS))
+        publish(store, replace(KEY, seed=1), entry(UP, 3.0))
+        assert medians(store) == [3.0, 1.0]
+        assert counted(store) == medians(store)
+
+    def test_each_device_has_results_that_count(self, store: Store) -> None:
+        publish(store, KEY, entry(UP, 1.0), entry(DOWN, 2.0))
+        other = replace(KEY, environment=replace(ENVIRONMENT, device="NVIDIA_H200"))
+        publish(store, other, entry(UP, 3.0), entry(DOWN, 4.0))
+        assert counted(store, "NVIDIA_L40S", "NVIDIA_H200") == [1.0, 3.0, 2.0, 4.0]
 
     def test_attention_entries_of_a_size_come_from_one_run(self, store: Store) -> None:
         short, long, shorter = (extend(4, 512, cached) for cached in (0, 8192, 1024))
@@ -346,6 +372,20 @@ def test_everything_comes_back_as_it_was_given(store: Store) -> None:
 def medians(store: Store, **wanted: object) -> list[float]:
     found = store.winners(**{"device": "NVIDIA_L40S", "engine": "sglang", **wanted})
     return [winner.entry.median_us for winner in found]
+
+
+def counted(store: Store, *devices: str) -> list[float]:
+    """The medians of what the service counts, by size and part: as `medians` has them."""
+    found = Lookups.sharing(store).published(devices or ["NVIDIA_L40S"], ["sglang"], [PROBLEM])
+    rows = read(store, "SELECT run_id, status, batch_size, part, median_us FROM winners")
+    medians = {row[:-1]: row[-1] for row in rows}
+    places = [
+        (one.run_id, one.status.value, point.batch_size, point.part.value)
+        for one in found
+        for point in one.points
+    ]
+    order = sorted(places, key=lambda place: (place[2], place[3] != "up", place[0]))
+    return [medians[place] for place in order]
 
 
 def read(store: Store, query: str) -> list[tuple[object, ...]]:

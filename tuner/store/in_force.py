@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
-from tuner.problems import Attention, Point, Problem
+from tuner.problems import Attention, FusedMoe, Point, Problem
 from tuner.results import Status
 from tuner.store.records import Published, Winner
 
@@ -15,44 +13,71 @@ from tuner.store.records import Published, Winner
 # else one that nobody tuned.
 WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
 
+Result = Winner | Published
+Place = tuple[str, str, Problem]  # device, engine, problem: each has results that count
 Size = tuple[int, int]  # batch size, new tokens: all of its entries come from one source
 Source = tuple[object, ...]
+Counting = Mapping[Place, Mapping[Point, Source]]
 
 
 def in_force(found: Sequence[Winner]) -> list[Winner]:
-    """Those that count, of all winners of their problems; see `Store.winners`."""
-    best = _best(found)
-    return [one for one in found if _source(one) == best[one.problem][_size(one.entry.point)]]
+    """The winners that count, of all winners of their problems.
+
+    Entries that were chosen together stay together. At each batch size of a fused-MoE layer they
+    come from one environment and have one status; at each batch size and new tokens of attention
+    they come from one run. A measured result counts before a predicted one, and that before an
+    untuned one. Among results of one status, the newest one with both gemms counts: when one gemm
+    alone is tuned again in another environment, the older pair stays until the other gemm is tuned
+    there too. A result with one gemm counts where no result of its status has both; what its own
+    environment says of the other gemm without tuning it then stands beside it.
+    """
+    counting = _counting(found)
+    return [one for one in found if counting[_place(one)].get(one.entry.point) == _source(one)]
 
 
 def points_in_force(found: Sequence[Published]) -> list[Published]:
-    """The same of all that was published of their problems, with the points that count."""
-    best = _best(found)
+    """Like `in_force`, for groups of winners: each keeps only its points that count."""
+    counting = _counting(found)
 
-    def counting(one: Published) -> Published | None:
-        mine, source = best[one.problem], _source(one)
-        sizes = set(map(_size, one.points))
-        kept = {size for size in sizes if mine[size] == source}
-        if len(kept) == len(sizes):
-            return one  # as nearly all are
-        points = frozenset(point for point in one.points if _size(point) in kept)
-        return replace(one, points=points) if points else None
+    def kept(one: Published) -> frozenset[Point]:
+        mine, source = counting[_place(one)], _source(one)
+        return frozenset(point for point in one.points if mine.get(point) == source)
 
-    return [kept for one in found if (kept := counting(one))]
+    left = ((one, kept(one)) for one in found)
+    return [replace(one, points=points) for one, points in left if points]
 
 
-def _best(found: Iterable[Winner | Published]) -> Mapping[Problem, Mapping[Size, Source]]:
-    best: dict[Problem, dict[Size, Source]] = defaultdict(dict)
-    for one in sorted(found, key=_rank):  # of one size, the last stays
-        best[one.problem].update(dict.fromkeys(map(_size, one.points), _source(one)))
-    return best
+def _counting(found: Iterable[Result]) -> Counting:
+    """The source that counts at each point that has one."""
+    results: dict[Place, dict[Size, dict[Source, list[Result]]]] = {}
+    for one in found:
+        sizes, source = results.setdefault(_place(one), {}), _source(one)
+        for size in set(map(_size, one.points)):
+            sizes.setdefault(size, {}).setdefault(source, []).append(one)
+    counting: dict[Place, dict[Point, Source]] = {}
+    for place, sizes in results.items():
+        mine = counting.setdefault(place, {})
+        for size, sources in sizes.items():
+            best = max(sources, key=lambda source: _rank(size, sources[source]))
+            # The best one last: it stands where both have a point.
+            for source in (_untuned_beside(place, best), best):
+                mine.update(dict.fromkeys(_points(size, sources.get(source, ())), source))
+    return counting
+
+
+def _place(one: Result) -> Place:
+    return one.environment.device, one.environment.engine, one.problem
 
 
 def _size(point: Point) -> Size:
     return point.batch_size, point.new_tokens
 
 
-def _source(one: Winner | Published) -> Source:
+def _points(size: Size, results: Iterable[Result]) -> set[Point]:
+    return {point for one in results for point in one.points if _size(point) == size}
+
+
+def _source(one: Result) -> Source:
     if isinstance(one.problem, Attention):
         # Another workload has other cached tokens: only what was published at once was
         # chosen together. A gemm may be tuned in a run of its own.
@@ -60,5 +85,14 @@ def _source(one: Winner | Published) -> Source:
     return one.environment, one.status
 
 
-def _rank(one: Winner | Published) -> tuple[int, datetime, int]:
-    return WINNING.index(one.status), one.published_at, one.run_id
+def _untuned_beside(place: Place, source: Source) -> Source:
+    """The entries that a layer's environment has without tuning; nobody chose them in a pair."""
+    return (source[0], Status.INCUMBENT) if isinstance(place[2], FusedMoe) else source
+
+
+def _rank(size: Size, results: Collection[Result]) -> tuple[object, ...]:
+    """For results of one source: what counts is the source with the highest."""
+    newest = max(results, key=lambda one: (WINNING.index(one.status), one.published_at, one.run_id))
+    gemms = FusedMoe.gemms if isinstance(newest.problem, FusedMoe) else ()
+    both = {point.part for point in _points(size, results)}.issuperset(gemms)
+    return WINNING.index(newest.status), both, newest.published_at, newest.run_id

@@ -79,9 +79,7 @@ class Store(Database):
     ) -> list[Winner]:
         """The winners in force, in order of problem, size and part (up before down).
 
-        At each batch size of a fused-MoE layer all gemms come from one environment, and at each
-        batch size and new tokens of attention all entries from one run: a measured one before a
-        predicted one before an untuned one, then the one published last.
+        `in_force` says which these are, where a point has several.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
