@@ -164,6 +164,7 @@ class ExportIn(Strict):
 
     engine: EngineSpec = "sglang"
     allow_predicted: bool = Field(False, description="Also what was predicted, not measured.")
+    problem: Name | None = Field(None, description="Only the winners of this problem's text.")
 
 
 class WatchIn(Strict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _SAID = {
+    "--problem SPEC or --model NAME": "problem=SPEC",
     "--allow-predicted": "allow_predicted=true",
     "--no-fuse-shared": "fuse_shared=false",
     "--hidden-size": "hidden_size",

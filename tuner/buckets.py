@@ -109,9 +109,7 @@ class Together:
         known = [measurement for measurement in found if measurement is not None]
         return [m.median_us for m in known] if len(known) == len(found) else None
 
-    def _whole(
-        self, bucket: Bucket, config: Config, own_us: Sequence[float | None]
-    ) -> Measurement:
+    def _whole(self, bucket: Bucket, config: Config, own_us: Sequence[float | None]) -> Measurement:
         measurements = self._all(bucket, config)
         assert measurements is not None  # it is complete
         times = [m.median_us for m in measurements if m.median_us is not None]

@@ -26,7 +26,7 @@ from tuner.engines import find_engine
 from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
 from tuner.export import loadable, packaged_files, stored_winners
-from tuner.problems import Candidate
+from tuner.problems import Candidate, parse_problem
 from tuner.results import Compiled, Incumbent, Trial
 from tuner.store import Winner
 from tuner.store.lookups import parse_trial_place, trial_place
@@ -92,7 +92,8 @@ def export(
     except UnknownDevice as error:
         raise HTTPException(404, str(error)) from None
     found = find_engine(wanted.engine)
-    tuned, _ = loadable(stored_winners(api.store, card, found), found)
+    problems = [parse_problem(wanted.problem)] if wanted.problem is not None else []
+    tuned, _ = loadable(stored_winners(api.store, card, found, problems), found)
     name = f"{card.name}-{found.name}-{found.version}"
     with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
         root = Path(folder)

@@ -345,6 +345,30 @@ class TestResults:
         tag = {"If-None-Match": first.headers["etag"]}
         assert server.call("GET", "/v1/exports/L40S.tar", headers=tag).status == 304
 
+    def test_an_export_of_one_problem_where_two_ask_for_a_file(
+        self, server: Server, store_url: str
+    ) -> None:
+        spec = "fused_moe:E=256,N=128,K={},top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+        twins = [parse_problem(spec.format(hidden)) for hidden in (7168, 6144)]
+        keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+        config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
+        with Store.open(store_url) as store:
+            for problem in twins:
+                fill(store, problem, [entry(Point(8, gemm), config=config) for gemm in Gemm])
+        path = "/v1/exports/H200.tar?engine=sglang==0.5.16"
+        refused = server.call("GET", path).problem(409)
+        assert refused.endswith("choose one of them with problem=SPEC")
+        found = server.call("GET", f"{path}&problem={twins[1].spec()}")
+        assert found.status == 200
+        with tarfile.open(fileobj=io.BytesIO(found.body)) as tar:
+            (name,) = (
+                one.name
+                for one in tar.getmembers()
+                if "/provenance/" in one.name and not one.name.endswith("_down.json")
+            )
+            assert json.loads(tar.extractfile(name).read())["problem"] == twins[1].spec()
+        server.call("GET", f"{path}&problem=fused_moe:E=1").problem(422)
+
     def test_an_export_holds_attention_too(self, server: Server, store_url: str) -> None:
         with Store.open(store_url) as store:
             fill(store, EXTEND)

@@ -120,7 +120,9 @@ def test_ties_go_to_the_neighbouring_batch_size():
 
 def test_a_neighbours_pair_within_the_noise_of_the_incumbent_does_not_replace_it():
     default, a, b = config(32), config(16, 4), config(16, 8)
-    trials = [trial(8, g, default, 200.0) for g in Gemm] + [trial(16, g, default, 100.0) for g in Gemm]
+    trials = [trial(8, g, default, 200.0) for g in Gemm] + [
+        trial(16, g, default, 100.0) for g in Gemm
+    ]
     trials += [trial(8, g, a, 100.0) for g in Gemm] + [trial(8, g, b, 120.0) for g in Gemm]
     # At 16, b beats the incumbent by 1.2 %; a ties with b, and beats it by 0.8 % alone.
     trials += [trial(16, g, a, 99.2) for g in Gemm] + [trial(16, g, b, 98.8) for g in Gemm]

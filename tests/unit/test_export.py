@@ -1,19 +1,32 @@
 """Export: what is written is what a real engine's loader then picks, and nothing better is lost."""
 
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from attention_cases import fill
 from real_sglang import RealSGLang
+from typer.testing import CliRunner
 
+from tuner.checkpoints import resolve, resolve_attention
+from tuner.cli import app
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import carry_packaged, export
+from tuner.export import carry_packaged, export, select
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
-from tuner.results import Compiled, Entry, Environment, Incumbent, Status
-from tuner.store import Winner
+from tuner.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Status,
+    Totals,
+)
+from tuner.store import RunKey, Store, Winner
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 L40S = find_device("L40S")
@@ -39,8 +52,10 @@ def config(batch_size: int, warps: int = 4) -> Config:
     )
 
 
-def winner(batch_size: int, gemm: Gemm, status: Status = Status.OK, warps: int = 4) -> Winner:
-    chosen = config(batch_size, warps)
+def winner(
+    batch_size: int, gemm: Gemm, status: Status = Status.OK, warps: int = 4, block_m: int = 16
+) -> Winner:
+    chosen = config(batch_size, warps).replace(BLOCK_SIZE_M=block_m)
     entry = Entry(
         Point(batch_size, gemm),
         chosen,
@@ -166,3 +181,137 @@ def test_a_place_that_cannot_be_written_is_refused(engine, tmp_path):
 def test_no_parts_are_left_behind(engine, tmp_path):
     export(winners(), engine, L40S, tmp_path, allow_predicted=False)
     assert all(path.suffix == ".json" for path in tmp_path.rglob("*") if path.is_file())
+
+
+# Problems with one file name
+
+SPEC = "fused_moe:E=256,N=128,K={},top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+TWINS = [parse_problem(SPEC.format(hidden)) for hidden in (7168, 6144)]
+
+
+def of(problem, some: list[Winner], **environment: str) -> list[Winner]:
+    changed = replace(some[0].environment, **environment)
+    return [replace(one, problem=problem, environment=changed) for one in some]
+
+
+def test_two_problems_of_one_file_are_refused_before_a_byte_is_written(engine, tmp_path):
+    both = [one for problem in TWINS for one in of(problem, winners())]
+    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
+        export(both, engine, L40S, tmp_path / "out", allow_predicted=False)
+    assert all(problem.spec() in str(refused.value) for problem in TWINS)
+    assert not (tmp_path / "out").exists()
+    chosen = select(both, TWINS[1:])
+    assert {one.problem for one in chosen} == {TWINS[1]}
+    files = export(chosen, engine, L40S, tmp_path / "out", allow_predicted=False)
+    assert {file.problem for file in files} == {TWINS[1]}
+
+
+def test_a_problem_without_winners_names_the_nearest():
+    wanted = parse_problem(SPEC.format(7167))
+    with pytest.raises(ExportRefused, match=f"did you mean '{TWINS[0].spec()}'"):
+        select(of(TWINS[0], winners()), [wanted])
+
+
+@pytest.mark.parametrize("gpu", ["L40S", "H200"])
+def test_the_command_chooses_by_problem_or_model(gpu, tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    card, model = find_device(gpu), "deepseek-r1"
+    engine = find_engine("sglang==0.5.16")
+    mine = resolve(model, tp=16, device=card, engine_version=engine.version).problem
+    other = replace(mine, K=6144)
+    attention = resolve_attention(model, tp=16, device=card, engine_version=engine.version)
+    with Store.open(url) as store:
+        for problem in (mine, other):
+            some = of(problem, winners(), device=card.name)
+            points = tuple(one.entry.point for one in some)
+            key = RunKey(problem, some[0].environment, MeasureKind.GPU, "quick", 0, points, "s")
+            store.finish_run(store.begin_run(key), [one.entry for one in some], Totals())
+        for problem in attention.problems:
+            fill(store, problem)
+    command = ["export", "--device", gpu, "--engine", "sglang==0.5.16"]
+    run = CliRunner().invoke
+    refused = run(app, [*command, "--out", str(tmp_path / "out")])
+    assert (refused.exit_code, "--problem SPEC" in refused.stderr) == (1, True)
+    assert not (tmp_path / "out").exists()
+    said = {}
+    for name, options in {
+        "problem": ["--problem", other.spec()],
+        "model": ["--model", model, "--tp", "16"],
+    }.items():
+        done = run(app, [*command, "--out", str(tmp_path / name), "--json", *options])
+        assert done.exit_code == 0, done.stderr
+        said[name] = {file["problem"] for file in json.loads(done.stdout)["files"]}
+    assert said["problem"] == {other.spec()}
+    spoken = {p.spec() for p in attention.problems} if gpu == "H200" else set()
+    assert said["model"] == {mine.spec(), *spoken}
+    alone = run(app, [*command, "--tp", "16"])
+    assert (alone.exit_code, "add --model NAME" in alone.stderr) == (2, True)
+    unknown = run(app, [*command, "--model", "deepseek-r11", "--tp", "16"])
+    assert (unknown.exit_code, "did you mean" in unknown.stderr) == (2, True)
+
+
+# What an earlier export measured
+
+
+@pytest.mark.parametrize(
+    ("problem", "change"),
+    [
+        (TWINS[1], {}),
+        (TWINS[0], {"kernel_hash": "other"}),
+        (TWINS[0], {"engine_version": "0.5.12"}),
+    ],
+    ids=["another problem", "other kernels", "another version"],
+)
+def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
+    engine, tmp_path, problem, change
+):
+    export(of(TWINS[0], winners()), engine, L40S, tmp_path, allow_predicted=False)
+    predicted = of(problem, winners(Status.PREDICTED, warps=8, sizes=(1, 2)), **change)
+    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    assert len(files) == 2
+    for file in files:
+        assert {size: entry["num_warps"] for size, entry in file.entries.items()} == {1: 8, 2: 8}
+        assert set(file.statuses.values()) == {Status.PREDICTED}
+
+
+def test_measured_rows_of_another_driver_are_kept(engine, tmp_path):
+    export(of(TWINS[0], winners()), engine, L40S, tmp_path, allow_predicted=False)
+    predicted = of(TWINS[0], winners(Status.PREDICTED, warps=8), driver="999")
+    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    assert {entry["num_warps"] for file in files for entry in file.entries.values()} == {4}
+
+
+# Pairs
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
+def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
+    pair = [winner(1, Gemm.UP, block_m=64), winner(1, Gemm.DOWN, block_m=16)]
+    says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together"
+    with pytest.raises(ExportRefused, match=says):
+        export(
+            pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out", allow_predicted=True
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
+    some = [winner(1, Gemm.UP), winner(64, Gemm.UP, block_m=64), winner(1, Gemm.DOWN)]
+    with pytest.raises(ExportRefused, match="M=64: up has BLOCK_SIZE_M=64 and down has 16"):
+        export(some, engine, L40S, tmp_path, allow_predicted=True)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
+    default = engine.default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
+    assert default != 64
+    with pytest.raises(ExportRefused, match=f"up has BLOCK_SIZE_M={default} and down has 64"):
+        export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)
+    (up,) = export([winner(1, Gemm.UP, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)
+    (down,) = export(
+        [winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True
+    )
+    assert (up.gemm, down.gemm) == (Gemm.UP, Gemm.DOWN)
+    with pytest.raises(ExportRefused, match="up has BLOCK_SIZE_M=16 and down has 64"):
+        export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path, allow_predicted=True)

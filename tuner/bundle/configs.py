@@ -22,6 +22,7 @@ from tuner.export import (
     export,
     provenance_row,
 )
+from tuner.export.selection import refuse_shared_files
 from tuner.preflight.capture import hash_folder
 from tuner.problems import Config, FusedMoe, Gemm
 from tuner.results import Status
@@ -165,7 +166,8 @@ def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFi
 
 
 def _vllm_file(name: str, winners: Sequence[Winner], root: Path) -> TunedFile:
-    problem = _only_problem(name, winners)
+    refuse_shared_files((root / name, winner.problem) for winner in winners)
+    problem = winners[0].problem
     entries = {w.entry.point.batch_size: Config(w.entry.config) for w in winners}
     triton = ", ".join(sorted({w.environment.triton for w in winners}))
     text = vllm.config_file_text(entries, triton)
@@ -181,10 +183,3 @@ def _vllm_file(name: str, winners: Sequence[Winner], root: Path) -> TunedFile:
     (root / PROVENANCE).mkdir(exist_ok=True)
     (root / PROVENANCE / name).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
     return TunedFile(name, provenance)
-
-
-def _only_problem(name: str, winners: Sequence[Winner]) -> FusedMoe:
-    problems = sorted({w.problem.spec() for w in winners})
-    if len(problems) > 1:
-        raise ExportRefused(f"{problems[0]} and {problems[1]} both ask for {name}")
-    return winners[0].layer

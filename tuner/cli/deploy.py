@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import app, command, guarded, print_json, say
-from tuner.cli.options import Json
+from tuner.cli.options import Json, ModelName, ProblemSpecs
+from tuner.cli.targets import Given, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def bundle(
     engine: Annotated[
         str, typer.Option("--engine", help="Whose winners; default: the cluster's sglang.")
     ] = "",
+    problem: ProblemSpecs = None,
+    model: ModelName = None,
     as_json: Json = False,
 ) -> None:
     """Pack tuned configs, launch scripts and checks for a cluster; or `verify` a bundle."""
@@ -63,6 +66,7 @@ def bundle(
     from tuner.cluster import read_cluster
     from tuner.devices import find_device
     from tuner.engines import find_engine
+    from tuner.export import select
     from tuner.preflight import parse_nodes, run_preflight
     from tuner.store import Store, database_url
 
@@ -76,6 +80,10 @@ def bundle(
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
     with Store.open(database_url(os.environ)) as store:
         winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+    parallel = wanted.parallel
+    given = Given(model, card, found.version, parallel.tp, None) if model else None
+    if chosen := problems_to_ship(problem or (), given, parallel.ep):
+        winners = select(winners, chosen)
     built = build_bundle(
         winners, wanted, found, card, allow_predicted=allow_predicted, report=report
     )

@@ -64,6 +64,15 @@ KvSplits = Annotated[
     int | None,
     typer.Option(help="Attention, decode: most parts of a cache; default: as the engine runs."),
 ]
+ProblemSpecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--problem", metavar="PROBLEM", help="Only this problem's winners; may be given again."
+    ),
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Only the winners of this model's problems.")
+]
 Seed = Annotated[int, typer.Option(help="Of the search's random numbers.")]
 Server = Annotated[
     str | None,

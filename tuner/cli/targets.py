@@ -84,6 +84,38 @@ def attention_work(
     return Work([(p, points.get(p.phase)) for p in resolved.problems], resolved.notes)
 
 
+def problems_to_ship(
+    specs: Sequence[str], model: Given | None, ep: int = 1, fuse_shared: bool | None = None
+) -> list[Problem]:
+    """The problems of `--problem` and `--model`: a model has a fused-MoE layer, attention, or both.
+
+    Raises as `resolve` does where the model has neither, or tp does not divide it.
+    """
+    from tuner.checkpoints import resolve, resolve_attention
+    from tuner.errors import BadInput, IndivisibleShape
+    from tuner.problems import parse_problem
+
+    found = [parse_problem(spec) for spec in specs]
+    if model is None:
+        return found
+    shared = {"tp": model.tp, "engine_version": model.engine_version, "device": model.device}
+    refusals: list[BadInput] = []
+    try:
+        layer = resolve(model.target, ep=ep, dtype=model.dtype, fuse_shared=fuse_shared, **shared)
+        found.append(layer.problem)
+    except IndivisibleShape:
+        raise
+    except BadInput as error:
+        refusals.append(error)
+    try:
+        found += resolve_attention(model.target, **shared).problems
+    except BadInput as error:
+        refusals.append(error)
+    if len(refusals) == 2:
+        raise refusals[0]
+    return found
+
+
 def refuse_attention_options(workload: str | None, page_size: int, kv_splits: int | None) -> None:
     """Raises BadInput where an option of attention's is given without attention."""
     from tuner.errors import BadInput

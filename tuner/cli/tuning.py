@@ -26,7 +26,9 @@ from tuner.cli.options import (
     Json,
     KvSplits,
     Measure,
+    ModelName,
     PageSize,
+    ProblemSpecs,
     Seed,
     Target,
     TopK,
@@ -40,6 +42,7 @@ from tuner.cli.targets import (
     attention_to_check,
     attention_work,
     moe_work,
+    problems_to_ship,
     refuse_attention_options,
     refuse_layer_options,
     refuse_tp,
@@ -204,6 +207,12 @@ def export(
         bool, typer.Option("--allow-predicted", help="Export what was predicted, not measured.")
     ] = False,
     engine: EngineSpec = "sglang",
+    problem: ProblemSpecs = None,
+    model: ModelName = None,
+    tp: Tp = 1,
+    ep: Ep = 1,
+    dtype: DtypeName = None,
+    fuse_shared: FuseShared = None,
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
@@ -211,17 +220,24 @@ def export(
     from tuner.engines import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
+    from tuner.problems import parse_dtype
     from tuner.store import Store, database_url
 
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
+    if model is None and (tp, ep, dtype, fuse_shared) != (1, 1, None, None):
+        raise BadInput("--tp, --ep, --dtype and --fuse-shared are for a model: add --model NAME")
+    card, found = find_device(device), find_engine(engine)
+    kind = parse_dtype(dtype) if dtype else None
+    given = Given(model, card, found.version, tp, kind) if model else None
     with Store.open(database_url(os.environ)) as store:
         report = export_device(
             store,
-            find_device(device),
-            find_engine(engine),
+            card,
+            found,
             None if into_engine else out or Path("configs_out"),
             allow_predicted=allow_predicted,
+            wanted=problems_to_ship(problem or (), given, ep, fuse_shared),
         )
     if as_json:
         print_json(report.as_json())

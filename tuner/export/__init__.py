@@ -43,7 +43,8 @@ from tuner.export.moe import (
     verify_moe,
 )
 from tuner.export.report import ExportedFile, ExportReport
-from tuner.problems import Attention
+from tuner.export.selection import refuse_shared_files, select
+from tuner.problems import Attention, Problem
 from tuner.results import Status
 from tuner.store import Store, Winner
 
@@ -62,18 +63,26 @@ __all__ = [
     "loadable",
     "packaged_files",
     "provenance_row",
+    "select",
     "stored_winners",
 ]
 
 
 def export_device(
-    store: Store, device: Device, engine: Engine, out: Path | None, *, allow_predicted: bool
+    store: Store,
+    device: Device,
+    engine: Engine,
+    out: Path | None,
+    *,
+    allow_predicted: bool,
+    wanted: Sequence[Problem] = (),
 ) -> ExportReport:
-    """Export all winners for a device: as an overlay under `out`, or into the engine if None.
+    """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
-    Raises ExportRefused where the store has none for this engine version.
+    Only those of the problems in `wanted`, if it has any; see `select`. Raises ExportRefused where
+    the store has none for this engine version.
     """
-    found = stored_winners(store, device, engine)
+    found = stored_winners(store, device, engine, wanted)
     winners, left_out = loadable(found, engine, into_engine=out is None)
     root = out or engine.package_root
     files = export(winners, engine, device, root, allow_predicted=allow_predicted)
@@ -88,15 +97,20 @@ def export_device(
     return ExportReport(root, files, carried, variables, advised_flags(attention), left_out)
 
 
-def stored_winners(store: Store, device: Device, engine: Engine) -> list[Winner]:
-    """What there is to export. Raises ExportRefused where there is nothing."""
+def stored_winners(
+    store: Store, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
+) -> list[Winner]:
+    """What there is to export, of the problems in `wanted` if it has any.
+
+    Raises ExportRefused where there is nothing.
+    """
     winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: "
             f"run `tuner tune MODEL --device {device.name}` first"
         )
-    return winners
+    return select(winners, wanted) if wanted else winners
 
 
 def loadable(
@@ -130,13 +144,15 @@ def export(
     An entry that an earlier export measured is kept where the winner was only predicted.
 
     Raises ExportRefused, with nothing written, where a winner is predicted and that is not
-    allowed, where two contradict each other, or where servers could not read one;
+    allowed, where two contradict each other or ask for one file, or where servers could not read
+    one;
     UnwritableOutput where the folder cannot be written.
     """
     if not allow_predicted:
         _refuse_predicted(winners)
     moe = plan_moe(winners, engine, device, root)
     attention = with_advised_flags(plan_attention(winners, root))
+    refuse_shared_files((planned.path, planned.problem) for planned in attention)
     for planned in attention:
         prove_readable(planned)
     prove_writable(root)

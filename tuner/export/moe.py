@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tuner.devices import Device
 from tuner.engines import Engine, config_file_text, read_config_file
+from tuner.engines.config_files import read_lenient
 from tuner.errors import ExportRefused
 from tuner.export.files import (
     PROVENANCE,
@@ -19,9 +20,14 @@ from tuner.export.files import (
     replace_file,
     sidecar_fields,
 )
+from tuner.export.selection import refuse_shared_files
 from tuner.problems import Config, FusedMoe, Gemm
 from tuner.results import Status
 from tuner.store import Winner
+
+
+# What a measured row must share with the winners to be kept beside them.
+_OF_KERNELS = ("engine", "engine_version", "kernel_hash")
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,21 @@ class ConfigFileExport:
 def plan_moe(
     winners: Sequence[Winner], engine: Engine, device: Device, root: Path
 ) -> list[ConfigFileExport]:
-    """The files to write under a root. What an earlier export measured stays in them where the
-    winner was only predicted.
+    """The files to write under a root. What an earlier export of the problem measured with the
+    same kernels stays in them where the winner was only predicted.
+
+    Raises ExportRefused where two problems ask for one file, or where the engine would run up and
+    down with different BLOCK_SIZE_M.
     """
     both = engine.has_down_files()  # without, one file and one configuration serve both gemms
     ours = [w for w in winners if isinstance(w.problem, FusedMoe)]
     wanted = [w for w in ours if both or w.entry.point.gemm is Gemm.UP]
     by_file = groupby(sorted(wanted, key=_file_key), key=_file_key)
-    return [_plan(list(group), engine, device, root) for _, group in by_file]
+    files = [_plan(list(group), engine, device, root) for _, group in by_file]
+    refuse_shared_files((file.path, file.problem) for file in files)
+    if both:
+        refuse_unlike_blocks(files, engine, device, root)
+    return files
 
 
 def verify_moe(file: ConfigFileExport, engine: Engine, device: Device, root: Path) -> None:
@@ -74,6 +87,48 @@ def verify_moe(file: ConfigFileExport, engine: Engine, device: Device, root: Pat
         picked = engine.pick(entries, batch_size)
         if picked != config:
             raise ExportRefused(f"{found}: {engine.name} picks {picked} at M={batch_size}")
+
+
+def refuse_unlike_blocks(
+    files: Sequence[ConfigFileExport], engine: Engine, device: Device, root: Path
+) -> None:
+    """Raises ExportRefused where the engine would run up and down with different BLOCK_SIZE_M.
+
+    It sorts a batch's tokens once, for both gemms: some versions stop at such a pair, others
+    change down's block, which nobody timed. A gemm without a file here is run as the engine would
+    without it: by a file that is there already, up also by the heuristic, down also by up's entry.
+    """
+    planned = {(file.problem, file.triton, file.gemm): file.entries for file in files}
+    for problem, triton in dict.fromkeys((file.problem, file.triton) for file in files):
+        up, down = (
+            planned.get((problem, triton, gemm))
+            or _entries_there(engine, problem, device, gemm, triton, root)
+            for gemm in (Gemm.UP, Gemm.DOWN)
+        )
+        for size in sorted({*up, *down}) if down else ():
+            first = (engine.pick(up, size) if up else engine.default_config(problem, device, size))[
+                "BLOCK_SIZE_M"
+            ]
+            second = engine.pick(down, size)["BLOCK_SIZE_M"]
+            if first != second:
+                raise ExportRefused(
+                    f"{problem.spec()} at M={size}: up has BLOCK_SIZE_M={first} and down has "
+                    f"{second}, but {engine.name} sorts a batch once for both: tune both gemms "
+                    "together (--gemm up,down)"
+                )
+
+
+def _entries_there(
+    engine: Engine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
+) -> Mapping[int, Config]:
+    """What the loader finds for a gemm that is not exported now; nothing where it finds none."""
+    name = engine.file_name(problem, device, gemm)
+    for place in (root, engine.package_root):
+        if (place / "configs").is_dir():
+            path = engine.find_file(place, problem, device, gemm, triton)
+            if path is not None and path.name == name:
+                return read_lenient(path).entries
+    return {}
 
 
 def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
@@ -113,7 +168,7 @@ def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> 
     path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
     rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
     file = ConfigFileExport(path, problem, gemm, triton, {}, {}, {})
-    kept = _measured_earlier(file)
+    kept = _measured_earlier(file, max(winners, key=lambda winner: winner.published_at))
     rows |= {size: row for size, row in kept.items() if _is_weaker(rows.get(size), row)}
     entries = {size: Config(row["config"]) for size, row in sorted(rows.items())}
     provenance = {
@@ -126,12 +181,23 @@ def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> 
     return ConfigFileExport(path, problem, gemm, triton, entries, provenance, statuses)
 
 
-def _measured_earlier(file: ConfigFileExport) -> dict[int, dict[str, Any]]:
-    """The measured rows of the sidecar that is there; none if it is not one of ours."""
+def _measured_earlier(file: ConfigFileExport, newest: Winner) -> dict[int, dict[str, Any]]:
+    """The measured rows of the sidecar that is there, for the problem and the newest kernels.
+
+    There are none if the sidecar is not one of ours, or is of another problem with this file name.
+    """
     provenance = read_sidecar(file.path, file.sidecar) or {}
+    now = asdict(newest.environment)
     try:
+        if (provenance["problem"], provenance["gemm"]) != (file.problem.spec(), file.gemm.value):
+            return {}
         rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
-        return {size: row for size, row in rows.items() if row["status"] == Status.OK.value}
+        return {
+            size: row
+            for size, row in rows.items()
+            if row["status"] == Status.OK.value
+            and all(row["environment"][name] == now[name] for name in _OF_KERNELS)
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -69,7 +69,9 @@ class KeyStore(Database):
         if found is None:
             raise BadInput(f"there is, or was, a key named {name!r} already: choose another name")
         if found["revoked_at"] is not None:
-            raise BadInput(f"this key was revoked, under the name {found['name']!r}: make a new one")
+            raise BadInput(
+                f"this key was revoked, under the name {found['name']!r}: make a new one"
+            )
         if (found["name"], found["scopes"]) != (name, row["scopes"]):
             scope = _read(found).scope.name.lower()
             raise BadInput(
