@@ -7,8 +7,8 @@ Prints the tables of docs/predict.md, "When a prediction replaces the engine's c
 At each batch size of a recording, the chooser of a prediction run chooses up and down together,
 among all recorded configurations. The incumbent is what the engine's heuristic runs, or the entry
 that the engine ships, or, as the hardest test, each pair in turn of the TUNED fastest
-configurations of each gemm and BLOCK_SIZE_M, as if somebody had tuned it. Files for the recording's own key and its twins are left out of the
-corpus.
+configurations of each gemm and BLOCK_SIZE_M, as if somebody had tuned it. Files for the
+recording's own key and its twins are left out of the corpus.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class _Field:
     batch_size: int
     trials: Mapping[Gemm, Mapping[Config, Trial]]
     incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
+    block: int | None = None  # the BLOCK_SIZE_M of a gemm that is not tuned now, which must stay
 
     @property
     def predicted(self) -> bool:
@@ -55,9 +56,13 @@ class _Field:
         return any(trial.measurement.status is Status.PREDICTED for trial in trials)
 
     def total_us(self, choice: Choice) -> float | None:
-        """Microseconds of the gemms in turn, or None where one of them has no time."""
+        """Microseconds of the gemms in turn, or None where one of them has no time, or not the
+        BLOCK_SIZE_M that it must have.
+        """
         total = 0.0
         for gemm, config in choice.items():
+            if self.block not in (None, config["BLOCK_SIZE_M"]):
+                return None
             trial = self.trials[gemm].get(config)
             if trial is None or trial.measurement.median_us is None:
                 return None
@@ -72,12 +77,14 @@ class MoeChooser:
     incumbents: Mapping[Point, Mapping[str, Config]]
     policy: Policy
     requested: Collection[int]  # batch sizes
+    # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now: its partner must share it.
+    blocks: Mapping[int, int] | None = None
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        return choose(trials, self.incumbents, self.policy, self.requested)
+        return choose(trials, self.incumbents, self.policy, self.requested, self.blocks)
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        return finalists(trials, self.incumbents, entries, self.requested)
+        return finalists(trials, self.incumbents, entries, self.requested, self.blocks)
 
 
 def choose(
@@ -85,6 +92,7 @@ def choose(
     incumbents: Mapping[Point, Mapping[str, Config]],
     policy: Policy,
     requested: Collection[int],
+    blocks: Mapping[int, int] | None = None,
 ) -> list[Entry]:
     """One entry for each point that `incumbents` names, in order of batch size.
 
@@ -92,9 +100,12 @@ def choose(
     run there, or the nearest tuned pair where that does not fit: once a file exists the engine
     no longer falls back to its heuristic, so a file must not leave a batch size out.
 
+    `blocks` has the BLOCK_SIZE_M of a gemm that is not tuned now, by batch size; only what shares
+    it is chosen there.
+
     Raises NothingFits, naming the batch size, where no candidate of a requested point has a time.
     """
-    fields = list(_fields(trials, incumbents))
+    fields = list(_fields(trials, incumbents, blocks))
     entries: list[Entry] = []
     choices: dict[int, Choice] = {}
     neighbour: Choice | None = None
@@ -114,6 +125,7 @@ def finalists(
     incumbents: Mapping[Point, Mapping[str, Config]],
     entries: Sequence[Entry],
     requested: Collection[int],
+    blocks: Mapping[int, int] | None = None,
 ) -> list[Trial]:
     """The trials worth timing once more: at each requested point its incumbents, what was chosen
     there and at the neighbouring batch sizes, and the fastest of the two best BLOCK_SIZE_M.
@@ -121,16 +133,16 @@ def finalists(
     found: list[Trial] = []
     sizes = sorted(requested)
     chosen = {entry.point: entry.config for entry in entries}
-    for field in _fields(trials, incumbents):
+    for field in _fields(trials, incumbents, blocks):
         if field.batch_size not in requested:
             continue
         at = sizes.index(field.batch_size)
         near = sizes[max(at - 1, 0) : at + 2]
-        blocks = _best_blocks(field)
+        best = _best_blocks(field)
         for gemm, timed in field.trials.items():
             wanted = {pair[gemm] for pair in field.incumbents.values()}
             wanted.update(chosen[Point(size, gemm)] for size in near)
-            for block in blocks:
+            for block in best:
                 wanted.update(_fastest_of(timed, block))
             some = [timed[config] for config in sorted(wanted) if config in timed]
             found += [trial for trial in some if trial.measurement.timed]
@@ -181,7 +193,9 @@ def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -
 
 
 def _fields(
-    trials: Sequence[Trial], incumbents: Mapping[Point, Mapping[str, Config]]
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    blocks: Mapping[int, int] | None,
 ) -> Iterator[_Field]:
     timed: dict[Point, dict[Config, Trial]] = {point: {} for point in incumbents}
     for trial in trials:
@@ -198,6 +212,7 @@ def _fields(
                 for name in names
                 if all(name in incumbents[point] for point in points)
             },
+            (blocks or {}).get(batch_size),
         )
 
 
@@ -206,7 +221,7 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
     name, incumbent = _incumbent(field)
     incumbent_us = field.total_us(incumbent) if incumbent else None
     if best is None:
-        raise NothingFits(f"no configuration compiles and fits at batch size {field.batch_size}")
+        raise NothingFits(_why_nothing_fits(field))
     best_us = field.total_us(best)
     assert best_us is not None  # _fastest returns timed pairs only
     if incumbent is not None and incumbent_us is not None:
@@ -220,9 +235,23 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
         if neighbour_us is not None and policy.ties(neighbour_us, best_us, incumbent_us):
             best, best_us = neighbour, neighbour_us
     if incumbent_us is None:
-        return best, f"the {name} configuration cannot run here" if incumbent else "fastest"
+        return best, _why_replaced(field, name) if incumbent else "fastest"
     gain = f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
     return best, f"predicted {gain}" if field.predicted else gain
+
+
+def _why_nothing_fits(field: _Field) -> str:
+    why = f"no configuration compiles and fits at batch size {field.batch_size}"
+    if field.block is None:
+        return why
+    return f"{why} with the other gemm's BLOCK_SIZE_M={field.block}: tune both gemms together"
+
+
+def _why_replaced(field: _Field, name: str) -> str:
+    pair = field.incumbents[name].values()
+    if field.block is not None and any(c["BLOCK_SIZE_M"] != field.block for c in pair):
+        return f"fastest with BLOCK_SIZE_M={field.block}, which the other gemm has"
+    return f"the {name} configuration cannot run here"
 
 
 def _kept(name: str, predicted: bool) -> str:

@@ -110,7 +110,7 @@ class _Field:
         point by more than `slack` left out.
         """
         own = self.own_times()
-        own_us = own or [None] * len(self.bucket.points)
+        own_us: Sequence[float | None] = own or [None] * len(self.bucket.points)
         found = []
         here = set(self.bucket.points)
         for config in {c.config for c in self.trials if c.point in here}:

@@ -20,6 +20,8 @@ from store_writer import KEY
 from api.settings import ApiSettings
 from tuner.attention_files import file_name
 from tuner.jobs import Job, JobState
+from tuner.problems import Config, Gemm, Point, parse_problem
+from tuner.results import Compiled, Entry, Status
 from tuner.store import JobStore, Leases, Store
 from workers.settings import Settings
 
@@ -354,7 +356,14 @@ class TestResults:
         config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
         with Store.open(store_url) as store:
             for problem in twins:
-                fill(store, problem, [entry(Point(8, gemm), config=config) for gemm in Gemm])
+                fill(
+                    store,
+                    problem,
+                    [
+                        Entry(Point(8, gemm), config, Status.OK, 9.0, Compiled(Status.OK), {}, "")
+                        for gemm in Gemm
+                    ],
+                )
         path = "/v1/exports/H200.tar?engine=sglang==0.5.16"
         refused = server.call("GET", path).problem(409)
         assert refused.endswith("choose one of them with problem=SPEC")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.choose import Policy, choose
+from tuner.choose import Policy, choose, finalists
 from tuner.errors import NothingFits
 from tuner.problems import Candidate, Config, Gemm, Point
 from tuner.results import Compiled, Measurement, Status, Trial
@@ -44,6 +44,21 @@ def test_pair_shares_block_size_m_even_where_each_gemm_prefers_another():
     ]
     entries = choose(trials, both(8, default=small), EXACT, {8})
     assert chosen(entries, 8) == {Gemm.UP: large, Gemm.DOWN: large}
+
+
+def test_a_gemm_tuned_alone_keeps_to_the_block_size_m_of_the_other():
+    default, small, large = config(128), config(16), config(64)
+    trials = [trial(8, Gemm.UP, c, us) for c, us in ((default, 20.0), (small, 10.0), (large, 15.0))]
+    incumbents = {Point(8, Gemm.UP): {"default": default}}
+    (free,) = choose(trials, incumbents, EXACT, {8})
+    (kept,) = choose(trials, incumbents, EXACT, {8}, {8: 64})
+    assert (free.config, kept.config) == (small, large)
+    assert kept.reason == "fastest with BLOCK_SIZE_M=64, which the other gemm has"
+    assert kept.incumbents["default"].median_us == 20.0
+    final = finalists(trials, incumbents, [kept], {8}, {8: 64})
+    assert {one.candidate.config for one in final} == {default, large}
+    with pytest.raises(NothingFits, match="BLOCK_SIZE_M=32: tune both gemms together"):
+        choose(trials, incumbents, EXACT, {8}, {8: 32})
 
 
 def test_gain_within_the_noise_keeps_the_incumbent():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.problems import parse_problem
+from tuner.problems import Gemm, parse_problem
 from tuner.results import MeasureKind
 from tuner.session import Request, open_session
 from tuner.store import Store
@@ -60,3 +61,21 @@ def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_p
         again = session.run(store, progress=lambda trial: None, record=folder / "trials.csv.gz")
     assert again.totals.measurements == 0
     assert (folder / "trials.csv.gz").is_file()
+
+
+def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path: Path) -> None:
+    sizes = (2, 16, 128, 1024, 4096)
+    alone = {}
+    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+        for gemm in Gemm:
+            asked = replace(request(FP8), batch_sizes=sizes, gemms=(gemm,))
+            with open_session(asked) as session:
+                report = session.run(store, progress=lambda trial: None)
+            alone[gemm] = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
+    assert len(alone[Gemm.UP]) == len(sizes)
+    assert alone[Gemm.DOWN] == alone[Gemm.UP]
+    free = replace(request(FP8), batch_sizes=sizes, gemms=(Gemm.DOWN,))
+    with Store.open("sqlite://") as store, open_session(free) as session:
+        report = session.run(store, progress=lambda trial: None)
+    own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
+    assert own != alone[Gemm.DOWN]  # or nothing was held back

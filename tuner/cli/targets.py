@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class Work:
 def moe_work(
     given: Given,
     ep: int,
-    block_shape: tuple[int, int] | None,
-    hidden_size: int | None,
-    top_k: int | None,
-    fuse_shared: bool | None,
+    block_shape: tuple[int, int] | None = None,
+    hidden_size: int | None = None,
+    top_k: int | None = None,
+    fuse_shared: bool | None = None,
 ) -> Work:
     """The fused-MoE layer that a target names; raises as `resolve` does."""
     from tuner.checkpoints import resolve
@@ -61,7 +61,7 @@ def moe_work(
 
 
 def attention_work(
-    given: Given, workload: str | None, page_size: int, kv_splits: int | None
+    given: Given, workload: str | None = None, page_size: int = 1, kv_splits: int | None = None
 ) -> Work:
     """The attention problems that a target names, each phase with its points.
 
@@ -91,24 +91,22 @@ def problems_to_ship(
 
     Raises as `resolve` does where the model has neither, or tp does not divide it.
     """
-    from tuner.checkpoints import resolve, resolve_attention
     from tuner.errors import BadInput, IndivisibleShape
     from tuner.problems import parse_problem
 
     found = [parse_problem(spec) for spec in specs]
     if model is None:
         return found
-    shared = {"tp": model.tp, "engine_version": model.engine_version, "device": model.device}
     refusals: list[BadInput] = []
     try:
-        layer = resolve(model.target, ep=ep, dtype=model.dtype, fuse_shared=fuse_shared, **shared)
-        found.append(layer.problem)
+        found += [problem for problem, _ in moe_work(model, ep, fuse_shared=fuse_shared).work]
     except IndivisibleShape:
         raise
     except BadInput as error:
         refusals.append(error)
     try:
-        found += resolve_attention(model.target, **shared).problems
+        # A layer's quantisation says nothing of its attention's dtype.
+        found += [problem for problem, _ in attention_work(replace(model, dtype=None)).work]
     except BadInput as error:
         refusals.append(error)
     if len(refusals) == 2:

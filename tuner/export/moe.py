@@ -25,7 +25,6 @@ from tuner.problems import Config, FusedMoe, Gemm
 from tuner.results import Status
 from tuner.store import Winner
 
-
 # What a measured row must share with the winners to be kept beside them.
 _OF_KERNELS = ("engine", "engine_version", "kernel_hash")
 

@@ -26,6 +26,7 @@ from tuner.results import MeasureKind, Trial
 from tuner.search import Budget, Search, budget_for
 from tuner.session.base import NOISE, Request, Session
 from tuner.space import Effort, Space
+from tuner.store import Store
 from tuner.tune import Listed, Plan, Strategy
 from tuner.workloads import Workload, WorkPoint, usual_workload
 
@@ -55,6 +56,9 @@ class AttentionSession(Session):
         self.file_names = dict.fromkeys(
             self._problem.parts, file_name(self._problem, request.device.name)
         )
+
+    def _look_up(self, store: Store) -> None:
+        """Nothing: all stages of a phase are tuned in one run."""
 
     @cached_property
     def tries(self) -> dict[str, int]:

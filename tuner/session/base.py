@@ -88,6 +88,7 @@ class Session(ABC):
         """
         if record is not None:
             self._prove_recordable(record, add_to_record)
+        self._look_up(store)
         bench, strategy = self._bench_and_strategy()
         run = store.begin_run(self._run_key())
         journal = RunJournal(store, run)
@@ -144,6 +145,10 @@ class Session(ABC):
     @property
     @abstractmethod
     def _spaces(self) -> Mapping[Part, Space]: ...
+
+    @abstractmethod
+    def _look_up(self, store: Store) -> None:
+        """Read what a run needs to know of earlier ones, before any work."""
 
     @abstractmethod
     def _binder(self) -> Binder: ...

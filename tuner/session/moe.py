@@ -22,6 +22,8 @@ from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
 from tuner.session.base import NOISE, Request, Session
 from tuner.space import Effort, Space, space_for
+from tuner.store import Store
+from tuner.store.in_force import WINNING
 from tuner.tune import Listed, Plan, Strategy
 
 # Kernels compiled for a prediction: about 0.4 s each of one core.
@@ -40,6 +42,18 @@ class MoeSession(Session):
         self._check_gemms()
         self.points = self._points()  # a batch size that the recording lacks is refused here
         self.file_names = self._file_names()
+        self._partner: Mapping[int, Config] = {}
+
+    def _look_up(self, store: Store) -> None:
+        """The stored entries of the gemm that is not tuned now, by batch size: the engine runs
+        both with one BLOCK_SIZE_M.
+        """
+        request = self.request
+        if len(request.gemms) == 1 and request.engine.has_down_files():
+            found = store.winners_in(self._problem, self.environment)
+            others = [w.entry for w in found if w.entry.point.gemm not in request.gemms]
+            others.sort(key=lambda entry: WINNING.index(entry.status))  # the best one last
+            self._partner = {entry.point.batch_size: entry.config for entry in others}
 
     def _points(self) -> tuple[Point, ...]:
         request = self.request
@@ -110,7 +124,7 @@ class MoeSession(Session):
         if request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
         predictor = Predictor(request.device, self._problem, self._corpus)
-        legal = {point: self._spaces[point.gemm].configs() for point in self.points}
+        legal = {point: self._legal(point) for point in self.points}
         one_config = not request.engine.has_down_files()
         chosen = predictor.shortlist_all(
             legal, PREDICT_KERNELS[request.effort], one_config=one_config
@@ -121,6 +135,14 @@ class MoeSession(Session):
             for config in _best_of_each_block(some)
         ]
         return SerialBench(self._compiler, predictor, self.points), Listed(listed)
+
+    def _legal(self, point: Point) -> Sequence[Config]:
+        """The configurations of a point's space that go with what the other gemm has there."""
+        configs = self._spaces[point.gemm].configs()
+        partner = self._partner.get(point.batch_size)
+        if partner is None:
+            return configs
+        return [c for c in configs if c["BLOCK_SIZE_M"] == partner["BLOCK_SIZE_M"]]
 
     def _search(self) -> Strategy:
         request = self.request
@@ -160,7 +182,12 @@ class MoeSession(Session):
         return Plan(
             requested=self.points,
             incumbents=self._incumbents,
-            chooser=MoeChooser(self._incumbents, policy, {p.batch_size for p in self.points}),
+            chooser=MoeChooser(
+                self._incumbents,
+                policy,
+                requested={p.batch_size for p in self.points},
+                blocks={size: config["BLOCK_SIZE_M"] for size, config in self._partner.items()},
+            ),
         )
 
     @cached_property
@@ -186,7 +213,11 @@ class MoeSession(Session):
         }
 
     def _known(self) -> dict[Point, Sequence[Config]]:
-        return {point: list(self._incumbents[point].values()) for point in self.points}
+        found = {point: list(self._incumbents[point].values()) for point in self.points}
+        for point, configs in found.items():
+            if point.batch_size in self._partner:  # one candidate at least has its BLOCK_SIZE_M
+                configs.append(self._partner[point.batch_size])
+        return {**found}
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:

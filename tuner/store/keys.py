@@ -73,9 +73,9 @@ class KeyStore(Database):
                 f"this key was revoked, under the name {found['name']!r}: make a new one"
             )
         if (found["name"], found["scopes"]) != (name, row["scopes"]):
-            scope = _read(found).scope.name.lower()
+            stored = _read(found).scope.name.lower()
             raise BadInput(
-                f"this key is stored already, as {found['name']!r} with the scope {scope}: "
+                f"this key is stored already, as {found['name']!r} with the scope {stored}: "
                 "make a new one, or give it that name and scope"
             )
         return token

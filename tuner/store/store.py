@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Table, case, select, update
+from sqlalchemy import ColumnElement, Connection, Table, case, select, update
 
 from tuner.problems import FAMILIES, PARTS, Problem
 from tuner.results import Entry, Environment, Totals, Trial
@@ -88,17 +88,26 @@ class Store(Database):
             environments.c.triton: triton,
             problems.c.spec: problem.spec() if problem else None,
         }
+        conditions = [field == value for field, value in wanted.items() if value is not None]
+        return in_force(self._winners(*conditions, problems.c.family.in_(families)))
+
+    def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
+        """All that is published for a problem in an environment, in force or not."""
+        return self._winners(
+            problems.c.spec == problem.spec(),
+            environments.c.fingerprint == environment.fingerprint,
+        )
+
+    def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
         query = (
             select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
             .join(problems, winners.c.problem_id == problems.c.id)
             .join(environments, winners.c.environment_id == environments.c.id)
-            .where(*(field == value for field, value in wanted.items() if value is not None))
-            .where(problems.c.family.in_(families))
+            .where(*conditions)
             .order_by(problems.c.id, *BY_POINT)
         )
         with self._read() as connection:
-            found = [read_winner(row) for row in connection.execute(query).mappings()]
-        return in_force(found)
+            return [read_winner(row) for row in connection.execute(query).mappings()]
 
     # In the caller's transaction, so that a subclass may add to it.
 
