@@ -63,6 +63,17 @@ def test_the_real_loader_reads_every_entry_from_the_bundle(case: str, tmp_path: 
         assert found == {size: dict(config(Point(size, gemm))) for size in BATCH_SIZES}
 
 
+@pytest.mark.parametrize("case", [H20, RAY])
+def test_two_problems_of_one_file_are_refused(case: str) -> None:
+    device, spec = CASES[case]
+    other = parse_problem(spec.replace("K=7168", "K=6144"))
+    both = [*stored(case), *(replace(one, problem=other) for one in stored(case))]
+    engine, card = find_engine("sglang==0.5.16"), find_device(device)
+    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
+        build_bundle(both, example(case), engine, card, allow_predicted=True)
+    assert spec in str(refused.value) and other.spec() in str(refused.value)
+
+
 def test_no_packaged_file_is_lost(tmp_path: Path) -> None:
     engine = find_engine("sglang==0.5.16")
     packaged = engine.package_root / "configs"
