@@ -19,13 +19,7 @@ from tuner.checkpoints import (
 from tuner.devices import find_device
 from tuner.errors import BadInput
 from tuner.jobs import JobRequest
-from tuner.problems import (
-    FAMILIES,
-    Gemm,
-    Problem,
-    names_attention,
-    parse_attention,
-)
+from tuner.problems import FAMILIES, Gemm, Problem, names_attention, parse_attention
 from tuner.workloads import WorkPoint, read_points
 from workers.settings import Settings
 from workers.watches import Watch, engine_version

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tuner.bundle.archive import File, pack, unpack
-from tuner.bundle.build import Bundle, build_bundle
-from tuner.bundle.manifest import manifest_text
-from tuner.cluster import Cluster, read_cluster
+from tuner.deploy.bundle.archive import File, pack, unpack
+from tuner.deploy.bundle.build import Bundle, build_bundle
+from tuner.deploy.bundle.manifest import manifest_text
+from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem

@@ -35,7 +35,7 @@ from tuner.engines import find_engine, parse_spec
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
 from tuner.jobs import JobRequest
 from tuner.problems import Problem, names_attention, parse_attention, parse_dtype
-from tuner.tomltable import Table
+from tuner.toml_table import Table
 from tuner.ways import parse_effort, parse_source
 
 if sys.version_info >= (3, 11):

@@ -20,7 +20,7 @@ from api.schemas_in import ExportIn, Page
 from api.schemas_out import TrialsOut, WinnersOut
 from api.state import ApiDep
 from api.text import JobId
-from tuner.bundle.archive import File, plain_tar
+from tuner.deploy.bundle.archive import File, plain_tar
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnknownDevice

@@ -22,13 +22,7 @@ from tuner.checkpoints import (
 )
 from tuner.checkpoints.attention_json import attention_shape
 from tuner.devices import find_device
-from tuner.errors import (
-    BadProblem,
-    IndivisibleShape,
-    MalformedCheckpoint,
-    TunerError,
-    UnknownModel,
-)
+from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.problems import Attention, Dtype, Phase, parse_problem
 
 DATA = Path(__file__).parents[1] / "data" / "models"

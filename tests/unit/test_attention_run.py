@@ -12,13 +12,7 @@ from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
 from tuner.devices import find_device
 from tuner.engines import find_engine
-from tuner.errors import (
-    BadInput,
-    BadProblem,
-    MalformedRecording,
-    NothingFits,
-    UnwritableOutput,
-)
+from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.measure import recording_file
 from tuner.measure.attention_recording import read_attention_recording, write_attention_recording
 from tuner.problems import (

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.benchreport import (
+from tuner.deploy.bench_report import (
     Key,
     Load,
     Sample,
@@ -33,7 +33,7 @@ from tuner.benchreport import (
     save_runs,
     write_report,
 )
-from tuner.benchreport.samples import metric
+from tuner.deploy.bench_report.samples import metric
 from tuner.errors import MalformedBenchmark, UnwritableOutput
 
 ROOT = Path(__file__).parents[2]

@@ -16,14 +16,14 @@ from bundle_cases import CAPTURES, CASES, build, built, config, example, files_o
 from bundle_cases import winners as stored
 from real_sglang import RealSGLang
 
-from tuner.bundle.build import build_bundle
-from tuner.bundle.verify import check_bundle
-from tuner.cluster import parse_cluster
+from tuner.deploy.bundle.build import build_bundle
+from tuner.deploy.bundle.verify import check_bundle
+from tuner.deploy.cluster import parse_cluster
+from tuner.deploy.preflight import run_preflight
+from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices import find_device
 from tuner.engines import find_engine, vllm
 from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
-from tuner.preflight import run_preflight
-from tuner.preflight.capture import hash_folder
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
 from tuner.results import Status
 from tuner.store import Store

@@ -26,16 +26,16 @@ from tuner.attention_files import (
     find_attention_files,
     read_attention_file,
 )
-from tuner.bundle.archive import File
-from tuner.bundle.attention import usable_winners
-from tuner.bundle.build import Bundle, build_bundle
-from tuner.bundle.verify import check_bundle
 from tuner.cli import app
-from tuner.cluster import Cluster
+from tuner.deploy.bundle.archive import File
+from tuner.deploy.bundle.attention import usable_winners
+from tuner.deploy.bundle.build import Bundle, build_bundle
+from tuner.deploy.bundle.verify import check_bundle
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices import find_device
 from tuner.engines import find_engine
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
-from tuner.preflight.capture import hash_folder
 from tuner.problems import Attention, FusedMoe, parse_attention
 from tuner.results import Status
 from tuner.store import Store, Winner

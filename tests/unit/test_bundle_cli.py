@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from tuner.bundle.signature import checker, signer
 from tuner.cli import app
+from tuner.deploy.bundle.signature import checker, signer
 from tuner.errors import UnusableKey
 from tuner.store import Store
 

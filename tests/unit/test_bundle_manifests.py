@@ -15,11 +15,11 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.bundle import kubernetes
-from tuner.bundle.commands import node_commands, one_line
-from tuner.bundle.compose import compose_file
-from tuner.bundle.environment import node_environments
-from tuner.bundle.yamltext import yaml_text
+from tuner.deploy.bundle import kubernetes
+from tuner.deploy.bundle.commands import node_commands, one_line
+from tuner.deploy.bundle.compose import compose_file
+from tuner.deploy.bundle.environment import node_environments
+from tuner.deploy.bundle.yamltext import yaml_text
 
 L40S, H20, RAY = CASES
 

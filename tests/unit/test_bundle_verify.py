@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.bundle import archive as limits
-from tuner.bundle.archive import File, pack
-from tuner.bundle.build import write_bundle
-from tuner.bundle.signature import checker, signer
-from tuner.bundle.verify import check_bundle, signature_path, verify
+from tuner.deploy.bundle import archive as limits
+from tuner.deploy.bundle.archive import File, pack
+from tuner.deploy.bundle.build import write_bundle
+from tuner.deploy.bundle.signature import checker, signer
+from tuner.deploy.bundle.verify import check_bundle, signature_path, verify
 from tuner.errors import BadInput, BundleRefused, UnusableKey
 
 RAY = "cluster-h20-2x8-vllm"

@@ -19,13 +19,7 @@ from tuner.checkpoints import (
     read_checkpoint,
     resolve,
 )
-from tuner.errors import (
-    BadProblem,
-    IndivisibleShape,
-    MalformedCheckpoint,
-    TunerError,
-    UnknownModel,
-)
+from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.problems import Dtype, FusedMoe, Gemm
 
 DATA = Path(__file__).parents[1] / "data"

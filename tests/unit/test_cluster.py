@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.cluster import Cluster, parse_cluster, read_cluster
+from tuner.deploy.cluster import Cluster, parse_cluster, read_cluster
+from tuner.deploy.preflight.expected import read_expected
 from tuner.errors import BadInput, MalformedCluster
-from tuner.preflight.expected import read_expected
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 H20 = (EXAMPLES / "cluster-h20-2x8-sglang.toml").read_text()

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.deploy.load_proof import LoadProof, Outcome, parse_log, prove_loads, render_proof
 from tuner.errors import UnreadableLog
-from tuner.loadproof import LoadProof, Outcome, parse_log, prove_loads, render_proof
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ROOT / ".venv/share/tuner/engines"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.attention_files import AttentionEntry, AttentionFile
-from tuner.loadproof import Load, LoadProof, Outcome, parse_log, prove_loads, render_proof
+from tuner.deploy.load_proof import Load, LoadProof, Outcome, parse_log, prove_loads, render_proof
 from tuner.plugin import backend, kernels
 from tuner.plugin.verdicts import Here, judge
 from tuner.problems import Attention, Config, Stage

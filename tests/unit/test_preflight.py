@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import BadInput, MalformedCapture, MalformedCluster
-from tuner.preflight import build_single_file, capture, parse_nodes, render, run_preflight
-from tuner.preflight.capture import hash_folder, read_capture
-from tuner.preflight.expected import Expected, ExpectedNode, read_expected
-from tuner.preflight.facts import (
+from tuner.deploy.preflight import build_single_file, capture, parse_nodes, render, run_preflight
+from tuner.deploy.preflight.capture import hash_folder, read_capture
+from tuner.deploy.preflight.expected import Expected, ExpectedNode, read_expected
+from tuner.deploy.preflight.facts import (
     Address,
     Gpu,
     Interface,
@@ -32,17 +31,18 @@ from tuner.preflight.facts import (
     joined,
     natural,
 )
-from tuner.preflight.gpus import parse_nvidia_smi, parse_topology
-from tuner.preflight.network import (
+from tuner.deploy.preflight.gpus import parse_nvidia_smi, parse_topology
+from tuner.deploy.preflight.network import (
     parse_ahosts,
     parse_environment,
     parse_ip_addr,
     parse_ip_route,
     parse_listeners,
 )
-from tuner.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
-from tuner.preflight.report import Report, check_nodes
-from tuner.preflight.single_file import MODULES
+from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
+from tuner.deploy.preflight.report import Report, check_nodes
+from tuner.deploy.preflight.single_file import MODULES
+from tuner.errors import BadInput, MalformedCapture, MalformedCluster
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"
 H20 = {"h20-node01": DATA / "h20-node01", "h20-node02": DATA / "h20-node02"}
@@ -598,8 +598,8 @@ def test_single_file_is_python_3_8_and_standard_library_alone(single_file: Path)
 
 def test_single_file_holds_every_module_in_order_of_import() -> None:
     package = Path(__file__).parents[2] / "tuner"
-    parts = {f"preflight.{p.stem}" for p in (package / "preflight").glob("*.py")}
-    assert parts - set(MODULES) == {"preflight.__init__", "preflight.single_file"}
+    parts = {f"deploy.preflight.{p.stem}" for p in (package / "deploy/preflight").glob("*.py")}
+    assert parts - set(MODULES) == {"deploy.preflight.__init__", "deploy.preflight.single_file"}
     seen: set[str] = set()
     for module in MODULES:
         tree = ast.parse((package / f"{module.replace('.', '/')}.py").read_text())

@@ -15,8 +15,8 @@ from tuner.cli.targets import Given, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
-    from tuner.cluster import Cluster
-    from tuner.preflight import Expected
+    from tuner.deploy.cluster import Cluster
+    from tuner.deploy.preflight import Expected
 
 Captures = Annotated[
     list[str] | None,
@@ -60,21 +60,21 @@ def bundle(
         raise BadInput(
             "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
         )
-    from tuner.bundle.build import build_bundle, write_bundle
-    from tuner.bundle.manifest import sha256
-    from tuner.bundle.verify import check_bundle
-    from tuner.cluster import read_cluster
+    from tuner.deploy.bundle.build import build_bundle, write_bundle
+    from tuner.deploy.bundle.manifest import sha256
+    from tuner.deploy.bundle.verify import check_bundle
+    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices import find_device
     from tuner.engines import find_engine
     from tuner.export import select
-    from tuner.preflight import parse_nodes, run_preflight
     from tuner.store import Store, database_url
 
     wanted = read_cluster(cluster)
     card, found = find_device(device), find_engine(engine or _engine_spec(wanted))
     sign = None
     if key:
-        from tuner.bundle.signature import signer
+        from tuner.deploy.bundle.signature import signer
 
         sign = signer(key)
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
@@ -111,11 +111,11 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check a bundle without unpacking it; exit 1 and say why if it is not as it was made."""
-    from tuner.bundle.verify import verify as check
+    from tuner.deploy.bundle.verify import verify as check
 
     checker = None
     if key:
-        from tuner.bundle.signature import checker as make
+        from tuner.deploy.bundle.signature import checker as make
 
         checker = make(key)
     verified = check(file, checker)
@@ -139,8 +139,8 @@ def preflight(
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them; exit 1 if something stands against it."""
-    from tuner.preflight import capture as capture_into
-    from tuner.preflight import check_here, parse_nodes, render, run_preflight
+    from tuner.deploy.preflight import capture as capture_into
+    from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
 
     expected = _expected(cluster) if cluster else None
     if capture:
@@ -165,7 +165,7 @@ def load_proof(
     as_json: Json = False,
 ) -> None:
     """Say which config files a server loaded; exit 1 if it does not run as tuned."""
-    from tuner.loadproof import prove_loads, render_proof
+    from tuner.deploy.load_proof import prove_loads, render_proof
 
     proof = prove_loads(logs)
     if as_json:
@@ -190,7 +190,7 @@ def bench_report(
     as_json: Json = False,
 ) -> None:
     """Compare benchmark results before and after, paired by load."""
-    from tuner.benchreport import (
+    from tuner.deploy.bench_report import (
         as_dict,
         compare,
         read_samples,
@@ -202,7 +202,7 @@ def bench_report(
     new = read_samples(after)
     comparison = compare(read_samples(before), new)
     if release:
-        from tuner.bundle.verify import verify as check
+        from tuner.deploy.bundle.verify import verify as check
 
         save_runs(new, release.with_name(f"{release.name}.runs.json"), check(release).sha256)
     if out:
@@ -224,7 +224,7 @@ def _engine_spec(cluster: Cluster) -> str:
 
 def _expected(path: Path) -> Expected:
     """A cluster.toml, or the cluster.json of a bundle."""
-    from tuner.cluster import read_cluster
-    from tuner.preflight.expected import read_expected
+    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.preflight.expected import read_expected
 
     return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()

@@ -29,19 +29,8 @@ from tuner.export.files import (
     replace_file,
     sidecar_text,
 )
-from tuner.export.kv_splits import (
-    KV_SPLITS_FLAG,
-    ServerFlags,
-    advised_flags,
-    with_advised_flags,
-)
-from tuner.export.moe import (
-    ConfigFileExport,
-    carry_packaged,
-    packaged_files,
-    plan_moe,
-    verify_moe,
-)
+from tuner.export.kv_splits import KV_SPLITS_FLAG, ServerFlags, advised_flags, with_advised_flags
+from tuner.export.moe import ConfigFileExport, carry_packaged, packaged_files, plan_moe, verify_moe
 from tuner.export.report import ExportedFile, ExportReport
 from tuner.export.selection import refuse_shared_files, select
 from tuner.problems import Attention, Problem

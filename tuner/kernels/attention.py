@@ -17,15 +17,7 @@ from typing import Any
 from tuner.engines import Engine
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.kernels.attention_backend import Indices, launcher_arguments, read_indices
-from tuner.kernels.binding import (
-    Argument,
-    Binding,
-    Constant,
-    Float,
-    Integer,
-    Pointer,
-    bind,
-)
+from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems import Attention, Candidate, Config, Phase, Point, Stage

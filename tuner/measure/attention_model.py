@@ -9,14 +9,7 @@ from functools import lru_cache
 from tuner.devices import Device
 from tuner.kernels.attention_lengths import Lengths, ragged
 from tuner.measure.attention_steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
-from tuner.measure.attention_tiles import (
-    Row,
-    Tiles,
-    count,
-    launched,
-    makespan,
-    split_lengths,
-)
+from tuner.measure.attention_tiles import Row, Tiles, count, launched, makespan, split_lengths
 from tuner.measure.device_model import Footprint, blocks_per_sm
 from tuner.measure.tensor_cores import ARCHS
 from tuner.problems import Attention, Config, Phase, Point, Stage

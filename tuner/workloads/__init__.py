@@ -26,7 +26,7 @@ else:
 
 from tuner.errors import MalformedCluster, MalformedWorkload, did_you_mean
 from tuner.problems import Attention, Phase
-from tuner.tomltable import Table
+from tuner.toml_table import Table
 
 USES = ("chat", "long-context", "offline")
 USUAL = "chat"

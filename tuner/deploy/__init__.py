@@ -1,0 +1,1 @@
+"""From stored winners to a cluster that runs them."""

@@ -1,0 +1,272 @@
+"""Read benchmark results: printed tables, JSON lines, decode log lines, markdown tables.
+
+Forms are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A file may
+hold several runs, and several forms: each reader takes its own lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tuner.deploy.bench_report.samples import Key, Load, Sample, metric
+from tuner.errors import MalformedBenchmark
+
+_TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
+_TABLE_END = re.compile(r"^={20,}\s*$")
+_TABLE_LINE = re.compile(r"^\s*([A-Za-z0-9][^:]*(?:\([^)]*\))?):\s+(\S.*?)\s*$")
+_LATENCY_LABEL = re.compile(
+    r"(mean|median|max|p[0-9]{1,2}) (ttft|tpot|itl|e2e latency|e2el) \(ms\)", re.IGNORECASE
+)
+_THROUGHPUT_LABELS = {
+    "request throughput (req/s)": "request_throughput",
+    "input token throughput (tok/s)": "input_throughput",
+    "output token throughput (tok/s)": "output_throughput",
+    "total token throughput (tok/s)": "total_throughput",
+}
+# sglang 0.4.4 misspells the first; vLLM writes the third.
+_CONCURRENCY_LABELS = (
+    "max reqeuest concurrency",
+    "max request concurrency",
+    "maximum request concurrency",
+)
+_RATE_LABELS = ("traffic request rate", "request rate configured (rps)")
+_JSON_NAMES = {"total_token_throughput": "total_throughput"}
+_JSON_LATENCY = re.compile(r"(mean|median|max|p[0-9]{1,2})_(ttft|tpot|itl|e2el|e2e_latency)_ms")
+_DECODE = re.compile(
+    r"Decode batch.*?#running-req: (\d{1,9}),.*gen throughput \(token/s\): ([0-9.]{1,20})"
+)
+_MARKDOWN = {
+    "concurrency": "concurrency",
+    "mean ttft (ms)": "mean_ttft_ms",
+    "mean tpot (ms)": "mean_tpot_ms",
+    "mean itl (ms)": "mean_itl_ms",
+    "input throughput (tokens/s)": "input_throughput",
+    "output throughput (tokens/s)": "output_throughput",
+    "total throughput (tokens/s)": "total_throughput",
+    "mean input len": "input_len",
+    "mean output len": "output_len",
+}
+# Beyond these a number is damaged: requests, tokens, tokens a second, milliseconds.
+_SMALLEST, _LARGEST = 1e-6, 1e12
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Every value in a file, or in the files of a folder in order of name.
+
+    Raises MalformedBenchmark if there is none.
+    """
+    try:
+        files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+        samples = [s for file in files for s in _read_file(file)]
+    except OSError as error:
+        raise MalformedBenchmark(f"{path} cannot be read: {error.strerror}") from None
+    if not samples:
+        raise MalformedBenchmark(
+            f"{path} holds no benchmark result: give bench_serving's printed table or JSON lines, "
+            "a server's log with `Decode batch` lines, or a markdown table"
+        )
+    return samples
+
+
+def _read_file(path: Path) -> list[Sample]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return parse_samples(file, path.name)
+
+
+def parse_samples(lines: Iterable[str], name: str = "") -> list[Sample]:
+    """Every value in the lines, by whichever reader knows them. Keeps no more than it needs."""
+    table = _ServingTable()
+    header: list[str] = []  # of the markdown table that the line stands in
+    samples: list[Sample] = []
+    whole: list[str] | None = None  # of a JSON document that spans lines
+    for number, raw in enumerate(lines, 1):
+        line, source = raw.rstrip("\r\n"), f"{name}:{number}"
+        if number == 1 and line.strip() in ("{", "["):
+            whole = []
+        if whole is not None:
+            whole.append(line)
+            continue
+        samples += table.feed(line, source)
+        samples += _decode_line(line, source)
+        if line.lstrip().startswith("{"):
+            samples += parse_json(line, source)
+        if line.lstrip().startswith("|"):
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            header, found = _markdown_row(header, cells, source)
+            samples += found
+        else:
+            header = []
+    if whole is not None:
+        samples += parse_json("\n".join(whole), f"{name}:1")
+    return samples + table.finish(name)
+
+
+class _ServingTable:
+    """Collects the lines between the table's borders."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] | None = None
+
+    def feed(self, line: str, source: str) -> list[Sample]:
+        if _TABLE_START.match(line):
+            found = self.finish(source)  # a run that was cut off before its end
+            self.fields = {}
+            return found
+        if self.fields is None:
+            return []
+        if _TABLE_END.match(line):
+            return self.finish(source)
+        match = _TABLE_LINE.match(line)
+        if match:
+            self.fields.setdefault(match.group(1).strip().lower(), match.group(2))
+        return []
+
+    def finish(self, source: str) -> list[Sample]:
+        fields, self.fields = self.fields, None
+        if not fields:
+            return []
+        concurrency = next((fields[x] for x in _CONCURRENCY_LABELS if x in fields), "")
+        rate = next((fields[x] for x in _RATE_LABELS if x in fields), "inf")
+        requests = _number(fields.get("successful requests"))
+        key = _serving_key(
+            concurrency,
+            _mean(_number(fields.get("total input tokens")), requests),
+            _mean(_number(fields.get("total generated tokens")), requests),
+            rate,
+        )
+        values: dict[str, object] = {}
+        for label, text in fields.items():
+            latency = _LATENCY_LABEL.fullmatch(label)
+            if latency:
+                values[_latency_name(*latency.groups())] = text
+            elif label in _THROUGHPUT_LABELS:
+                values[_THROUGHPUT_LABELS[label]] = text
+        return _samples(key, values, source)
+
+
+def parse_json(text: str, source: str) -> list[Sample]:
+    """Runs out of a JSON object or a list of objects; anything else gives none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    found: list[Sample] = []
+    for run in value if isinstance(value, list) else [value]:
+        if isinstance(run, dict):
+            found += _json_run(run, source)
+    return found
+
+
+def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
+    if isinstance(run.get("samples"), list):  # as `save_runs` wrote it
+        return [s for item in run["samples"] if (s := _saved(item, source))]
+    requests = _number(run.get("completed"))
+    key = _serving_key(
+        run.get("max_concurrency"),
+        _mean(_number(run.get("total_input_tokens")), requests),
+        _mean(_number(run.get("total_output_tokens")), requests),
+        run.get("request_rate"),
+    )
+    values: dict[str, object] = {}
+    for name, value in run.items():
+        latency = _JSON_LATENCY.fullmatch(name)
+        if latency:
+            values[_latency_name(*latency.groups())] = value
+        else:
+            values[_JSON_NAMES.get(name, name)] = value
+    return _samples(key, values, source)
+
+
+def _saved(item: object, source: str) -> Sample | None:
+    if not isinstance(item, dict) or not isinstance(item.get("key"), dict):
+        return None
+    key = item["key"]
+    if key.get("load") not in [x.value for x in Load]:
+        return None
+    rate = key.get("request_rate")
+    rebuilt = Key(
+        Load(key["load"]),
+        _whole(key.get("concurrency")),
+        _whole(key.get("input_len")),
+        _whole(key.get("output_len")),
+        rate if isinstance(rate, str) else "",
+    )
+    return next(iter(_samples(rebuilt, {str(item.get("metric")): item.get("value")}, source)), None)
+
+
+def _decode_line(line: str, source: str) -> list[Sample]:
+    match = _DECODE.search(line)
+    if not match:
+        return []
+    key = Key(Load.DECODE, int(match.group(1)))
+    return _samples(key, {"decode_throughput": match.group(2)}, source)
+
+
+def _markdown_row(
+    header: list[str], cells: list[str], source: str
+) -> tuple[list[str], list[Sample]]:
+    """(header from here on, values of this row)."""
+    names = [_MARKDOWN.get(cell.lower(), "") for cell in cells]
+    if "concurrency" in names:
+        return names, []
+    if not header or set("".join(cells)) <= set("-: "):
+        return header, []
+    row: dict[str, object] = {n: c for n, c in zip(header, cells, strict=False) if n}
+    key = _serving_key(
+        row.get("concurrency"), _number(row.get("input_len")), _number(row.get("output_len")), ""
+    )
+    return header, _samples(key, row, source)
+
+
+def _serving_key(
+    concurrency: object, input_len: float | None, output_len: float | None, rate: object
+) -> Key:
+    number = _number(rate)
+    text = f"{number:g}" if number is not None else str(rate) if rate == "trace" else "inf"
+    return Key(
+        Load.SERVING,
+        _whole(concurrency),
+        _whole(input_len),
+        _whole(output_len),
+        text if rate else "",
+    )
+
+
+def _samples(key: Key, values: dict[str, object], source: str) -> list[Sample]:
+    """Those values that are a metric and a sane number above zero: a ratio needs both."""
+    found = []
+    for name, value in values.items():
+        number = _number(value)
+        if number and _SMALLEST <= number <= _LARGEST and metric(name):
+            found.append(Sample(key, name, number, source))
+    return found
+
+
+def _latency_name(statistic: str, quantity: str) -> str:
+    """One name for what sglang calls E2E Latency and vLLM E2EL."""
+    short = "e2e" if quantity.lower().startswith("e2e") else quantity.lower()
+    return f"{statistic.lower()}_{short}_ms"
+
+
+def _mean(total: float | None, count: float | None) -> float | None:
+    return total / count if total and count else None
+
+
+def _whole(value: object) -> int:
+    number = _number(value)
+    return round(number) if number is not None and 0 <= number <= _LARGEST else 0
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

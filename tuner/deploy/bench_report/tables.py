@@ -1,0 +1,137 @@
+"""A comparison as text, CSV and plain values; and runs kept beside the configs they ran with."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tuner.deploy.bench_report.compare import Comparison, Pair, cut
+from tuner.deploy.bench_report.samples import Key, Sample
+from tuner.errors import UnwritableOutput
+
+_COLUMNS = (
+    "metric",
+    "unit",
+    "better",
+    "load",
+    "concurrency",
+    "input_len",
+    "output_len",
+    "request_rate",
+    "before_median",
+    "before_min",
+    "before_max",
+    "before_n",
+    "after_median",
+    "after_min",
+    "after_max",
+    "after_n",
+    "gain",
+    "gain_min",
+    "gain_max",
+    "run_by_run",
+)
+
+
+def render_text(comparison: Comparison) -> str:
+    """An aligned table. A gain above 1 is better in every row."""
+    head = ("metric", "load", "before", "after", "gain", "spread", "n")
+    rows = [head] + [
+        (
+            f"{p.metric.title} ({p.metric.unit})",
+            str(p.key),
+            _number(p.before.median),
+            _number(p.after.median),
+            cut(p.gain),
+            spread_text(p),
+            f"{p.before.n}/{p.after.n}",
+        )
+        for p in comparison.pairs
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = []
+    for row in rows:
+        left = [row[i].ljust(widths[i]) for i in (0, 1)]
+        right = [row[i].rjust(widths[i]) for i in range(2, len(head))]
+        lines.append("  ".join([*left, *right]).rstrip())
+    lines += unpaired(comparison)
+    lines.append("gain: above 1 is better for throughput and latency alike; cut, not rounded")
+    return "\n".join(lines) + "\n"
+
+
+def spread_text(pair: Pair) -> str:
+    """The gain's range, or a dash for a single run on each side."""
+    if pair.before.n == pair.after.n == 1:
+        return "-"
+    return f"{cut(pair.gain_low)}-{cut(pair.gain_high)}"
+
+
+def unpaired(comparison: Comparison) -> list[str]:
+    """A line for each side's loads that the other side lacks."""
+    sides = (("before", comparison.only_before), ("after", comparison.only_after))
+    return [f"only {side}: {'; '.join(map(str, keys))}" for side, keys in sides if keys]
+
+
+def render_csv(comparison: Comparison) -> str:
+    """One row a pair, full precision."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for p in comparison.pairs:
+        better = "higher" if p.metric.higher_is_better else "lower"
+        writer.writerow(
+            [p.metric.name, p.metric.unit, better, p.key.load.value, *_load(p.key)]
+            + [x for s in (p.before, p.after) for x in (s.median, s.low, s.high, s.n)]
+            + [p.gain, p.gain_low, p.gain_high, str(p.run_by_run).lower()]
+        )
+    return out.getvalue()
+
+
+def _load(key: Key) -> list[int | str]:
+    return [key.concurrency, key.input_len, key.output_len, key.request_rate]
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Plain values for JSON; each gain also as the text that the tables show."""
+    pairs = [{**asdict(p), "gain_text": cut(p.gain)} for p in comparison.pairs]
+    return {
+        "pairs": pairs,
+        "only_before": [asdict(k) for k in comparison.only_before],
+        "only_after": [asdict(k) for k in comparison.only_after],
+    }
+
+
+def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
+    """Keep runs beside the config release they ran with; `read_samples` reads the file again.
+
+    Raises UnwritableOutput.
+    """
+    value = {"release": release, "samples": [asdict(s) for s in samples]}
+    write_all({path: json.dumps(value) + "\n"})
+
+
+def write_all(texts: dict[Path, str]) -> None:
+    """Write files, making their folders. Raises UnwritableOutput."""
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+        except OSError as error:
+            raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if value < 10_000 else f"{value:,.0f}"
+
+
+def by_metric(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Pairs of each metric, in the comparison's order."""
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.metric.name, []).append(pair)
+    return groups

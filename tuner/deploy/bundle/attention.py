@@ -1,0 +1,130 @@
+"""Whether a cluster's servers can use tuned attention, and what their operator should know of it.
+
+The files are for sglang's Triton attention backend. A bundle never chooses a server's backend, nor
+how it splits a sequence: the cluster file does, or sglang itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tuner.checkpoints import attention_problems, find_preset
+from tuner.deploy.cluster import Cluster
+from tuner.devices import Device
+from tuner.engines import Engine
+from tuner.errors import BadProblem, ExportRefused, UnknownModel
+from tuner.export import KV_SPLITS_FLAG, AttentionFileExport, advised_flags, loadable
+from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.store import Winner
+
+BACKEND_FLAG = "--attention-backend"
+# They go before the one flag for both.
+_PHASE_FLAGS = {
+    Phase.EXTEND: "--prefill-attention-backend",
+    Phase.DECODE: "--decode-attention-backend",
+}
+
+
+def usable_winners(
+    winners: Sequence[Winner], cluster: Cluster, engine: Engine
+) -> tuple[list[Winner], list[str]]:
+    """The winners that the cluster's servers can use, and why others are left out, as notes.
+
+    Raises ExportRefused where none is left of them.
+    """
+    others = [winner for winner in winners if not isinstance(winner.problem, Attention)]
+    if len(others) == len(winners):
+        return others, []
+    backends = set(_backends(cluster).values())
+    if cluster.engine.name != "sglang":
+        why = f"{cluster.engine.name} has no plugin that reads attention files"
+    elif not backends & {"triton", None}:
+        named = " and ".join(sorted(filter(None, backends)))
+        why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
+    else:
+        kept, left_out = loadable(winners, engine)
+        return kept, [left_out] if left_out else []
+    if not others:
+        raise ExportRefused(f"there are winners for attention alone: {why}")
+    return others, [f"attention left out: {why}"]
+
+
+def attention_notes(
+    files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine, device: Device
+) -> list[str]:
+    """What an operator should know of the attention files, one sentence each."""
+    if not files:
+        return []
+    notes = [
+        "tuned attention needs engine-tuner installed in the serving environment: sglang finds "
+        "the plugin there"
+    ]
+    return [*notes, *_backend_notes(cluster), *_splits_notes(files, cluster)] + _fit_notes(
+        files, cluster, engine, device
+    )
+
+
+def _backend_notes(cluster: Cluster) -> Iterator[str]:
+    backends = _backends(cluster)
+    if None in backends.values():
+        yield (
+            "tuned attention counts only in servers on the triton attention backend, and here "
+            f"sglang chooses by itself: add {BACKEND_FLAG} triton to engine.flags to be sure"
+        )
+    for phase, backend in backends.items():
+        if backend not in ("triton", None):
+            yield f"tuned {phase.value} attention does not count: engine.flags ask for {backend}"
+
+
+def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Iterator[str]:
+    flag = _flag(cluster, KV_SPLITS_FLAG)
+    told = flag or str(ENGINE_KV_SPLITS)
+    for advice in advised_flags(files):
+        wanted = advice.flags.get(KV_SPLITS_FLAG)
+        if wanted is not None and str(wanted) != told:
+            yield f"engine.flags should hold {KV_SPLITS_FLAG} {wanted}, for {advice.problem.spec()}"
+    decode = [f.problem for f in files if f.problem.phase is Phase.DECODE]
+    splits = {str(problem.kv_splits) for problem in decode if not problem.shares_kv}
+    if flag and splits and flag not in splits:
+        yield f"engine.flags hold {KV_SPLITS_FLAG} {flag}, and no decode file is for as many"
+
+
+def _fit_notes(
+    files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine, device: Device
+) -> list[str]:
+    """Whether a model known by name runs any of the problems."""
+    parallel = cluster.parallel
+    replicas = parallel.tp * parallel.dp == cluster.gpus
+    tp = parallel.tp if replicas else parallel.tp // parallel.dp  # of ranks that share the heads
+    try:
+        model = find_preset(cluster.model.name)
+        wanted = attention_problems(model, tp, engine_version=engine.version, device=device)
+    except (UnknownModel, BadProblem):
+        return []
+    if {_shape(problem) for problem in wanted} & {_shape(file.problem) for file in files}:
+        return []
+    return [f"no attention file is for {model.name} at tp={tp}: tune its attention too"]
+
+
+def _shape(problem: Attention) -> Attention:
+    """The problem without what a server's flags decide."""
+    return replace(problem, page_size=1, kv_splits=1)
+
+
+def _backends(cluster: Cluster) -> dict[Phase, str | None]:
+    """The backend that the flags ask for, by phase."""
+    both = _flag(cluster, BACKEND_FLAG)
+    return {phase: _flag(cluster, flag) or both for phase, flag in _PHASE_FLAGS.items()}
+
+
+def _flag(cluster: Cluster, name: str) -> str | None:
+    """A flag's value, as `--flag value` or `--flag=value`; the last one counts."""
+    flags = cluster.engine.flags
+    found = None
+    for word, following in zip(flags, [*flags, ""][1:], strict=True):
+        if word == name:
+            found = following
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found or None

@@ -1,0 +1,225 @@
+"""Put a bundle together: configs, scripts, manifests, checks, and what is known of each."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tuner.deploy.bundle.archive import File, pack
+from tuner.deploy.bundle.attention import attention_notes, usable_winners
+from tuner.deploy.bundle.commands import node_commands
+from tuner.deploy.bundle.compose import compose_file
+from tuner.deploy.bundle.configs import ConfigFolder, config_folder
+from tuner.deploy.bundle.environment import environment_notes, node_environments
+from tuner.deploy.bundle.kubernetes import manifest as lws_manifest
+from tuner.deploy.bundle.kubernetes import why_not
+from tuner.deploy.bundle.manifest import (
+    FORMAT,
+    KIND,
+    NAME,
+    SUMS,
+    file_rows,
+    manifest_text,
+    sums_text,
+)
+from tuner.deploy.bundle.readme import readme_text
+from tuner.deploy.bundle.sbom import sbom_text
+from tuner.deploy.bundle.scripts import CONFIGS, bare_script, docker_script
+from tuner.deploy.bundle.sweep import sweep_script
+from tuner.deploy.bundle.verify import signature_path
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.preflight import Report, build_single_file
+from tuner.devices import Device
+from tuner.engines import Engine
+from tuner.errors import UnwritableOutput
+from tuner.export import PROVENANCE
+from tuner.problems import Attention
+from tuner.store import Winner
+
+_EXECUTABLE = 0o755
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle in memory."""
+
+    name: str
+    archive: bytes
+    manifest: dict[str, Any]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the operator should know, one sentence each."""
+        return [str(note) for note in self.manifest["notes"]]
+
+
+def build_bundle(
+    winners: Sequence[Winner],
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+    *,
+    allow_predicted: bool,
+    report: Report | None = None,
+) -> Bundle:
+    """The bundle; equal arguments give equal bytes. `engine` is the one whose kernels were tuned.
+
+    Raises ExportRefused for winners that must not or cannot be shipped, MalformedCluster for a
+    launch that the cluster's engine cannot do.
+    """
+    name = f"{cluster.name}-{device.name}"
+    environments = node_environments(cluster, report)
+    usable, left_out = usable_winners(winners, cluster, engine)
+    attention = any(isinstance(winner.problem, Attention) for winner in usable)
+    files = _launch_files(cluster, environments, name, attention=attention)
+    folder = config_folder(usable, cluster, engine, device, allow_predicted=allow_predicted)
+    entries, known = _entries(folder)
+    statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
+    notes = _notes(cluster, engine, environments, statuses) + left_out
+    notes += attention_notes(folder.attention, cluster, engine, device)
+    files |= _configs(folder)
+    files["preflight.py"] = File(_preflight(), _EXECUTABLE)
+    files["cluster.json"] = _text(cluster.expected().to_json())
+    files["sweep.sh"] = File(sweep_script(cluster).encode(), _EXECUTABLE)
+    files["README.md"] = _text(
+        readme_text(
+            name,
+            cluster,
+            device.name,
+            folder.hash,
+            statuses,
+            notes,
+            why_not(cluster, environments),
+            attention=attention,
+        )
+    )
+    tritons = sorted({str(environment["triton"]) for environment in known})
+    parts = {p: f.data for p, f in files.items() if p.startswith(CONFIGS) or p == "preflight.py"}
+    files["sbom.cdx.json"] = _text(sbom_text(name, cluster, engine, tritons, parts))
+    files[SUMS] = _text(sums_text(files))
+    manifest = {
+        "kind": KIND,
+        "format": FORMAT,
+        "name": name,
+        "tool": f"engine-tuner {version('engine-tuner')}",
+        "cluster": _cluster_row(cluster),
+        "device": device.name,
+        "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
+        "environments": known,
+        "statuses": statuses,
+        "entries": entries,
+        "notes": notes,
+        "files": file_rows(files, _origins(folder, engine)),
+    }
+    files[NAME] = _text(manifest_text(manifest))
+    return Bundle(name, pack(name, files), manifest)
+
+
+def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
+    """Write the archive, and its signature beside it. Raises UnwritableOutput."""
+    beside = signature_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)  # of an older archive; it would not hold for this one
+        part = path.with_name(f".{path.name}.part")
+        part.write_bytes(bundle.archive)
+        part.replace(path)
+        if sign:
+            beside.write_bytes(sign(bundle.archive))
+    except OSError as error:
+        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _text(text: str) -> File:
+    return File(text.encode())
+
+
+def _preflight() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "preflight.py")
+        build_single_file(path)
+        return path.read_bytes()
+
+
+def _configs(folder: ConfigFolder) -> dict[str, File]:
+    return {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
+
+
+def _launch_files(
+    cluster: Cluster, environments: Sequence[dict[str, str]], name: str, *, attention: bool
+) -> dict[str, File]:
+    files: dict[str, File] = {}
+    for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
+        commands = node_commands(cluster, rank, variables)
+        below = f"nodes/{node.name}"
+        bare = bare_script(cluster, rank, variables, commands, attention=attention)
+        files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
+        if cluster.engine.image:
+            docker = docker_script(cluster, rank, variables, commands, attention=attention)
+            files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
+            compose = compose_file(cluster, rank, variables, commands, attention=attention)
+            files[f"{below}/compose.yaml"] = _text(compose)
+    if not why_not(cluster, environments):
+        place = f"/opt/tuner/{name}"
+        text = lws_manifest(cluster, environments[0], place, attention=attention)
+        files["kubernetes/leaderworkerset.yaml"] = _text(text)
+    return files
+
+
+def _entries(folder: ConfigFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(a row for each entry, the environments that rows name by their place)."""
+    known: list[dict[str, Any]] = []
+    entries = []
+    for tuned in folder.tuned:
+        for row in tuned.rows(json.loads(folder.files[tuned.path])):
+            if row["environment"] not in known:
+                known.append(row["environment"])
+            place = known.index(row["environment"])
+            entries.append({"file": f"{CONFIGS}/{tuned.path}", **row, "environment": place})
+    return entries, known
+
+
+def _origins(folder: ConfigFolder, engine: Engine) -> dict[str, str]:
+    tuned = {file.path for file in folder.tuned}
+    origins = {}
+    for path in folder.files:
+        if path in tuned:
+            origins[f"{CONFIGS}/{path}"] = "tuned"
+        elif not path.startswith(f"{PROVENANCE}/"):
+            origins[f"{CONFIGS}/{path}"] = f"packaged with {engine.name} {engine.version}"
+    return origins
+
+
+def _notes(
+    cluster: Cluster,
+    engine: Engine,
+    environments: Sequence[dict[str, str]],
+    statuses: dict[str, int],
+) -> list[str]:
+    notes = environment_notes(cluster, environments)
+    if statuses.get("predicted"):
+        notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
+    if cluster.engine.name != engine.name:
+        notes.append(
+            f"the entries were chosen with {engine.name} {engine.version}'s fused_moe_kernel, of "
+            f"which {cluster.engine.name}'s is a relative, and for the up product alone, while "
+            f"{cluster.engine.name} runs them for both: run the sweep"
+        )
+    return notes
+
+
+def _cluster_row(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "engine": cluster.engine.name,
+        "image": cluster.engine.image,
+        "model": cluster.model.name,
+        "parallel": asdict(cluster.parallel),
+        "nodes": [node.name for node in cluster.nodes],
+    }

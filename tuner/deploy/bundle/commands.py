@@ -1,0 +1,112 @@
+"""What each node runs: the engine's own command lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from tuner.deploy.cluster import Cluster
+from tuner.errors import MalformedCluster
+
+Command = tuple[str, ...]
+
+
+def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -> list[Command]:
+    """The commands of a node in order; the last one runs for as long as the engine serves.
+
+    Raises MalformedCluster for a way to spread the model that the engine cannot run.
+    """
+    head = cluster.nodes[0].host
+    if cluster.engine.name == "sglang":
+        return [sglang_command(cluster, head, str(len(cluster.nodes)), str(rank))]
+    address = environment.get("VLLM_HOST_IP", "")
+    if len(cluster.nodes) == 1:
+        return [vllm_command(cluster)]
+    if rank:
+        return [ray_worker(cluster, head, cluster.nodes[rank].gpus, address)]
+    return [ray_head(cluster, address), vllm_command(cluster)]
+
+
+def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Command:
+    """sglang's server on one node."""
+    parallel, several = cluster.parallel, len(cluster.nodes) > 1
+    words = ["python3", "-m", "sglang.launch_server"]
+    words += ["--model-path", cluster.model.path, "--served-model-name", cluster.model.name]
+    words += ["--context-length", str(cluster.model.context_length)]
+    words += ["--tp-size", str(parallel.tp)]
+    if parallel.ep > 1:
+        words += ["--ep-size", str(parallel.ep)]
+    if parallel.dp > 1:
+        words += ["--dp-size", str(parallel.dp), *_attention_over_dp(cluster)]
+    if several:
+        words += ["--dist-init-addr", endpoint(head, cluster.ports.rendezvous)]
+        words += ["--nnodes", nodes, "--node-rank", rank]
+    words += ["--host", "0.0.0.0", "--port", str(cluster.ports.serve)]  # noqa: S104 - serves others
+    return (*words, *cluster.engine.flags)
+
+
+def _attention_over_dp(cluster: Cluster) -> list[str]:
+    replicas = cluster.parallel.tp * cluster.parallel.dp == cluster.gpus
+    if replicas and len(cluster.nodes) > 1:
+        raise MalformedCluster(
+            f"parallel.dp={cluster.parallel.dp}: sglang runs no replicas over several nodes; write "
+            f"a cluster file for each, or tp={cluster.gpus} for data-parallel attention"
+        )
+    flag = "--enable-dp-attention"
+    return [] if replicas or flag in cluster.engine.flags else [flag]
+
+
+def vllm_command(cluster: Cluster) -> Command:
+    """vLLM's server, on the head alone: Ray starts its ranks on all nodes."""
+    parallel, several = cluster.parallel, len(cluster.nodes) > 1
+    if parallel.dp > 1 and (several or parallel.tp * parallel.dp != cluster.gpus):
+        raise MalformedCluster(
+            f"parallel.dp={parallel.dp}: with vLLM, replicas must fit one node; use dp=1"
+        )
+    if parallel.ep not in (1, parallel.tp):
+        raise MalformedCluster(
+            f"parallel.ep={parallel.ep}: vLLM spreads experts over all ranks or none; "
+            f"nearest is {parallel.tp}"
+        )
+    words = ["vllm", "serve", cluster.model.path, "--served-model-name", cluster.model.name]
+    words += ["--max-model-len", str(cluster.model.context_length)]
+    words += ["--tensor-parallel-size", str(parallel.tp)]
+    if parallel.ep > 1:
+        words.append("--enable-expert-parallel")
+    if parallel.dp > 1:
+        words += ["--data-parallel-size", str(parallel.dp)]
+    flag = "--distributed-executor-backend"
+    if several and not any(f.partition("=")[0] == flag for f in cluster.engine.flags):
+        words += [flag, "ray"]
+    words += ["--host", "0.0.0.0", "--port", str(cluster.ports.serve)]  # noqa: S104 - serves others
+    return (*words, *cluster.engine.flags)
+
+
+def ray_head(cluster: Cluster, address: str) -> Command:
+    """Ray's head. It returns; vLLM then waits for the GPUs of the workers that join."""
+    words = ["ray", "start", "--head", "--port", str(cluster.ports.ray)]
+    return (*words, *_ray_node(cluster.nodes[0].gpus, address), "--disable-usage-stats")
+
+
+def ray_worker(cluster: Cluster, head: str, gpus: int, address: str) -> Command:
+    """A node that joins the head, until it is stopped."""
+    words = ["ray", "start", "--address", endpoint(head, cluster.ports.ray)]
+    return (*words, *_ray_node(gpus, address), "--block")
+
+
+def _ray_node(gpus: int, address: str) -> list[str]:
+    own = ["--node-ip-address", address] if address else []
+    return [*own, "--num-gpus", str(gpus)]
+
+
+def endpoint(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def one_line(commands: list[Command]) -> Command:
+    """Several commands as one, run by bash, which the last one replaces."""
+    if len(commands) == 1:
+        return commands[0]
+    first = " && ".join(shlex.join(command) for command in commands[:-1])
+    return ("/bin/bash", "-c", f"{first} && exec {shlex.join(commands[-1])}")

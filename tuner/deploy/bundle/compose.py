@@ -1,0 +1,73 @@
+"""A node's engine as a compose file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.deploy.bundle.commands import Command, one_line
+from tuner.deploy.bundle.environment import folder_variables
+from tuner.deploy.bundle.scripts import (
+    CONFIGS,
+    HUB_CACHE,
+    MOUNTED,
+    container_name,
+    is_folder,
+    uses_rdma,
+)
+from tuner.deploy.bundle.yamltext import yaml_text
+from tuner.deploy.cluster import Cluster
+
+
+def compose_file(
+    cluster: Cluster,
+    rank: int,
+    environment: Mapping[str, str],
+    commands: list[Command],
+    *,
+    attention: bool = False,
+) -> str:
+    """compose.yaml of one node; it means what the node's docker script does."""
+    program, *arguments = one_line(commands)
+    folder = folder_variables(cluster, attention=attention)
+    variables = {**dict.fromkeys(folder, MOUNTED), **environment}
+    service: dict[str, Any] = {
+        "image": _literal(cluster.engine.image),
+        "container_name": container_name(cluster, rank),
+        "init": True,
+        "network_mode": "host",
+        "ipc": "host",
+        "cap_add": ["IPC_LOCK"],
+        "ulimits": {"memlock": -1, "stack": 67108864, "nofile": 1048576},
+        "environment": {name: _literal(value) for name, value in variables.items()},
+        "volumes": [_mount(f"../../{CONFIGS}", MOUNTED), *_model_mounts(cluster)],
+        "entrypoint": [_literal(program)],
+        "command": [_literal(word) for word in arguments],
+        "deploy": {"resources": {"reservations": {"devices": [_gpus()]}}},
+    }
+    if uses_rdma(cluster, environment):
+        service["devices"] = ["/dev/infiniband:/dev/infiniband"]
+    if not is_folder(cluster.model.path):
+        service["environment"]["HF_TOKEN"] = "${HF_TOKEN-}"  # noqa: S105 - its name
+    return yaml_text({"services": {"engine": service}})
+
+
+def _literal(text: str) -> str:
+    """Text that compose must not take for a variable of its own."""
+    return text.replace("$", "$$")
+
+
+def _gpus() -> dict[str, Any]:
+    return {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
+def _model_mounts(cluster: Cluster) -> list[dict[str, Any]]:
+    path = cluster.model.path
+    if is_folder(path):
+        return [_mount(_literal(path), _literal(path))]
+    cache = _mount("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE)
+    return [{**cache, "read_only": False}]
+
+
+def _mount(source: str, target: str) -> dict[str, Any]:
+    return {"type": "bind", "source": source, "target": target, "read_only": True}

@@ -1,0 +1,179 @@
+"""The engine's config folder for a bundle, with the provenance of every entry."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tuner.checkpoints import find_preset
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.preflight.capture import hash_folder
+from tuner.devices import Device
+from tuner.engines import Engine, vllm
+from tuner.errors import ExportRefused, UnknownModel
+from tuner.export import PROVENANCE, AttentionFileExport, carry_packaged, export, provenance_row
+from tuner.export.selection import refuse_shared_files
+from tuner.problems import Config, FusedMoe, Gemm
+from tuner.results import Status
+from tuner.store import Winner
+
+
+@dataclass(frozen=True)
+class TunedFile:
+    """A config file with tuned entries; `provenance` is its sidecar."""
+
+    path: str  # below the config folder
+    provenance: Mapping[str, Any]
+
+    def rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What the manifest says of each entry; `content` is the file's JSON."""
+        moe = "gemm" in self.provenance
+        return self._moe_rows(content) if moe else self._attention_rows(content)
+
+    def _moe_rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for size, row in self.provenance["entries"].items():
+            yield {
+                "problem": self.provenance["problem"],
+                "gemm": self.provenance["gemm"],
+                "batch_size": int(size),
+                **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
+                "published_at": row["published_at"],
+                "config": content[size],
+            }
+
+    def _attention_rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for row, entry in zip(self.provenance["entries"], content["entries"], strict=True):
+            points = row["points"]
+            yield {
+                "problem": self.provenance["problem"],
+                **{k: row[k] for k in ("part", "batch_size", "new_tokens", "status")},
+                # By cached tokens: a server cannot tell them apart.
+                "median_us": {str(p["cached_tokens"]): p["median_us"] for p in points},
+                "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
+                **{k: points[0][k] for k in ("environment", "published_at")},
+                "config": entry["config"],
+            }
+
+
+@dataclass(frozen=True)
+class ConfigFolder:
+    """The files of the folder that the engine is pointed at."""
+
+    files: Mapping[str, bytes]  # path below the folder -> content
+    tuned: Sequence[TunedFile]
+    attention: Sequence[AttentionFileExport]
+    hash: str  # as the preflight hashes the folder on a node
+
+
+def config_folder(
+    winners: Sequence[Winner],
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+    *,
+    allow_predicted: bool,
+) -> ConfigFolder:
+    """The folder for the cluster's engine. `engine` is the one whose kernels were tuned.
+
+    Raises ExportRefused where there is nothing to put in, where entries are predicted and that is
+    not allowed, or where the engine reads no folder but its own.
+    """
+    _check_winners(winners, cluster, device, allow_predicted)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        if cluster.engine.name == "sglang":
+            tuned, attention = _sglang(winners, engine, device, root)
+        else:
+            tuned, attention = _vllm(winners, device, root), []
+        paths = sorted(p for p in root.rglob("*") if p.is_file())
+        files = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
+        return ConfigFolder(files, tuned, attention, hash_folder(root))
+
+
+def _check_winners(
+    winners: Sequence[Winner], cluster: Cluster, device: Device, allow_predicted: bool
+) -> None:
+    if not winners:
+        raise ExportRefused(
+            f"the store has no winners for {device.name}: run `tuner tune MODEL --device "
+            f"{device.name}` first"
+        )
+    predicted = sum(w.entry.status is Status.PREDICTED for w in winners)
+    if predicted and not allow_predicted:
+        raise ExportRefused(
+            f"{predicted} of the {len(winners)} winners for {device.name} were predicted, not "
+            "measured: measure them, or pass --allow-predicted"
+        )
+    _check_model(winners, cluster, device)
+
+
+def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) -> None:
+    """A model known by name must have winners at the cluster's way of spreading it."""
+    try:
+        model = find_preset(cluster.model.name)
+    except UnknownModel:
+        return
+    parallel = cluster.parallel
+    # Ranks that share the experts out hold whole experts; the others hold a slice of each.
+    columns = model.intermediate // (parallel.tp // parallel.ep)
+    layers = [winner.problem for winner in winners if isinstance(winner.problem, FusedMoe)]
+    if (columns, model.hidden) not in {(layer.N, layer.K) for layer in layers}:
+        raise ExportRefused(
+            f"no winner for {device.name} fits {model.name} at tp={parallel.tp} ep={parallel.ep} "
+            f"(N={columns}): run `tuner tune {model.name} --tp {parallel.tp} --ep {parallel.ep} "
+            f"--device {device.name}` first"
+        )
+
+
+def _sglang(
+    winners: Sequence[Winner], engine: Engine, device: Device, root: Path
+) -> tuple[list[TunedFile], list[AttentionFileExport]]:
+    if engine.config_dir_variable is None:
+        raise ExportRefused(
+            f"{engine.name} {engine.version} reads no config folder but its own: use "
+            "`tuner export --into-engine` in its image"
+        )
+    files = export(winners, engine, device, root, allow_predicted=True)
+    carry_packaged(engine, root)
+    tuned = [TunedFile(f.path.relative_to(root).as_posix(), f.provenance) for f in files]
+    return tuned, [file for file in files if isinstance(file, AttentionFileExport)]
+
+
+def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFile]:
+    """vLLM runs one configuration for both products, and its own heuristic where none is given.
+
+    So the entries are those for up, and those that only repeat sglang's heuristic are left out.
+    """
+    chosen: dict[str, list[Winner]] = {}
+    for winner in winners:
+        if winner.entry.point.gemm is Gemm.UP and winner.entry.status is not Status.INCUMBENT:
+            name = vllm.config_file_name(winner.layer, device)
+            chosen.setdefault(name, []).append(winner)
+    if not chosen:
+        raise ExportRefused(f"no winner for {device.name} chooses better than the engine's default")
+    return [_vllm_file(name, group, root) for name, group in sorted(chosen.items())]
+
+
+def _vllm_file(name: str, winners: Sequence[Winner], root: Path) -> TunedFile:
+    refuse_shared_files((root / name, winner.problem) for winner in winners)
+    problem = winners[0].problem
+    entries = {w.entry.point.batch_size: Config(w.entry.config) for w in winners}
+    triton = ", ".join(sorted({w.environment.triton for w in winners}))
+    text = vllm.config_file_text(entries, triton)
+    rows = {w.entry.point.batch_size: provenance_row(w) for w in winners}
+    provenance = {
+        "file": name,
+        "tool": f"engine-tuner {version('engine-tuner')}",
+        "problem": problem.spec(),
+        "gemm": Gemm.UP.value,
+        "entries": {str(size): rows[size] for size in sorted(rows)},
+    }
+    (root / name).write_text(text, encoding="utf-8")
+    (root / PROVENANCE).mkdir(exist_ok=True)
+    (root / PROVENANCE / name).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    return TunedFile(name, provenance)

@@ -1,0 +1,148 @@
+"""MANIFEST.json: every file's size, mode and hash, and where every entry comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.deploy.bundle.archive import MODES, File, checked_path
+from tuner.errors import BundleRefused
+
+NAME = "MANIFEST.json"
+SUMS = "SHA256SUMS"
+KIND = "engine-tuner bundle"
+FORMAT = 1
+_DIGEST = "digest"
+_FIELDS = {
+    "kind": str,
+    "format": int,
+    "name": str,
+    "tool": str,
+    "cluster": dict,
+    "device": str,
+    "configs": dict,
+    "environments": list,
+    "statuses": dict,
+    "entries": list,
+    "notes": list,
+    "files": list,
+}
+_FILE_FIELDS = {"path": str, "size": int, "mode": str, "sha256": str, "origin": str}
+
+
+def file_rows(files: Mapping[str, File], origins: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What a manifest says of its files; those without an origin were made for this bundle."""
+    return [
+        {
+            "path": path,
+            "size": len(file.data),
+            "mode": f"{file.mode:04o}",
+            "sha256": sha256(file.data),
+            "origin": origins.get(path, "made for this bundle"),
+        }
+        for path, file in sorted(files.items())
+    ]
+
+
+def sums_text(files: Mapping[str, File]) -> str:
+    """What `sha256sum -c` reads."""
+    return "".join(f"{sha256(file.data)}  {path}\n" for path, file in sorted(files.items()))
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest_text(fields: Mapping[str, Any]) -> str:
+    """MANIFEST.json, with a digest of all that it says: nothing else holds its hash."""
+    digest = sha256(_dump(fields).encode())
+    return _dump({**fields, _DIGEST: digest})
+
+
+def read_manifest(data: bytes) -> dict[str, Any]:
+    """Read and check a manifest by itself. Raises BundleRefused."""
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise BundleRefused(f"{NAME} is not JSON: {error}") from None
+    if not isinstance(value, dict) or value.get("kind") != KIND:
+        raise BundleRefused(f"{NAME} is not of an {KIND}")
+    _check_format(value.get("format"))
+    value.pop(_DIGEST, None)
+    if not _is_text_of(value, data):
+        raise BundleRefused(f"{NAME} was changed: its digest is not that of what it says")
+    _check_fields(value, _FIELDS, NAME)
+    for row in value["files"]:
+        _check_fields(row, _FILE_FIELDS, f"{NAME}: files")
+        checked_path(row["path"])
+        if row["mode"] not in [f"{mode:04o}" for mode in MODES]:
+            raise BundleRefused(f"{NAME}: {row['path']!r} has the mode {row['mode']!r}")
+    paths = [row["path"] for row in value["files"]]
+    if paths != sorted(set(paths)):
+        raise BundleRefused(f"{NAME} lists a file twice, or not in order")
+    return value
+
+
+def check_files(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
+    """Hold what the manifest lists against the archive's files. Raises BundleRefused."""
+    listed = {row["path"]: row for row in manifest["files"]}
+    for path in sorted(files.keys() - listed.keys() - {NAME}):
+        raise BundleRefused(f"{path!r} is not listed in {NAME}")
+    for path, row in listed.items():
+        file = files.get(path)
+        if file is None:
+            raise BundleRefused(f"{path!r} is listed in {NAME} and missing")
+        if len(file.data) != row["size"]:
+            raise BundleRefused(f"{path!r} has {len(file.data)} bytes, not {row['size']}")
+        if sha256(file.data) != row["sha256"]:
+            raise BundleRefused(f"{path!r} was changed: its SHA-256 is not the one in {NAME}")
+    # Last: whoever repacks a changed file is told of the file, not of its mode.
+    modes = {NAME: "0644", **{path: row["mode"] for path, row in listed.items()}}
+    for path, mode in modes.items():
+        if f"{files[path].mode:04o}" != mode:
+            raise BundleRefused(f"{path!r} has the mode {files[path].mode:04o}, not {mode}")
+
+
+def _dump(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def _is_text_of(fields: Mapping[str, Any], data: bytes) -> bool:
+    try:
+        return manifest_text(fields).encode() == data
+    except RecursionError:
+        return False
+
+
+def _check_format(found: object) -> None:
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise BundleRefused(f"{NAME} names no format")
+    if found < FORMAT:
+        raise BundleRefused(
+            f"{NAME} has the older format {found}, this version reads {FORMAT}: bundle again"
+        )
+    if found > FORMAT:
+        raise BundleRefused(
+            f"{NAME} has the newer format {found}, this version reads {FORMAT}: update the tuner"
+        )
+
+
+def _check_fields(value: object, fields: Mapping[str, type], where: str) -> None:
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise BundleRefused(f"{where} does not hold {', '.join(fields)}")
+    for name, kind in fields.items():
+        if not isinstance(value[name], kind) or isinstance(value[name], bool):
+            raise BundleRefused(f"{where}: {name} is of the wrong kind")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a name is given twice")
+    return value
+
+
+def _refuse(text: str) -> object:
+    raise ValueError(f"{text} is not a JSON value")

@@ -1,0 +1,205 @@
+"""The operator's README in a bundle."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+from tuner.deploy.bundle.commands import endpoint
+from tuner.deploy.bundle.environment import CONFIG_VARIABLES, folder_variables
+from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
+from tuner.deploy.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name
+from tuner.deploy.cluster import Cluster
+
+_TEXT = """\
+# {name}
+
+{model} with {engine} on {nodes} nodes of {gpus} {device}, TP {tp}.
+
+{counts}
+{notes}
+Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`, after
+`tuner bundle verify {name}.tar.gz --key KEY.pub`. Without the tuner: `sha256sum -c SHA256SUMS`.
+
+## 1. Preflight
+
+On each node (Python 3.8 or later, nothing to install):
+
+```
+{captures}
+```
+
+Then, with all captures in one place:
+
+```
+python3 preflight.py --cluster cluster.json {captured}
+```
+
+It exits with 1 if anything stands against a launch, and says how to mend it. Where it proposes
+other variables than the scripts set, bundle again with `--node NAME=DIR` for each capture.
+`{variable}` must hold the same files on every node: hash {hash}.
+
+{attention}## 2. Launch
+
+`--print` shows the commands and runs nothing. {order}
+
+| node | {columns} |
+|---|{rules}|
+{launches}
+{kubernetes}
+## 3. Prove that the tuned files were loaded
+
+```
+{logs} > server.log 2>&1
+tuner load-proof server.log
+```
+
+It names every config file the engine loaded, and every one that fell back or was not found{plugin}.
+
+## 4. Measure
+
+```
+./sweep.sh --runs 3 --out after
+tuner bench-report BEFORE after --release {name}.tar.gz
+```
+
+The sweep asks {url}: 128 and 256 tokens in and out, 1 to 1024 requests in flight.
+Measure BEFORE the same way, without {variables}.
+
+## What is here
+
+| path | what |
+|---|---|
+| `{configs}/` | what {variables} {points} at; `provenance/`: where each entry comes from |
+| `nodes/NAME/` | one node's scripts |
+| `preflight.py`, `cluster.json` | the check, and what it holds the nodes against |
+| `sweep.sh` | the benchmark |
+| `MANIFEST.json`, `SHA256SUMS` | every file's hash; every entry's status and environment |
+| `sbom.cdx.json` | components, CycloneDX 1.5 |
+"""
+_ATTENTION = """\
+## Before the launch: the plugin for tuned attention
+
+`{configs}/attention/` is read by engine-tuner's plugin, which sglang finds where engine-tuner is
+installed; that moves no package of the engine's. {where}
+
+```
+{install}
+```
+
+Check it with `{check}`.
+`docker.sh` and `bare.sh` do, and warn. Without the plugin a server runs all the same, with the
+engine's own launch constants. Where it is installed,
+`tuner attention status --dir {configs} --device {device}` says what a server would use, and why.
+
+The files count only in servers on the Triton attention backend (`--attention-backend triton`), and
+not with `--enable-deterministic-inference`: they choose by the size of the batch.
+
+"""
+_PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"
+_IMAGE = """Make an image of the engine's,
+name it in `engine.image`, and bundle again; for `bare.sh`, the same `pip install` on every node."""
+_PROOF = """,
+and each file that the plugin uses or refuses; if it names none, the plugin is not there"""
+_KUBERNETES = """
+Kubernetes, with the LeaderWorkerSet controller and NVIDIA's device plugin installed and this folder
+at `/opt/tuner/{name}` on each node:
+
+```
+kubectl label node NODE {label}={value}     # each node of this cluster
+kubectl apply -f kubernetes/leaderworkerset.yaml
+```
+
+Its pods are privileged for /dev/infiniband; with an RDMA device plugin, ask for its resource.
+"""
+
+
+def readme_text(
+    name: str,
+    cluster: Cluster,
+    device: str,
+    folder_hash: str,
+    statuses: Mapping[str, int],
+    notes: Sequence[str],
+    no_kubernetes: str,
+    *,
+    attention: bool,
+) -> str:
+    """README.md. `no_kubernetes` says why there is no manifest; empty where there is one.
+
+    `attention`: whether the bundle holds attention files.
+    """
+    names = [node.name for node in cluster.nodes]
+    variables = folder_variables(cluster, attention=attention)
+    image = cluster.engine.image
+    kubernetes = (
+        f"\nThere is no Kubernetes manifest: {no_kubernetes}.\n"
+        if no_kubernetes
+        else _KUBERNETES.format(name=name, label=NODE_LABEL, value=object_name(cluster.name))
+    )
+    several = "Start the head first, then the others. The first node is the head."
+    return _TEXT.format(
+        name=name,
+        model=_code(cluster.model.name),
+        engine=cluster.engine.name,
+        nodes=len(names),
+        gpus=cluster.nodes[0].gpus,
+        device=device,
+        tp=cluster.parallel.tp,
+        counts=_counts(statuses),
+        notes="".join(f"\n> {note}\n" for note in notes),
+        captures="\n".join(_capture(cluster, node) for node in names),
+        captured=" ".join(f"--node {node}=captures/{node}" for node in names),
+        variable=CONFIG_VARIABLES[cluster.engine.name],
+        variables=" and ".join(f"`{name}`" for name in variables),
+        points="points" if len(variables) == 1 else "point",
+        attention=_attention(image, device) if attention else "",
+        plugin=_PROOF if attention else "",
+        hash=f"`{folder_hash}`",
+        order=several if len(names) > 1 else "",
+        columns="container | compose | bare" if image else "bare",
+        rules="---|---|---" if image else "---",
+        launches="\n".join(_launch(node, bool(image)) for node in names),
+        kubernetes=kubernetes,
+        logs=f"docker logs {container_name(cluster, 0)}" if image else f"nodes/{names[0]}/bare.sh",
+        url=endpoint(cluster.nodes[0].host, cluster.ports.serve),
+        configs=CONFIGS,
+    )
+
+
+def _attention(image: str, device: str) -> str:
+    install = _PIP.format(version=version("engine-tuner"))
+    run = f"docker run --rm --entrypoint python3 {image}" if image else "python3"
+    return _ATTENTION.format(
+        configs=CONFIGS,
+        where=_IMAGE if image else "On every node:",
+        install=f"FROM {image}\nRUN {install}" if image else install,
+        check=f"{run} {PLUGIN_IMPORT}",
+        device=device,
+    )
+
+
+def _counts(statuses: Mapping[str, int]) -> str:
+    lines = {
+        "ok": "measured on the GPU",
+        "predicted": "PREDICTED by a model of the GPU, never measured",
+        "incumbent": "the engine's own choice, written out",
+    }
+    known = [f"- {n} entries: {lines.get(status, status)}" for status, n in statuses.items()]
+    return "\n".join(known)
+
+
+def _capture(cluster: Cluster, node: str) -> str:
+    image = f" --image {shlex.quote(cluster.engine.image)}" if cluster.engine.image else ""
+    return f"python3 preflight.py --capture captures/{node} --config-dir {CONFIGS}{image}"
+
+
+def _launch(node: str, image: bool) -> str:
+    folder = f"nodes/{node}"
+    container = f"`{folder}/docker.sh` | `docker compose -f {folder}/compose.yaml up` | "
+    return f"| {node} | {container if image else ''}`{folder}/bare.sh` |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if "`" not in text else text

@@ -1,0 +1,63 @@
+"""What a bundle is made of, as a CycloneDX 1.5 document.
+
+Nothing here changes from run to run: no time, no random serial number.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import Any
+
+from tuner.deploy.bundle.manifest import sha256
+from tuner.deploy.cluster import Cluster
+from tuner.engines import Engine
+
+
+def sbom_text(
+    name: str, cluster: Cluster, engine: Engine, tritons: list[str], files: dict[str, bytes]
+) -> str:
+    """The components: this tool, the engine whose files are carried, the image, the files' hashes.
+
+    `files` are those that come out of the engine's package or run by themselves.
+    """
+    tool = _library("engine-tuner", version("engine-tuner"), "Apache-2.0")
+    components = [tool, _library(engine.name, engine.version, "Apache-2.0")]
+    components += [_library("triton", triton, "MIT") for triton in tritons]
+    if cluster.engine.image:
+        components.append(_image(cluster.engine.image))
+    components += [_file(path, data) for path, data in sorted(files.items())]
+    document = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "tools": {"components": [tool]},
+            "component": {"type": "data", "bom-ref": name, "name": name},
+        },
+        "components": components,
+        "dependencies": [{"ref": name, "dependsOn": [c["bom-ref"] for c in components]}],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _library(name: str, release: str, license_id: str) -> dict[str, Any]:
+    purl = f"pkg:pypi/{name}@{release}"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": release,
+        "purl": purl,
+        "licenses": [{"license": {"id": license_id}}],
+    }
+
+
+def _image(image: str) -> dict[str, Any]:
+    return {"type": "container", "bom-ref": f"image:{image}", "name": image}
+
+
+def _file(path: str, data: bytes) -> dict[str, Any]:
+    hashes = [{"alg": "SHA-256", "content": sha256(data)}]
+    return {"type": "file", "bom-ref": f"file:{path}", "name": path, "hashes": hashes}

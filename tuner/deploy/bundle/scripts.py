@@ -1,0 +1,197 @@
+"""A node's launch scripts: in a container, and with the engine installed on the node.
+
+Every word that comes from the cluster file is quoted for the shell.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+
+from tuner.deploy.bundle.commands import Command, one_line
+from tuner.deploy.bundle.environment import folder_variables
+from tuner.deploy.cluster import Cluster
+from tuner.errors import MalformedCluster
+
+CONFIGS = "engine-configs"  # in the bundle
+MOUNTED = f"/opt/tuner/{CONFIGS}"  # in a container
+HUB_CACHE = "/root/.cache/huggingface"
+PLUGIN_IMPORT = "-c 'import tuner.plugin'"  # python3's words, for where the engine runs
+
+_HEAD = r"""#!/usr/bin/env bash
+# {title}
+# --print shows the commands and runs nothing.
+set -euo pipefail
+"""
+_BUNDLE = r"""
+bundle=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+"""
+_PRINT_OPTION = r"""
+print=no
+case "${1-}" in
+  '') ;;
+  --print) print=yes ;;
+  *)
+    printf 'usage: %s [--print]\n' "$0" >&2
+    exit 2
+    ;;
+esac
+"""
+SHOW = r"""
+show() {
+  local word line=
+  for word in "$@"; do
+    if [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then line+=" $word"; else line+=" ${word@Q}"; fi
+  done
+  printf '%s\n' "${line# }"
+}
+"""
+_RUN = r"""
+run() {
+  if [[ $print == yes ]]; then show "$@"; else "$@"; fi
+}
+"""
+_LAST = r"""
+last() {
+  if [[ $print == yes ]]; then show "$@"; else exec "$@"; fi
+}
+"""
+# The engine serves without the plugin too, with its own launch constants.
+_PLUGIN = r"""
+plugin() {
+  if [[ $print == yes ]]; then
+    show "$@"
+  elif ! "$@"; then
+    printf 'warning: no engine-tuner beside the engine, so tuned attention is not used: %s\n' \
+      "see README.md" >&2
+  fi
+}
+"""
+_NO_COLON = r"""
+if [[ $bundle == *:* ]]; then
+  printf 'error: docker cannot mount a folder with a colon in its name: %s\n' "$bundle" >&2
+  exit 2
+fi
+"""
+
+
+def script_head(title: str) -> str:
+    """A script's first lines. `title` is one line of names, which hold no line breaks."""
+    return _HEAD.format(title=title)
+
+
+def docker_script(
+    cluster: Cluster,
+    rank: int,
+    environment: Mapping[str, str],
+    commands: list[Command],
+    *,
+    attention: bool = False,
+) -> str:
+    """`docker run` of one node's engine. `attention`: whether the bundle holds attention files.
+
+    Raises MalformedCluster for a path docker cannot mount.
+    """
+    node = cluster.nodes[rank]
+    words = ["docker run --rm --init", f"--name {quoted(container_name(cluster, rank))}"]
+    words += ["--gpus all --network host --ipc host"]
+    words += ["--cap-add IPC_LOCK --ulimit memlock=-1 --ulimit stack=67108864"]
+    words += ["--ulimit nofile=1048576"]
+    if uses_rdma(cluster, environment):
+        words.append("--device /dev/infiniband")
+    words.append(f'--volume "$bundle/{CONFIGS}:{MOUNTED}:ro"')
+    words += model_mounts(cluster)
+    folder = folder_variables(cluster, attention=attention)
+    variables = {**dict.fromkeys(folder, MOUNTED), **environment}
+    words += [f"--env {quoted(f'{name}={value}')}" for name, value in variables.items()]
+    program, *arguments = one_line(commands)
+    words.append(f"--entrypoint {quoted(program)}")
+    words.append(quoted(cluster.engine.image))
+    words += _by_option(arguments)
+    title = f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, in a container."
+    body = "".join(f"  {line}\n" for line in words)
+    check = ""
+    if attention:
+        look = f"docker run --rm --entrypoint python3 {quoted(cluster.engine.image)}"
+        check = f"{_PLUGIN}\nplugin {look} {PLUGIN_IMPORT}\n"
+    return (
+        f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_LAST}{_NO_COLON}{check}\n"
+        f'launch=(\n{body})\nlast "${{launch[@]}}"\n'
+    )
+
+
+def bare_script(
+    cluster: Cluster,
+    rank: int,
+    environment: Mapping[str, str],
+    commands: list[Command],
+    *,
+    attention: bool = False,
+) -> str:
+    """One node's engine as it is installed there."""
+    node = cluster.nodes[rank]
+    title = (
+        f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, without a container."
+    )
+    variables = folder_variables(cluster, attention=attention)
+    lines = [f'run export "{variable}=$bundle/{CONFIGS}"' for variable in variables]
+    lines += [f"run export {quoted(f'{n}={v}')}" for n, v in environment.items()]
+    lines += [_command_line("run", command) for command in commands[:-1]]
+    lines.append(_command_line("last", commands[-1]))
+    body = "\n".join(lines)
+    check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if attention else ""
+    return f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
+
+
+def container_name(cluster: Cluster, rank: int) -> str:
+    return f"{cluster.name}-{cluster.nodes[rank].name}"
+
+
+def uses_rdma(cluster: Cluster, environment: Mapping[str, str]) -> bool:
+    """Whether the ranks talk over RDMA: several nodes, and NCCL not told otherwise."""
+    return len(cluster.nodes) > 1 and environment.get("NCCL_IB_DISABLE") != "1"
+
+
+def is_folder(path: str) -> bool:
+    """A model path on the node; anything else is a hub's name."""
+    return path.startswith("/")
+
+
+def model_mounts(cluster: Cluster) -> list[str]:
+    """docker's words for the model's folder, or for the hub's cache and token."""
+    path = cluster.model.path
+    if not is_folder(path):
+        return [
+            f'--volume "${{HF_HOME:-$HOME/.cache/huggingface}}:{HUB_CACHE}"',
+            "--env HF_TOKEN",  # taken from the operator's shell, never written down
+        ]
+    if ":" in path:
+        raise MalformedCluster(f"model.path {path!r}: docker cannot mount a path with a colon")
+    return [f"--volume {quoted(f'{path}:{path}:ro')}"]
+
+
+def quoted(word: str) -> str:
+    """A word for the shell, quoted unless it is plainly harmless."""
+    # shlex leaves commas bare, which reads like a list between an array's words.
+    return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
+
+
+def _command_line(function: str, command: Iterable[str]) -> str:
+    program, *arguments = command
+    return " \\\n  ".join([f"{function} {quoted(program)}", *_by_option(arguments)])
+
+
+def _by_option(words: Iterable[str]) -> list[str]:
+    """Quoted words, one line an option with its value."""
+    lines: list[str] = []
+    for word in words:
+        if (
+            lines
+            and not word.startswith("-")
+            and lines[-1].startswith("-")
+            and " " not in lines[-1]
+        ):
+            lines[-1] += f" {quoted(word)}"
+        else:
+            lines.append(quoted(word))
+    return lines

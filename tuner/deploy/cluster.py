@@ -1,0 +1,312 @@
+"""Read cluster.toml: the machines, and what is to run on them.
+
+Every error names the field, and the nearest valid value where there is one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.deploy.preflight.expected import Expected, ExpectedNode
+from tuner.errors import MalformedCluster, did_you_mean
+from tuner.toml_table import Table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENGINES = ("sglang", "vllm")
+GIB = 2**30
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")  # the kernel's IFNAMSIZ, less the closing zero
+_RDMA_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}")
+# Flags that a launch derives from the file's own fields, and the field to set instead.
+RESERVED_FLAGS = {
+    "--model": "model.path",
+    "--model-path": "model.path",
+    "--served-model-name": "model.name",
+    "--context-length": "model.context_length",
+    "--max-model-len": "model.context_length",
+    "--tp": "parallel.tp",
+    "--tp-size": "parallel.tp",
+    "--tensor-parallel-size": "parallel.tp",
+    "--ep": "parallel.ep",
+    "--ep-size": "parallel.ep",
+    "--dp": "parallel.dp",
+    "--dp-size": "parallel.dp",
+    "--data-parallel-size": "parallel.dp",
+    "--port": "ports.serve",
+    "--dist-init-addr": "ports.rendezvous",
+    "--nnodes": "nodes",
+    "--node-rank": "nodes",
+    "--host": "nodes",
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine and where its program comes from."""
+
+    name: str  # sglang or vllm
+    image: str  # container image; empty for a bare install
+    version: str  # empty when the image says it
+    flags: tuple[str, ...]  # passed on as they are
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served."""
+
+    name: str  # the name that clients ask for
+    path: str  # folder on every node, or a hub's name
+    context_length: int  # tokens
+    weight_bytes: int | None  # of the whole model, when given
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How the model is spread."""
+
+    tp: int
+    ep: int
+    dp: int
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports. Rendezvous and ray are the head's."""
+
+    serve: int
+    rendezvous: int
+    ray: int
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A machine. The first one is the head."""
+
+    name: str
+    host: str
+    interface: str  # management interface; empty for the preflight to find
+    rdma: tuple[str, ...] | None  # None is `auto`
+    gpus: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster.toml."""
+
+    name: str
+    engine: Engine
+    model: Model
+    parallel: Parallel
+    ports: Ports
+    nodes: tuple[ClusterNode, ...]
+    environment: Mapping[str, str]  # on every node; a node's own variables go before these
+
+    @property
+    def gpus(self) -> int:
+        return sum(node.gpus for node in self.nodes)
+
+    def expected(self) -> Expected:
+        """What the preflight holds the nodes against."""
+        ports = {"serve": self.ports.serve, "rendezvous": self.ports.rendezvous}
+        if self.engine.name == "vllm":
+            ports["ray"] = self.ports.ray
+        nodes = tuple(
+            ExpectedNode(
+                n.name, n.host, n.interface, n.rdma, n.gpus, {**self.environment, **n.environment}
+            )
+            for n in self.nodes
+        )
+        return Expected(
+            self.engine.name,
+            self.engine.image,
+            self.model.path,
+            nodes,
+            # Replicas hold whole models, but with data-parallel attention tp spans all ranks.
+            self.parallel.tp,
+            ports,
+            self.model.weight_bytes,
+        )
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster.toml. Raises MalformedCluster."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MalformedCluster(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise MalformedCluster(f"{path} is not UTF-8 text") from None
+    return parse_cluster(text, str(path))
+
+
+def parse_cluster(text: str, source: str = "cluster.toml") -> Cluster:
+    """Read the text of a cluster.toml. Raises MalformedCluster."""
+    try:
+        value = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedCluster(f"{source} is not TOML: {error}") from None
+    try:
+        return _cluster(Table(value, ""))
+    except MalformedCluster as error:
+        raise MalformedCluster(f"{source}: {error}") from None
+
+
+def _cluster(table: Table) -> Cluster:
+    cluster = Cluster(
+        table.text("name", _NAME),
+        _engine(table.table("engine")),
+        _model(table.table("model")),
+        _parallel(table.table("parallel")),
+        _ports(table.table("ports", {})),
+        _nodes(table),
+        table.variables("environment"),
+    )
+    table.done()
+    _check_ranks(cluster)
+    return cluster
+
+
+def _engine(table: Table) -> Engine:
+    name = table.text("name", None)
+    if name not in ENGINES:
+        near = did_you_mean(name, ENGINES)
+        raise MalformedCluster(f"engine.name must be sglang or vllm, not {name!r}{near}")
+    image = table.text("image", _IMAGE, "")
+    version = table.text("version", re.compile(r"[0-9][A-Za-z0-9.+-]*"), "")
+    flags = table.strings("flags", ())
+    table.done()
+    for flag in flags:
+        field = RESERVED_FLAGS.get(flag.partition("=")[0])
+        if field:
+            raise MalformedCluster(f"engine.flags holds {flag}: set {field} instead")
+    return Engine(name, image, version, tuple(flags))
+
+
+def _model(table: Table) -> Model:
+    path = table.text("path", None)
+    name = table.text("name", None, path.rstrip("/").rpartition("/")[2] or path)
+    context = table.whole("context_length", 1, 2**24)
+    gib = table.take("weight_gib", 0)
+    if isinstance(gib, bool) or not isinstance(gib, int | float) or not 0 <= gib < 2**20:
+        raise MalformedCluster(f"model.weight_gib must be a number of GiB, not {gib!r}")
+    table.done()
+    return Model(name, path, context, int(gib * GIB) or None)
+
+
+def _parallel(table: Table) -> Parallel:
+    parallel = Parallel(
+        table.whole("tp", 1, 4096), table.whole("ep", 1, 4096, 1), table.whole("dp", 1, 4096, 1)
+    )
+    table.done()
+    if parallel.tp % parallel.ep:
+        divisors = [d for d in range(1, parallel.tp + 1) if parallel.tp % d == 0]
+        nearest = min(divisors, key=lambda d: abs(d - parallel.ep))
+        raise MalformedCluster(
+            f"parallel.ep must divide tp={parallel.tp}, not {parallel.ep}; nearest is {nearest}"
+        )
+    return parallel
+
+
+def _ports(table: Table) -> Ports:
+    ports = Ports(
+        table.whole("serve", 1, 65535, 30000),
+        table.whole("rendezvous", 1, 65535, 5000),
+        table.whole("ray", 1, 65535, 6379),
+    )
+    table.done()
+    if len({ports.serve, ports.rendezvous, ports.ray}) < 3:
+        raise MalformedCluster(
+            f"ports must differ: serve {ports.serve}, rendezvous {ports.rendezvous}, "
+            f"ray {ports.ray}"
+        )
+    return ports
+
+
+def _nodes(table: Table) -> tuple[ClusterNode, ...]:
+    value = table.take("nodes")
+    if not isinstance(value, list) or not value:
+        raise MalformedCluster("nodes must be a list of tables: write [[nodes]] before each")
+    nodes = tuple(_node(Table(v, f"nodes[{i}]"), i) for i, v in enumerate(value))
+    for field in ("name", "host"):
+        seen: dict[str, int] = {}
+        for i, node in enumerate(nodes):
+            first = seen.setdefault(getattr(node, field), i)
+            if first != i:
+                raise MalformedCluster(
+                    f"nodes[{i}].{field} is {getattr(node, field)!r}, as nodes[{first}].{field} is"
+                )
+    return nodes
+
+
+def _node(table: Table, rank: int) -> ClusterNode:
+    host = table.text("host", None)
+    if not _is_host(host):
+        raise MalformedCluster(f"{table.field('host')} is no address or host name: {host!r}")
+    node = ClusterNode(
+        table.text("name", _NAME, f"node{rank + 1:02d}"),
+        host,
+        table.text("interface", _INTERFACE, ""),
+        _rdma(table),
+        table.whole("gpus", 1, 64, 8),
+        table.variables("environment"),
+    )
+    table.done()
+    return node
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        # Only digits and dots: a mistyped address, not a name.
+        return bool(_HOST.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
+    return True
+
+
+def _rdma(table: Table) -> tuple[str, ...] | None:
+    value = table.values.get("rdma", "auto")
+    if isinstance(value, str):
+        table.take("rdma", "auto")
+        if value != "auto":
+            near = did_you_mean(value, ["auto"]) or f'; write ["{value}"] for one device'
+            raise MalformedCluster(
+                f'{table.field("rdma")} must be "auto" or a list of devices, not {value!r}{near}'
+            )
+        return None
+    devices = table.strings("rdma", ())
+    for device in devices:
+        if not _RDMA_DEVICE.fullmatch(device):
+            raise MalformedCluster(f"{table.field('rdma')} holds {device!r}, no RDMA device's name")
+    if not devices or len(set(devices)) < len(devices):
+        raise MalformedCluster(f"{table.field('rdma')} must name at least one device, each once")
+    return tuple(devices)
+
+
+def _check_ranks(cluster: Cluster) -> None:
+    """tp spans every GPU, unless whole replicas (dp of them) share the GPUs out."""
+    tp, dp, gpus = cluster.parallel.tp, cluster.parallel.dp, cluster.gpus
+    if tp == gpus and tp % dp == 0:
+        return
+    if tp * dp == gpus:
+        return
+    if tp == gpus:
+        nearest = min((d for d in range(1, tp + 1) if tp % d == 0), key=lambda d: abs(d - dp))
+        raise MalformedCluster(f"parallel.dp must divide tp={tp}, not {dp}; nearest is {nearest}")
+    choices = [gpus] + ([gpus // dp] if gpus % dp == 0 else [])
+    nearest = min(choices, key=lambda c: abs(c - tp))
+    raise MalformedCluster(
+        f"parallel.tp={tp} with dp={dp} does not fill the {gpus} GPUs of {len(cluster.nodes)} "
+        f"nodes; nearest is {nearest}"
+    )

@@ -1,0 +1,63 @@
+"""Say from a server's log which config files it really runs with.
+
+Fused MoE's are named by the engine's own loader, attention's by this package's plugin. Both log a
+file once a process, so every rank has its own line and ranks may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tuner.deploy.load_proof.attention import PluginLines
+from tuner.deploy.load_proof.messages import read_hooks, read_load, read_overrides
+from tuner.deploy.load_proof.proof import Hook, Load, LoadProof, Outcome, Override, merged
+from tuner.deploy.load_proof.render import render_proof
+from tuner.errors import UnreadableLog
+
+__all__ = [
+    "Hook",
+    "Load",
+    "LoadProof",
+    "Outcome",
+    "Override",
+    "parse_log",
+    "prove_loads",
+    "render_proof",
+]
+
+
+def prove_loads(paths: Iterable[Path]) -> LoadProof:
+    """Read servers' logs, one or several of the same launch. Raises UnreadableLog."""
+    return _proof(_read(paths))
+
+
+def parse_log(lines: Iterable[str]) -> LoadProof:
+    """Take the loaders' messages out of a log; other lines are passed over."""
+    return _proof((str(number), line) for number, line in enumerate(lines, 1))
+
+
+def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """(place, line), one by one: a server's log can be larger than the memory."""
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for number, line in enumerate(file, 1):
+                    yield f"{path.name}:{number}", line.rstrip("\n")
+        except OSError as error:
+            raise UnreadableLog(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _proof(lines: Iterable[tuple[str, str]]) -> LoadProof:
+    loads: list[Load] = []
+    overrides: dict[Override, None] = {}
+    hooks: dict[Hook, None] = {}
+    plugin = PluginLines()
+    for where, line in lines:
+        if load := read_load(line, where):
+            loads.append(load)
+        plugin.read(line, where)
+        overrides.update(dict.fromkeys(read_overrides(line)))
+        hooks.update(dict.fromkeys(read_hooks(line)))
+    found = merged([*loads, *plugin.loads()])
+    return LoadProof(found, tuple(overrides), tuple(hooks))

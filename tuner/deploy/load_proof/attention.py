@@ -1,0 +1,89 @@
+"""The lines of this package's own plugin (`tuner.plugin.backend`), which applies attention files.
+
+A rank says which files it uses when its attention backend is built, and again where a second
+backend (a draft model's) changes that: its last word counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tuner.deploy.load_proof.messages import key_of, rank_of, triton_of
+from tuner.deploy.load_proof.proof import ATTENTION, EVERY_KEY, Load, Outcome
+
+_LINE = re.compile(r"\btuner attention: (.*)")
+# How the line begins that says what is used.
+_SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
+# Between the items of a line; a reason may end in advice.
+_NEXT = re.compile(r"; (?!did you mean |the nearest )")
+_USED = re.compile(r"\w+ \d+/\d+ \d+/\d+ .*? from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?")
+_REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
+_NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
+
+
+@dataclass
+class PluginLines:
+    """Gathers what the plugin says, line by line."""
+
+    _troubles: list[Load] = field(default_factory=list)
+    _said: dict[tuple[str, tuple[str, ...]], list[Load]] = field(default_factory=dict)
+
+    def read(self, line: str, where: str) -> None:
+        """Take a line of a log; any but the plugin's is passed over."""
+        match = _LINE.search(line)
+        if match is None:
+            return
+        source, text = _Source(rank_of(line), where), match.group(1)
+        if trouble := _trouble(text, source):
+            self._troubles.append(trouble)
+        elif _SUMMARY.match(text):
+            launch = where.rpartition(":")[0], source.ranks
+            self._said[launch] = [_item(item, source) for item in _NEXT.split(text)]
+
+    def loads(self) -> Iterator[Load]:
+        for said in self._said.values():
+            yield from said
+        yield from self._troubles
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Who says it, and where."""
+
+    ranks: tuple[str, ...]
+    where: str
+
+    def load(self, outcome: Outcome, *, path: str = "", key: str = "", reason: str = "") -> Load:
+        used = path if outcome is Outcome.LOADED else ""
+        wanted = (path,) if path else ()
+        key = key or key_of(path) or EVERY_KEY
+        lines = (self.where,)
+        return Load(
+            *(ATTENTION, key, outcome, wanted, used, triton_of(used), self.ranks, lines, reason)
+        )
+
+
+def _trouble(text: str, source: _Source) -> Load | None:
+    """What is said by itself, whatever files are used."""
+    if refused := _REFUSED.fullmatch(text):  # beside a line that says what is used
+        return source.load(Outcome.MALFORMED, path=refused["path"], reason=refused["why"])
+    if failed := _NO_LAUNCH.fullmatch(text):
+        return source.load(Outcome.FAILED, key=failed["kernel"], reason=failed["why"])
+    if text == "nothing is applied":
+        return source.load(Outcome.FAILED, reason=text)
+    return None
+
+
+def _item(text: str, source: _Source) -> Load:
+    if used := _USED.fullmatch(text):
+        how = "predicted" if used["how"] else ""
+        return source.load(Outcome.LOADED, path=used["path"], reason=how)
+    if refused := _REFUSED.fullmatch(text):
+        return source.load(Outcome.REFUSED, path=refused["path"], reason=refused["why"])
+    if text == "no file applies":
+        return source.load(Outcome.DEFAULT, reason=text)
+    if text.startswith("inference is deterministic"):
+        return source.load(Outcome.DETERMINISTIC)
+    return source.load(Outcome.FAILED, reason=text)

@@ -1,0 +1,46 @@
+"""A proof as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.deploy.load_proof.proof import ATTENTION, Load, LoadProof, Outcome
+
+
+def render_proof(proof: LoadProof) -> str:
+    """The proof as text for a terminal."""
+    lines = []
+    if all(load.family == ATTENTION for load in proof.loads):
+        lines.append("no config file's message is in this log: the kernel was not reached yet, or")
+        lines.append("the log level hides it (files that load are logged at INFO)")
+    for load in proof.loads:
+        lines.append(f"{load.outcome.value:15} {load.family:9} {load.key}")
+        lines += [f"{'':16}{text}" for text in _details(load)]
+    for override in proof.overrides:
+        lines.append(
+            f"{'override':15} M={override.batch_size}: down BLOCK_SIZE_M "
+            f"{override.down_block_m} -> {override.up_block_m}, the up file's"
+        )
+    for hook in proof.hooks:
+        state = f"{hook.count} hook(s), from {hook.sources}" if hook.count else "FAILED"
+        lines.append(f"{'plugin':15} {hook.target}: {state}")
+    if not proof.hooks:
+        lines.append(f"{'plugin':15} no hook was applied")
+    problems = proof.problems()
+    verdict = "as tuned" if proof.ok else f"not as tuned: {len(problems)} problem(s)"
+    return "\n".join(_printable(line) for line in [*lines, verdict]) + "\n"
+
+
+def _details(load: Load) -> Iterator[str]:
+    if load.used:
+        yield f"read {load.used}" + (f" (Triton {load.triton})" if load.triton else "")
+    if load.reason:
+        yield load.reason
+    if load.outcome is not Outcome.LOADED and load.family != ATTENTION:
+        for path in load.wanted:
+            yield f"not found: {path}"
+    yield f"{len(load.lines)} line(s)" + (f", {', '.join(load.ranks)}" if load.ranks else "")
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in line)

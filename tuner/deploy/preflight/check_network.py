@@ -1,0 +1,188 @@
+"""Checks of addresses, interfaces and ports that the engine's processes meet at."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from tuner.deploy.preflight.expected import Expected, ExpectedNode
+from tuner.deploy.preflight.facts import Finding, Node, Severity, joined
+from tuner.deploy.preflight.links import Links, gid_indexes, interface_of
+from tuner.deploy.preflight.network import is_ip
+from tuner.errors import did_you_mean
+
+# What each engine announces to the other ranks, in its own order of trust.
+HOST_VARIABLES = {
+    "sglang": ("SGLANG_HOST_IP", "HOST_IP"),
+    "vllm": ("VLLM_HOST_IP",),
+}
+_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_ON_HEAD = ("rendezvous", "ray")
+
+
+def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
+    """The variables a launch would have: the cluster file's go before the captured ones."""
+    return {**node.environment, **(expected.environment if expected else {})}
+
+
+def check_network(node: Node, links: Links, expected: Expected | None) -> Iterator[Finding]:
+    """Every finding about the node's addresses and ports."""
+    own = expected.node(node.name) if expected else None
+    if not links.interface:
+        yield Finding(
+            Severity.WARNING,
+            "management-unknown",
+            (node.name,),
+            f"the management interface is not known: {links.reason}",
+            "capture `ip -j addr` and `ip -j route` too, or name the interface in the cluster file",
+        )
+    environment = merged_environment(node, own)
+    yield from _named_interfaces(node, links, own, environment)
+    yield from _named_devices(node, environment)
+    yield from _gid_index(node, links, environment)
+    yield from _announced(node, links, expected, environment)
+    if expected:
+        yield from _ports(node, expected)
+
+
+def _named_interfaces(
+    node: Node, links: Links, own: ExpectedNode | None, environment: dict[str, str]
+) -> Iterator[Finding]:
+    if not node.interfaces:
+        return
+    names = [i.name for i in node.interfaces]
+    asked = [(v, environment[v]) for v in _INTERFACE_VARIABLES if environment.get(v)]
+    if own and own.interface:
+        asked.append(("interface", own.interface))
+    for variable, value in asked:
+        exact = variable != "NCCL_SOCKET_IFNAME" or value.startswith("=")
+        if value.startswith("^"):
+            continue  # a list of what not to use
+        for wanted in filter(None, value.lstrip("=").split(",")):
+            if any(n == wanted or (not exact and n.startswith(wanted)) for n in names):
+                continue
+            known = links.interface or joined(names)
+            yield Finding(
+                Severity.ERROR,
+                "interface-missing",
+                (node.name,),
+                f"{variable}={value} names {wanted!r}, which this node does not have"
+                + did_you_mean(wanted, names),
+                f"set {variable} to {known}",
+                (f"interfaces: {' '.join(names)}",),
+            )
+
+
+def _named_devices(node: Node, environment: dict[str, str]) -> Iterator[Finding]:
+    value = environment.get("NCCL_IB_HCA", "")
+    known = sorted(interface_of(node))
+    if not known or value.startswith("^"):
+        return
+    exact = value.startswith("=")
+    for item in filter(None, value.lstrip("=").split(",")):
+        wanted = item.partition(":")[0]
+        if not any(d == wanted or (not exact and d.startswith(wanted)) for d in known):
+            yield Finding(
+                Severity.ERROR,
+                "rdma-absent",
+                (node.name,),
+                f"NCCL_IB_HCA names {wanted!r}, which this node does not have"
+                + did_you_mean(wanted, known),
+                f"choose among {joined(known)}",
+            )
+
+
+def _gid_index(node: Node, links: Links, environment: dict[str, str]) -> Iterator[Finding]:
+    value = environment.get("NCCL_IB_GID_INDEX", "")
+    if not value or not node.gids:
+        return
+    indexes = {d: gid_indexes(node, d) for d in links.usable}
+    wrong = [d for d, good in indexes.items() if good and value not in map(str, good)]
+    if wrong:
+        good = indexes[wrong[0]][0]
+        yield Finding(
+            Severity.ERROR,
+            "gid-index",
+            (node.name,),
+            f"NCCL_IB_GID_INDEX={value} is not RoCE v2 with IPv4 on {joined(wrong)}",
+            f"set NCCL_IB_GID_INDEX={good}",
+            tuple(g.line for g in node.gids if g.device == wrong[0]),
+        )
+
+
+def _announced(
+    node: Node, links: Links, expected: Expected | None, environment: dict[str, str]
+) -> Iterator[Finding]:
+    """The address that this node would announce must be one that the others can reach."""
+    held = {ipaddress.ip_address(a.ip): i.name for i in node.interfaces for a in i.addresses}
+    if not held:
+        return
+    engine = expected.engine if expected else ""
+    variables = HOST_VARIABLES.get(engine, sum(HOST_VARIABLES.values(), ()))
+    given = [(v, environment[v]) for v in variables if environment.get(v)]
+    fix = f"set {' and '.join(variables)} to {links.address or 'the management address'}"
+    for variable, value in given:
+        fault = _fault(value, held)
+        if fault:
+            yield Finding(
+                Severity.ERROR,
+                "address-unreachable",
+                (node.name,),
+                f"{variable}={value} {fault}",
+                fix,
+                tuple(f"{name}: {ip}" for ip, name in held.items()),
+            )
+    if not given:
+        yield from _implicit(node, links, fix)
+
+
+def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address, str]) -> str:
+    if not is_ip(value):
+        return "is not an address"
+    address = ipaddress.ip_address(value)
+    if address.is_loopback or address.is_link_local or address.is_unspecified:
+        return "is not reachable from other nodes"
+    return "" if address in held else "is held by no interface of this node"
+
+
+def _implicit(node: Node, links: Links, fix: str) -> Iterator[Finding]:
+    """No variable says what to announce: the engine guesses from the name and the routes."""
+    first = node.hostname_addresses[0] if node.hostname_addresses else ""
+    if first and ipaddress.ip_address(first).is_loopback:
+        yield Finding(
+            Severity.WARNING,
+            "address-unreachable",
+            (node.name,),
+            f"the node's own name resolves to {first}, which other nodes cannot reach",
+            fix + ", or correct /etc/hosts",
+            (first,),
+        )
+    scope = [i for i in node.interfaces if i.name == links.interface] or list(node.interfaces)
+    v6 = [a.ip for i in scope for a in i.addresses if a.scope == "global" and ":" in a.ip]
+    v4 = [a.ip for i in scope for a in i.addresses if a.scope == "global" and ":" not in a.ip]
+    if v6 and v4:
+        yield Finding(
+            Severity.WARNING,
+            "dual-stack",
+            (node.name,),
+            f"the node has {v4[0]} and {v6[0]}, and nothing says which one to announce",
+            fix,
+            (*v4[:1], *v6[:1]),
+        )
+
+
+def _ports(node: Node, expected: Expected) -> Iterator[Finding]:
+    head = bool(expected.nodes) and expected.node(node.name) == expected.nodes[0]
+    taken = {listener.port: listener for listener in node.listeners}
+    for name, port in sorted(expected.ports.items()):
+        if port not in taken or (name in _ON_HEAD and not head):
+            continue
+        yield Finding(
+            Severity.ERROR,
+            "port-in-use",
+            (node.name,),
+            f"the {name} port {port} is taken",
+            f"stop what listens there (ss -ltnp 'sport = :{port}'), or choose another port in the "
+            "cluster file",
+            (f"listening on {taken[port].ip} port {port}",),
+        )

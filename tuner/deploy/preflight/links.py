@@ -1,0 +1,149 @@
+"""Which link of a node manages it, which RDMA devices carry the collectives, at which GID index."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tuner.deploy.preflight.expected import ExpectedNode
+from tuner.deploy.preflight.facts import Node, natural
+from tuner.deploy.preflight.network import is_ip
+
+
+@dataclass(frozen=True)
+class Links:
+    """How a node is connected."""
+
+    interface: str  # management interface; empty when nothing tells
+    address: str  # its IPv4 address, or empty
+    device: str  # the RDMA device it stands on, or empty
+    reason: str  # what told
+    compute: tuple[str, ...]  # RDMA devices meant for collectives, up or down
+    usable: tuple[str, ...]  # those of them that are up
+
+
+def find_links(node: Node, expected: ExpectedNode | None = None) -> Links:
+    """Work out a node's links; the cluster file's word goes before everything seen."""
+    interface, reason = _management(node, expected)
+    device = next((d for d, i in interface_of(node).items() if i == interface and i), "")
+    up = up_devices(node)
+    known = sorted(interface_of(node), key=natural)
+    if expected and expected.rdma is not None:
+        compute = expected.rdma
+    elif device in up and len(up) == 1:
+        compute = tuple(known)  # the only link that works has to serve both ends
+    else:
+        compute = tuple(d for d in known if d != device)
+    usable = tuple(d for d in compute if d in up)
+    return Links(interface, _ipv4(node, interface), device, reason, compute, usable)
+
+
+def interface_of(node: Node) -> dict[str, str]:
+    """RDMA device -> network interface, from whichever source has it."""
+    found = {d.device: d.interface for d in node.devices}
+    found.update({g.device: g.interface for g in node.gids if g.interface})
+    found.update({p.device: p.interface for p in node.ports})
+    return found
+
+
+def up_devices(node: Node) -> set[str]:
+    """RDMA devices with a working port."""
+    up = {p.device for p in node.ports if p.up}
+    if not node.ports:
+        up |= {d.device for d in node.devices if d.state == "ACTIVE"}
+    if not node.ports and not node.devices:
+        up |= {g.device for g in node.gids if g.ipv4}
+    return up
+
+
+def _management(node: Node, expected: ExpectedNode | None) -> tuple[str, str]:
+    """(interface, what told)."""
+    if expected and expected.interface:
+        return expected.interface, "named in the cluster file"
+    if expected and is_ip(expected.host):
+        holder = _holder(node, expected.host)
+        if holder:
+            return holder, f"holds the cluster file's host address {expected.host}"
+    if node.default_interface:
+        return node.default_interface, "carries the default route"
+    return _odd_one_out(node)
+
+
+def _holder(node: Node, ip: str) -> str:
+    wanted = ipaddress.ip_address(ip)
+    for interface in node.interfaces:
+        if any(ipaddress.ip_address(a.ip) == wanted for a in interface.addresses):
+            return interface.name
+    return next((g.interface for g in node.gids if g.ipv4 == ip), "")
+
+
+def _odd_one_out(node: Node) -> tuple[str, str]:
+    """The RDMA link whose address lies apart from all the others.
+
+    The rails of a fabric are numbered side by side, and the management network is another one.
+    So the sorted addresses have one gap wider than everything else together, and the smaller
+    side of it manages. Evenly numbered addresses have no such gap, and then nothing is said.
+    """
+    by_address = {int(ipaddress.ip_address(g.ipv4)): g for g in node.gids if is_ip(g.ipv4)}
+    addresses = sorted(by_address)
+    gaps = [b - a for a, b in zip(addresses, addresses[1:])]  # noqa: B905 - Python 3.8
+    if len(gaps) < 2:
+        return "", "nothing tells it from the other links"
+    widest = max(gaps)
+    if widest <= sum(gaps) - widest:
+        return "", "nothing tells it from the other links"
+    split = gaps.index(widest) + 1
+    apart = min(addresses[:split], addresses[split:], key=len)
+    if len(apart) != 1 or len(addresses) < 3:
+        return "", "nothing tells it from the other links"
+    gid = by_address[apart[0]]
+    rails = [a for a in addresses if a != apart[0]]
+    first, last = (ipaddress.ip_address(a) for a in (rails[0], rails[-1]))
+    return gid.interface, (
+        f"{gid.device} holds {gid.ipv4}, apart from the {len(rails)} links of {first} to {last}"
+    )
+
+
+def _ipv4(node: Node, name: str) -> str:
+    for interface in node.interfaces:
+        if interface.name == name:
+            for address in interface.addresses:
+                if ipaddress.ip_address(address.ip).version == 4:
+                    return address.ip
+    return next((g.ipv4 for g in node.gids if g.interface == name and g.ipv4), "")
+
+
+def gid_indexes(node: Node, device: str) -> tuple[int, ...]:
+    """Indexes of a device's RoCE v2 entries with an IPv4 address."""
+    found = {g.index for g in node.gids if g.device == device and g.version == "v2" and g.ipv4}
+    return tuple(sorted(found))
+
+
+def is_infiniband(node: Node, device: str) -> bool:
+    """InfiniBand ports need no GID index."""
+    return any(d.device == device and d.link_layer == "InfiniBand" for d in node.devices)
+
+
+def common_gid_index(nodes: Iterable[tuple[Node, Links]]) -> int | None:
+    """The lowest index that is RoCE v2 with IPv4 on every usable RoCE device, if there is one."""
+    sets = [
+        set(gid_indexes(node, device))
+        for node, links in nodes
+        for device in links.usable
+        if not is_infiniband(node, device)
+    ]
+    return min(set.intersection(*sets), default=None) if sets else None
+
+
+def hca_list(node: Node, links: Links, leave_out: Iterable[str] = ()) -> str:
+    """The value of NCCL_IB_HCA, or an empty string.
+
+    NCCL takes each name for a prefix: a leading `=` asks for the very name, and is needed only
+    where a name that is left out begins with one that is listed.
+    """
+    out = set(leave_out)
+    chosen = sorted((d for d in links.usable if d not in out), key=natural)
+    others = set(interface_of(node)) - set(chosen)
+    exact = any(other.startswith(device) for device in chosen for other in others)
+    return ("=" if exact else "") + ",".join(chosen)

@@ -1,0 +1,71 @@
+"""The command line of the single-file form: Python's standard library alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from tuner.deploy.preflight.capture import capture
+from tuner.deploy.preflight.expected import Expected, read_expected
+from tuner.deploy.preflight.report import Report, render, run_preflight
+from tuner.errors import BadInput
+
+
+def parse_nodes(pairs: list[str]) -> dict[str, Path]:
+    """Read `NAME=DIR` pairs. Raises BadInput."""
+    found: dict[str, Path] = {}
+    for pair in pairs:
+        name, equals, folder = pair.partition("=")
+        if not (name and equals and folder):
+            raise BadInput(f"{pair!r} is not NAME=DIR, e.g. --node node01=captures/node01")
+        if name in found:
+            raise BadInput(f"node {name!r} is given twice")
+        found[name] = Path(folder)
+    return found
+
+
+def check_here(image: str = "", config_dir: str = "", expected: Expected | None = None) -> Report:
+    """Capture this machine into a folder that does not stay, and check it."""
+    with tempfile.TemporaryDirectory() as folder:
+        capture(Path(folder), image or (expected.image if expected else ""), config_dir)
+        return run_preflight({socket.gethostname(): Path(folder)}, expected)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 nothing stands against a launch, 1 an error was found, 2 bad input."""
+    parser = argparse.ArgumentParser(
+        description="Check GPU nodes and their network before an engine is launched on them."
+    )
+    parser.add_argument(
+        "--node", action="append", default=[], metavar="NAME=DIR", help="a captured node; repeat"
+    )
+    parser.add_argument("--cluster", type=Path, help="cluster.json of the bundle")
+    parser.add_argument("--capture", type=Path, metavar="DIR", help="only capture into DIR")
+    parser.add_argument("--image", default="", help="container image whose id is captured")
+    parser.add_argument("--config-dir", default="", help="folder of configs that is hashed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    try:
+        if options.capture:
+            capture(options.capture, options.image, options.config_dir)
+            sys.stderr.write(f"captured into {options.capture}\n")
+            return 0
+        expected = read_expected(options.cluster) if options.cluster else None
+        if options.node:
+            report = run_preflight(parse_nodes(options.node), expected)
+        else:
+            report = check_here(options.image, options.config_dir, expected)
+    except BadInput as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    text = json.dumps(report.as_dict(), indent=2) + "\n" if options.json else render(report)
+    sys.stdout.write(text)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

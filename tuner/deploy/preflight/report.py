@@ -1,0 +1,167 @@
+"""Run every check and put the outcome into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.deploy.preflight.capture import read_capture
+from tuner.deploy.preflight.check_cluster import check_cluster
+from tuner.deploy.preflight.check_gpus import check_gpus
+from tuner.deploy.preflight.check_network import HOST_VARIABLES, check_network
+from tuner.deploy.preflight.check_rdma import check_rdma
+from tuner.deploy.preflight.check_topology import check_topology, far_devices, misplaced
+from tuner.deploy.preflight.expected import Expected
+from tuner.deploy.preflight.facts import Finding, Node, Severity, natural
+from tuner.deploy.preflight.links import Links, common_gid_index, find_links, hca_list
+from tuner.errors import BadInput
+
+_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a node looks like and the environment proposed for it."""
+
+    name: str
+    links: Links
+    environment: dict[str, str]  # proposed variables; only those that the capture supports
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a preflight."""
+
+    nodes: tuple[NodeReport, ...]
+    findings: tuple[Finding, ...]  # errors first
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands against a launch."""
+        return not any(f.severity is Severity.ERROR for f in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def run_preflight(captures: Mapping[str, Path], expected: Expected | None = None) -> Report:
+    """Check captured nodes (name -> folder), one by one and together. Raises BadInput."""
+    if not captures:
+        raise BadInput("no node was given: use --node NAME=DIR, or run on a node without it")
+    return check_nodes([read_capture(name, folder) for name, folder in captures.items()], expected)
+
+
+def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Report:
+    """Check nodes that are already read."""
+    findings: list[Finding] = []
+    linked: list[tuple[Node, Links]] = []
+    for node in nodes:
+        own = expected.node(node.name) if expected else None
+        links = find_links(node, own)
+        linked.append((node, links))
+        findings += check_rdma(node, links, own)
+        findings += check_topology(node, links)
+        findings += check_gpus(node, expected, own)
+        findings += check_network(node, links, expected)
+        findings += _unread(node)
+    findings += check_cluster(linked, expected)
+    gid_index = common_gid_index(linked)
+    reports = tuple(
+        NodeReport(node.name, links, _propose(node, links, gid_index, expected))
+        for node, links in linked
+    )
+    return Report(reports, tuple(_unique(findings)))
+
+
+def _unique(findings: list[Finding]) -> list[Finding]:
+    """Errors first; of two findings about the same check, nodes and message opening, the first."""
+    kept: dict[tuple[str, tuple[str, ...], str], Finding] = {}
+    for finding in sorted(findings, key=lambda f: _ORDER[f.severity]):
+        subject = finding.message
+        if finding.check == "nic-wrong-switch":  # found both in the node and against the others
+            subject = finding.message.split(" ")[0]
+        kept.setdefault((finding.check, finding.nodes, subject), finding)
+    return list(kept.values())
+
+
+def _unread(node: Node) -> list[Finding]:
+    found = [
+        Finding(
+            Severity.WARNING,
+            "not-understood",
+            (node.name,),
+            f"the output in {source} was not understood: nothing in it was checked",
+            "capture it again; without colours or a pager",
+        )
+        for source in node.unread
+    ]
+    if node.missing:
+        names = ", ".join(source.rpartition(".")[0] for source in node.missing)
+        found.append(
+            Finding(
+                Severity.INFO,
+                "not-captured",
+                (node.name,),
+                f"not captured, so not checked: {names}",
+                "install the tools, or run as root, and capture again",
+            )
+        )
+    return found
+
+
+def _propose(
+    node: Node, links: Links, gid_index: int | None, expected: Expected | None
+) -> dict[str, str]:
+    """The environment that the capture supports."""
+    proposed = {}
+    own = expected.node(node.name) if expected else None
+    leave_out: list[str] = []
+    if own is None or own.rdma is None:  # devices that the cluster file names are used as they are
+        leave_out = [device for device, _, _ in misplaced(node, links)]
+        leave_out += far_devices(node, links)
+    hcas = hca_list(node, links, leave_out)
+    if hcas.strip("="):
+        proposed["NCCL_IB_HCA"] = hcas
+        if gid_index is not None:
+            proposed["NCCL_IB_GID_INDEX"] = str(gid_index)
+    if links.interface:
+        proposed["NCCL_SOCKET_IFNAME"] = links.interface
+        proposed["GLOO_SOCKET_IFNAME"] = links.interface
+    if links.address:
+        engine = expected.engine if expected else "sglang"
+        proposed.update(dict.fromkeys(HOST_VARIABLES.get(engine, ()), links.address))
+    return proposed
+
+
+def render(report: Report) -> str:
+    """The report as text for a terminal, without colours."""
+    lines: list[str] = []
+    for node in report.nodes:
+        links = node.links
+        device = f" ({links.device})" if links.device else ""
+        lines.append(f"node {node.name}")
+        lines.append(f"  management  {links.interface or 'unknown'}{device}: {links.reason}")
+        used = sorted(links.usable, key=natural)
+        lines.append(f"  collectives {len(used)} of {len(links.compute)} RDMA devices usable")
+        lines += [f"  export {name}={value}" for name, value in node.environment.items()]
+    for finding in report.findings:
+        lines.append("")
+        lines.append(f"{finding.severity.value}: {', '.join(finding.nodes)}: {finding.message}")
+        lines += [f"    | {line}" for line in finding.evidence]
+        lines.append(f"  fix: {finding.fix}")
+    lines += ["", ", ".join(_count(report, severity) for severity in _ORDER)]
+    return "\n".join(_printable(line) for line in lines) + "\n"
+
+
+def _count(report: Report, severity: Severity) -> str:
+    count = sum(f.severity is severity for f in report.findings)
+    plural = "" if count == 1 or severity is Severity.INFO else "s"
+    return f"{count} {severity.value}{plural}"
+
+
+def _printable(line: str) -> str:
+    """Captured text may hold control characters, which would act on the reader's terminal."""
+    return "".join(c if c.isprintable() else " " for c in line)
