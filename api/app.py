@@ -16,7 +16,7 @@ from api.rates import Limiter
 from api.routes import coverage, events, health, jobs, results, tables
 from api.settings import ApiSettings
 from api.state import Api
-from tuner.jobs import Job
+from tuner.jobs.job import Job
 from tuner.store import Store
 from tuner.store.lookups import Lookups
 from workers.reconcile import Announces

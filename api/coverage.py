@@ -7,9 +7,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.problems import FusedMoe
-from tuner.results import Environment
+from tuner.problems.results import Environment
 from tuner.store.lookups import Held, Lookups, Seen
 from workers.nightly import Standing, judge
 from workers.watches import WatchList

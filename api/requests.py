@@ -16,9 +16,9 @@ from tuner.checkpoints import (
     resolve,
     resolve_model,
 )
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import BadInput
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.problems import FAMILIES, Gemm, Problem, names_attention, parse_attention
 from tuner.workloads import WorkPoint, read_points
 from workers.settings import Settings

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
 from tuner.errors import did_you_mean
-from tuner.jobs import JobState
+from tuner.jobs.job import JobState
 from tuner.problems import Dtype, Gemm
 from tuner.space import Effort
 from tuner.workloads import MAX_BATCH, MAX_CACHED, MAX_NEW, MAX_POINTS, MAX_WEIGHT

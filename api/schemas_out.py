@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from tuner.jobs import JobState
-from tuner.results import Status
+from tuner.jobs.job import JobState
+from tuner.problems.results import Status
 
 
 class WorkPointOut(BaseModel):

@@ -17,7 +17,7 @@ from typing import Any
 from tuner.check import check_attention
 from tuner.checkpoints import resolve_attention
 from tuner.compile.environment import installed_triton
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnsupportedKernel
 from tuner.problems import Attention

@@ -33,7 +33,7 @@ from tuner.kernels.lift import load_lifted
 from tuner.plugin.kernels import KERNELS, Kernel
 from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.problems import Attention, Config, Point, Stage, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 ARCH = 90
 POINTS = {

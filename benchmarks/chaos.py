@@ -40,7 +40,7 @@ from servers import Postgres, Redis  # noqa: E402
 from worker_processes import RECORDING, descendants  # noqa: E402
 
 from tuner.errors import UnusableStore  # noqa: E402
-from tuner.jobs import JobState  # noqa: E402
+from tuner.jobs.job import JobState  # noqa: E402
 from tuner.store import JobStore  # noqa: E402
 from tuner.store.database import utc_now  # noqa: E402
 from tuner.store.keys import KeyStore, Scope  # noqa: E402

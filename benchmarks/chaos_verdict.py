@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from tuner.jobs import JobState
+from tuner.jobs.job import JobState
 from tuner.store import JobStore
 
 if TYPE_CHECKING:

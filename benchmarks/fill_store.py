@@ -17,10 +17,10 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, text
 
-from tuner.devices import devices
-from tuner.jobs import JobRequest, JobState, Priority
+from tuner.devices.table import devices
+from tuner.jobs.job import JobRequest, JobState, Priority
 from tuner.problems import BATCH_SIZES, Dtype, FusedMoe, Gemm, Point
-from tuner.results import Environment, MeasureKind
+from tuner.problems.results import Environment, MeasureKind
 from tuner.store import RunKey, Store, database_url
 from tuner.store.job_rows import new_job_row
 from tuner.store.job_tables import job_events, jobs

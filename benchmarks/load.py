@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import Engine, event
 
-from tuner.devices import find_device
-from tuner.jobs import JobState
+from tuner.devices.table import find_device
+from tuner.jobs.job import JobState
 from tuner.store import JobStore, Store
 from tuner.store.lookups import Lookups
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from tuner.attention_space import lesser
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.measure.attention_predict import CLEAR_GAIN, AttentionPredictor
 from tuner.measure.attention_recording import read_attention_recording
 from tuner.measure.attention_steps import AttentionConstants
 from tuner.problems import Attention, Config, Point, Stage, parse_attention
-from tuner.results import Trial
+from tuner.problems.results import Trial
 
 SWEEP = Path("benchmarks/results/h200/attention_sweep.csv.gz")
 RESULT = Path("benchmarks/results/predict_attention.json")

@@ -24,13 +24,13 @@ from typing import Any
 from predict_on_recording import corpus_without
 
 from tuner.choose import Policy, choose
-from tuner.devices import Device, find_device
+from tuner.devices.table import Device, find_device
 from tuner.engines import Engine, find_engine
 from tuner.incumbents import incumbents
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Candidate, Config, Gemm, Point
-from tuner.results import Trial
+from tuner.problems.results import Trial
 
 RECORDINGS = {
     "fp8": Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"),

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.devices import Device, find_device
+from tuner.devices.table import Device, find_device
 from tuner.engines import ShippedFile, find_engine
 from tuner.measure.corpus import Prior
 from tuner.measure.device_model import Constants
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Point
-from tuner.results import Trial
+from tuner.problems.results import Trial
 
 RECORDING = Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")
 TOP = 16  # "of the first choices": how good they are on average

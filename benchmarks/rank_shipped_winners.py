@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.devices import Device, devices
+from tuner.devices.table import Device, devices
 from tuner.engines import ShippedFile, find_engine
 from tuner.errors import BadProblem
 from tuner.measure.predict import Predictor

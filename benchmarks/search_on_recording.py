@@ -21,7 +21,7 @@ from pathlib import Path
 
 import optuna
 
-from tuner.devices import Device, find_device
+from tuner.devices.table import Device, find_device
 from tuner.engines import Engine, ShippedFile, find_engine
 from tuner.errors import UnknownDevice
 from tuner.measure.predict import Predictor

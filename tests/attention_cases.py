@@ -7,7 +7,15 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from tuner.problems import Attention, Config, Point, Problem, Stage, parse_attention
-from tuner.results import Compiled, Entry, Environment, Incumbent, MeasureKind, Status, Totals
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Status,
+    Totals,
+)
 from tuner.store import RunKey, Store, Winner
 
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"

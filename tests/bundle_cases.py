@@ -10,10 +10,18 @@ from tuner.deploy.bundle.archive import File, pack, unpack
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import manifest_text
 from tuner.deploy.cluster import Cluster, read_cluster
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
-from tuner.results import Compiled, Entry, Environment, Incumbent, MeasureKind, Status, Totals
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Status,
+    Totals,
+)
 from tuner.store import RunKey, Store, Winner
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
 from tuner.problems import Attention, Config, Stage, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 FORMAT = 1
 FOLDER = "attention"

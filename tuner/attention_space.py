@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.problems import Attention, Config, Stage
 from tuner.space import Rule, Space
 

@@ -22,7 +22,7 @@ from tuner.attention_files import (
 )
 from tuner.checkpoints import engine_kv_splits
 from tuner.compile.environment import installed_triton
-from tuner.devices import Device, devices
+from tuner.devices.table import Device, devices
 from tuner.engines import Engine
 from tuner.errors import BadInput, CompilerUnavailable, TunerError
 from tuner.kernels.attention import lift_attention

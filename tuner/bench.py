@@ -9,7 +9,7 @@ from typing import Protocol
 from tuner.compile import Compiler
 from tuner.measure import Measurer
 from tuner.problems import Candidate, Point
-from tuner.results import Compiled, Totals, Trial, untimed
+from tuner.problems.results import Compiled, Totals, Trial, untimed
 
 
 class Bench(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.problems import Attention, Candidate, Config, Part, Phase, Point
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 from tuner.tune import Strategy
 from tuner.workloads import WorkPoint
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tuner.errors import NothingFits
 from tuner.problems import Config, Gemm, Point
-from tuner.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Incumbent, Status, Trial
 
 Choice = dict[Gemm, Config]
 

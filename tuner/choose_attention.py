@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tuner.buckets import Bucket
 from tuner.errors import NothingFits
 from tuner.problems import Candidate, Config, Point
-from tuner.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Incumbent, Status, Trial
 
 FINALISTS = 4  # of a bucket, beside the engine's own constants
 

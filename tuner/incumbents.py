@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine, launch_config
 from tuner.engines.config_files import read_lenient
 from tuner.problems import BATCH_SIZES, Config, FusedMoe, Gemm, Point

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from tuner.problems import PARTS, Part
-from tuner.results import Trial
+from tuner.problems.results import Trial
 
 PLAIN_EVERY_S = 5.0
 

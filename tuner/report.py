@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.problems import Config, FusedMoe, Gemm, Part, Problem
+from tuner.problems.results import Entry, Environment, Incumbent, Totals
 from tuner.render import table
-from tuner.results import Entry, Environment, Incumbent, Totals
 
 
 @dataclass(frozen=True)

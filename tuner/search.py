@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import optuna
 
 from tuner.problems import Candidate, Config, Part, Point
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 from tuner.space import Effort, Space
 
 # A kernel that does not compile or fit fails so at every batch size.

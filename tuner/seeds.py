@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import zip_longest
 
-from tuner.devices import Device, find_device
+from tuner.devices.table import Device, find_device
 from tuner.engines import FileKey, ShippedFile
 from tuner.errors import UnknownDevice
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Part, Point

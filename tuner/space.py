@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cached_property
 from operator import sub
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.kernels.fused_moe import takes_tma
 from tuner.problems import Config, FusedMoe, Gemm, Part
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tuner.bench import Bench
 from tuner.problems import Candidate, Config, Point
-from tuner.results import Entry, Measurement, Trial
+from tuner.problems.results import Entry, Measurement, Trial
 
 Progress = Callable[[Trial], None]
 # The median of so many interleaved times is settled to about 0.1 % on an H200.

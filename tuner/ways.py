@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.errors import BadInput, did_you_mean
 from tuner.problems import Gemm
-from tuner.results import MeasureKind
+from tuner.problems.results import MeasureKind
 from tuner.space import Effort
 
 

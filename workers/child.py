@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.jobs import Lease
+from tuner.jobs.job import Lease
 
 MODULE = "workers.run_job"
 GPU_VARIABLE = "TUNER_GPU"  # the GPU that the child measures on, as CUDA names it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.jobs import Job
+from tuner.jobs.job import Job
 from tuner.store import Leases
 from workers.gpus import Gpu, detect_gpus
 from workers.service import Service

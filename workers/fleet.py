@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
 from workers.gpus import FLEET_VARIABLE, Gpu, worker_environ

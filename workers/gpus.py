@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice
 
 # From `tuner worker` to its processes.

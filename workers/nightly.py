@@ -13,15 +13,15 @@ from typing import Any
 
 from tuner.engines import find_engine
 from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import FusedMoe
-from tuner.results import MeasureKind, Status
+from tuner.problems.records import Published
+from tuner.problems.results import MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
-from tuner.store.records import Published
 from workers.queue import Announcer
 from workers.settings import Settings
 from workers.watches import WatchList, engine_version, read_watch, read_watch_list

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from tuner.devices import devices
-from tuner.jobs import Ask, Job, Priority
+from tuner.devices.table import devices
+from tuner.jobs.job import Ask, Job, Priority
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")

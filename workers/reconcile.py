@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import Protocol
 
-from tuner.jobs import Job
+from tuner.jobs.job import Job
 from tuner.store import JobStore, Leases
 
 log = logging.getLogger("tuner.reconcile")

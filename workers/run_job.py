@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import (
     BadInput,
@@ -28,8 +28,8 @@ from tuner.errors import (
     UnknownEngine,
     UnusableStore,
 )
-from tuner.jobs import JobRequest, Lease, read_request
-from tuner.results import MeasureKind
+from tuner.jobs.job import JobRequest, Lease, read_request
+from tuner.problems.results import MeasureKind
 from tuner.session import Request, open_session
 from tuner.store import Leases
 from tuner.ways import Source, parse_source

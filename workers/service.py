@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from tuner.jobs import Ask
+from tuner.jobs.job import Ask
 from tuner.store import Leases
 from workers.child import child_environ
 from workers.gpus import Gpu

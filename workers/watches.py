@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.checkpoints import resolve
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine, parse_spec
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.problems import Problem, names_attention, parse_attention, parse_dtype
 from tuner.toml_table import Table
 from tuner.ways import parse_effort, parse_source

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from tuner.errors import StaleLease, UnusableStore
-from tuner.jobs import HEARTBEAT, LEASE, Ask, Lease
+from tuner.jobs.job import HEARTBEAT, LEASE, Ask, Lease
 from tuner.store import Leases
 from workers.child import Outcome, Result, Runner
 

@@ -16,7 +16,7 @@ from api.requests import watch_of
 from api.schemas_in import StoredPage, WatchedPage, WatchIn
 from api.schemas_out import HeldPageOut, NightOut, WatchedPageOut, WatchesOut, WatchOut
 from api.state import ApiDep
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from workers.nightly import watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"])

@@ -19,7 +19,7 @@ from api.schemas_out import EventOut
 from api.state import ApiDep
 from api.text import JobId
 from tuner.errors import UnusableStore
-from tuner.jobs import JobState
+from tuner.jobs.job import JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -17,8 +17,8 @@ from api.schemas_out import JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.text import JobId
 from api.words import in_api_words
-from tuner.devices import find_device
-from tuner.jobs import Job, Priority, Submitted
+from tuner.devices.table import find_device
+from tuner.jobs.job import Job, Priority, Submitted
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

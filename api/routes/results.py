@@ -21,13 +21,13 @@ from api.schemas_out import TrialsOut, WinnersOut
 from api.state import ApiDep
 from api.text import JobId
 from tuner.deploy.bundle.archive import File, plain_tar
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
 from tuner.export import loadable, packaged_files, stored_winners
 from tuner.problems import Candidate, parse_problem
-from tuner.results import Compiled, Incumbent, Trial
+from tuner.problems.results import Compiled, Incumbent, Trial
 from tuner.store import Winner
 from tuner.store.lookups import parse_trial_place, trial_place
 

@@ -11,7 +11,7 @@ from api.auth import Reader
 from api.errors import responses
 from api.schemas_out import DevicesOut, ModelsOut
 from tuner.checkpoints import presets
-from tuner.devices import devices
+from tuner.devices.table import devices
 
 router = APIRouter(prefix="/v1", tags=["tables"])
 

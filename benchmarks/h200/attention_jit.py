@@ -19,7 +19,7 @@ import triton
 from attention_sweep import SWEEP
 
 from tuner.attention_space import attention_space
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.kernels.attention import CHOICES, AttentionKernels, lift_attention
 from tuner.kernels.attention_inputs import launch, make_inputs

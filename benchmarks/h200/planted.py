@@ -23,14 +23,14 @@ from pathlib import Path
 
 from tuner.choose import MoeChooser, Policy
 from tuner.compile import Farm, KernelCompiler
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.export import export_device
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.gpu import open_gpu_bench
-from tuner.measure.lane import Limits
+from tuner.measure.gpu_worker import Limits
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
-from tuner.results import Environment, MeasureKind, Trial
+from tuner.problems.results import Environment, MeasureKind, Trial
 from tuner.store import RunJournal, RunKey, Store
 from tuner.tune import Listed, Plan, tune
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from tuner.compile import Farm, KernelCompiler
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.gpu import open_gpu_bench

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tuner.compile import Farm, KernelCompiler
-from tuner.devices import Device, find_device
+from tuner.devices.table import Device, find_device
 from tuner.engines import Engine, find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.gpu import GpuBench, open_gpu_bench
-from tuner.measure.lane import Limits
+from tuner.measure.gpu_worker import Limits
 from tuner.problems import Attention, Candidate, Config, Gemm, Point, Problem
-from tuner.results import Trial
+from tuner.problems.results import Trial
 
 POINTS = tuple(Point(size, gemm) for size in (3, 8, 256) for gemm in Gemm)
 

@@ -11,7 +11,7 @@ from tuner.attention_space import attention_space
 from tuner.engines import find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.problems import Attention, Candidate, Config, Phase, Point, parse_attention
-from tuner.results import Status
+from tuner.problems.results import Status
 
 pytestmark = pytest.mark.gpu
 

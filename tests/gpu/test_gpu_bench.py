@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from gpu_benches import config, open_bench, this_device, trials_of
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine, launch_config
 from tuner.errors import BadInput, NotEnoughMemory
-from tuner.measure.lane import Limits
+from tuner.measure.gpu_worker import Limits
 from tuner.problems import Candidate, Gemm, Point, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 pytestmark = pytest.mark.gpu
 SMALL = "E=16,N=256,K=512,top_k=4"

@@ -15,9 +15,9 @@ from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
 from api.settings import ApiSettings
-from tuner.jobs import Ask, Job
+from tuner.jobs.job import Ask, Job
 from tuner.problems import Config
-from tuner.results import Compiled, Entry, Incumbent, Status, Totals
+from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store import JobStore, Leases
 from workers.reconcile import Announces
 

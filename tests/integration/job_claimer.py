@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tuner.jobs import Ask
+from tuner.jobs.job import Ask
 from tuner.store import Leases
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from store_writer import PROBLEM
 
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.store import JobStore
 from tuner.store.database import utc_now
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
-from tuner.results import Compiled, Environment, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Environment, MeasureKind, Measurement, Status, Trial
 from tuner.store import RunKey, Store
 
 PROBLEM = FusedMoe(E=256, N=64, K=7168, top_k=8, dtype=Dtype.INT8_W8A8, per_channel_quant=True)

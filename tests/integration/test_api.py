@@ -19,9 +19,9 @@ from store_writer import KEY
 
 from api.settings import ApiSettings
 from tuner.attention_files import file_name
-from tuner.jobs import Job, JobState
+from tuner.jobs.job import Job, JobState
 from tuner.problems import Config, Gemm, Point, parse_problem
-from tuner.results import Compiled, Entry, Status
+from tuner.problems.results import Compiled, Entry, Status
 from tuner.store import JobStore, Leases, Store
 from workers.settings import Settings
 

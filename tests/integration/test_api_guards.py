@@ -20,7 +20,7 @@ from sqlalchemy import text
 from api.serve import refuse_open_door
 from api.settings import ApiSettings, read_api_settings
 from tuner.errors import BadInput
-from tuner.jobs import Job
+from tuner.jobs.job import Job
 from tuner.store.connect import connect
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.tables import VERSION_TABLE

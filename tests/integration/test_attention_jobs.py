@@ -11,12 +11,12 @@ from api_server import Server, serving
 
 from api.settings import ApiSettings
 from tuner.attention_space import attention_space
-from tuner.devices import find_device
-from tuner.jobs import Ask, JobRequest
+from tuner.devices.table import find_device
+from tuner.jobs.job import Ask, JobRequest
 from tuner.kernels.attention import CHOICES
 from tuner.measure.attention_recording import write_attention_recording
 from tuner.problems import Attention, Candidate, Point, Stage, parse_attention
-from tuner.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store import Leases, NightStore, Store
 from workers.child import Outcome
 from workers.nightly import Standing, plan, watch_list_of

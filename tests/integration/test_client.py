@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from store_writer import PROBLEM
 
-from tuner.client import PAUSES_S, RemoteQueue
 from tuner.errors import BadInput, ServerUnavailable
-from tuner.jobs import Job, JobRequest, JobState, Priority
+from tuner.jobs.client import PAUSES_S, RemoteQueue
+from tuner.jobs.job import Job, JobRequest, JobState, Priority
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
@@ -40,7 +40,7 @@ class Script:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    monkeypatch.setattr("tuner.client.PAUSES_S", (0.0,) * len(PAUSES_S))
+    monkeypatch.setattr("tuner.jobs.client.PAUSES_S", (0.0,) * len(PAUSES_S))
     made = Script()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -26,7 +26,7 @@ from tuner.errors import (
     StaleLease,
     UnknownJob,
 )
-from tuner.jobs import (
+from tuner.jobs.job import (
     FRESH,
     LEASE,
     MAX_ATTEMPTS,
@@ -40,7 +40,7 @@ from tuner.jobs import (
     read_request,
 )
 from tuner.problems import Gemm
-from tuner.results import Totals
+from tuner.problems.results import Totals
 from tuner.space import Effort
 from tuner.store import JobStore, LeasedStore, Leases, RunState, Store
 from tuner.store.connect import connect

@@ -13,10 +13,10 @@ import pytest
 
 from api.coverage import stored_rows, watched_rows
 from tuner.engines import find_engine
-from tuner.jobs import JobRequest, JobState
+from tuner.jobs.job import JobRequest, JobState
 from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import Config, FusedMoe, Gemm, Point, Stage, parse_problem
-from tuner.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
+from tuner.problems.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
 from tuner.store import JobStore, NightStore, RunKey, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups

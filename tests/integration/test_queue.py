@@ -12,7 +12,7 @@ import redis as redis_client
 from servers import Redis, started_redis
 from worker_processes import replay
 
-from tuner.jobs import Job, Priority
+from tuner.jobs.job import Job, Priority
 from tuner.store import JobStore
 from workers.broker import WAITING
 from workers.queue import Announcer

@@ -16,7 +16,7 @@ from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number
 
 from tuner.errors import UnusableStore
 from tuner.problems import Attention, Candidate, Config, Dtype, FusedMoe, Gemm, Phase, Point, Stage
-from tuner.results import (
+from tuner.problems.results import (
     Compiled,
     Entry,
     Environment,

@@ -13,7 +13,7 @@ from store_writer import PROBLEM
 from worker_processes import wait_for
 
 from tuner.errors import StaleLease, UnusableStore
-from tuner.jobs import LEASE, Ask, JobRequest, JobState
+from tuner.jobs.job import LEASE, Ask, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.leases import _hold

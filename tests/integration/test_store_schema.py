@@ -20,7 +20,7 @@ from store_writer import ENVIRONMENT, KEY, PROBLEM, trial
 
 from tuner.errors import UnusableStore
 from tuner.problems import Gemm, Point
-from tuner.results import Totals
+from tuner.problems.results import Totals
 from tuner.store import Store
 from tuner.store.connect import connect, writer
 from tuner.store.rows import environment_row

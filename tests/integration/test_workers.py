@@ -27,7 +27,7 @@ from worker_processes import (
 )
 
 from tuner.engines import find_engine
-from tuner.jobs import Job, JobRequest, JobState
+from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.job_tables import idempotency_keys

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.problems import parse_problem
 from tuner.space import Effort
 from workers.fleet import celery_command

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tuner.compile import Farm, Job, KernelCompiler
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.binding import Constant
 from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
-from tuner.results import Status
+from tuner.problems.results import Status
 
 JIT = json.loads((Path(__file__).parents[1] / "data/attention/h200_jit.json").read_text())
 PROCESSES = 2

@@ -15,7 +15,7 @@ from tuner.attention_files import (
 )
 from tuner.errors import MalformedConfigFile
 from tuner.problems import Config, Stage, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 EXTEND = parse_problem("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 DECODE = parse_problem(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tuner.attention_space import attention_space
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.attention import CHOICES, lift_attention

@@ -21,7 +21,7 @@ from tuner.checkpoints import (
     resolve_attention,
 )
 from tuner.checkpoints.attention_json import attention_shape
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.problems import Attention, Dtype, Phase, parse_problem
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tuner.attention_space import attention_space, lesser
-from tuner.devices import devices, find_device
+from tuner.devices.table import devices, find_device
 from tuner.engines import find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.kernels.attention_lengths import Lengths, kv_splits, ragged
@@ -20,7 +20,7 @@ from tuner.measure.attention_recording import read_attention_recording
 from tuner.measure.attention_tiles import Row, Tiles, count, launched, makespan
 from tuner.measure.device_model import Footprint
 from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
-from tuner.results import Compiled, Status
+from tuner.problems.results import Compiled, Status
 
 H200 = find_device("H200")
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"

@@ -10,7 +10,7 @@ import pytest
 from tuner.attention_space import attention_space
 from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.measure import recording_file
@@ -25,7 +25,7 @@ from tuner.problems import (
     names_attention,
     parse_attention,
 )
-from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.session import Request, open_session
 from tuner.space import Effort
 from tuner.store import Store

@@ -21,11 +21,11 @@ from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine, vllm
 from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 from tuner.store import Store
 
 L40S, H20, RAY = CASES

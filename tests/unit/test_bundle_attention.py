@@ -33,11 +33,11 @@ from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
 from tuner.problems import Attention, FusedMoe, parse_attention
-from tuner.results import Status
+from tuner.problems.results import Status
 from tuner.store import Store, Winner
 
 L40S, H20, RAY = CASES

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tuner.choose import Policy, choose, finalists
 from tuner.errors import NothingFits
 from tuner.problems import Candidate, Config, Gemm, Point
-from tuner.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 EXACT = Policy(noise=0.0)
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tuner.client import RemoteQueue, api_key
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
+from tuner.jobs.client import RemoteQueue, api_key
 
 ID = "01m7yar279krwp9bj5re32v19s"
 

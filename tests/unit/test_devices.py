@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tuner.devices import devices, find_device
+from tuner.devices.table import devices, find_device
 from tuner.errors import UnknownDevice
 from tuner.problems import Dtype
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_sglang import VERSIONS, RealSGLang
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine, parse_file_name
 from tuner.engines.config_files import read_lenient
 from tuner.engines.sglang import SGLang, ShippedFile

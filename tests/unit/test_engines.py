@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real_sglang import VERSIONS, package
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import Engine, find_engine
 from tuner.engines.locate import version_order
 from tuner.engines.sglang import DEFAULT_VERSION, SGLang

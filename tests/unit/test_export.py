@@ -12,12 +12,20 @@ from typer.testing import CliRunner
 
 from tuner.checkpoints import resolve, resolve_attention
 from tuner.cli import app
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export import carry_packaged, export, select
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
-from tuner.results import Compiled, Entry, Environment, Incumbent, MeasureKind, Status, Totals
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Status,
+    Totals,
+)
 from tuner.store import RunKey, Store, Winner
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")

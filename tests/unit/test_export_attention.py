@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from tuner.attention_files import read_attention_file
 from tuner.cli import app
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import ExportRefused
 from tuner.export import AttentionFileExport, ExportReport, export, export_device
 from tuner.problems import Attention, Config, Gemm, Point, Stage, parse_attention, parse_problem
-from tuner.results import Compiled, Entry, Incumbent, MeasureKind, Status
+from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
 from tuner.session import Request, open_session
 from tuner.store import Store, Winner
 from tuner.ways import Source

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from real_sglang import package
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import ShippedFile
 from tuner.engines.sglang import SGLang
 from tuner.measure.predict import Predictor

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import BadInput
-from tuner.jobs import JobRequest, read_request
+from tuner.jobs.job import JobRequest, read_request
 from tuner.problems import BATCH_SIZES, Gemm, Point, Stage, parse_problem
 from tuner.workloads import WorkPoint, usual_workload
 

@@ -9,9 +9,9 @@ import pytest
 
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.gpu import GpuBench
-from tuner.measure.lane import Lane, Limits, Ticket
+from tuner.measure.gpu_worker import Lane, Limits, Ticket
 from tuner.problems import Candidate, Config, Gemm, Point, Stage
-from tuner.results import Compiled, Measurement, Status
+from tuner.problems.results import Compiled, Measurement, Status
 
 POINT = Point(8, Gemm.UP)
 FITS = Compiled(Status.OK, shared_bytes=1024)

@@ -17,7 +17,7 @@ from tuner.deploy.load_proof import Load, LoadProof, Outcome, parse_log, prove_l
 from tuner.plugin import backend, kernels
 from tuner.plugin.verdicts import Here, judge
 from tuner.problems import Attention, Config, Stage
-from tuner.results import Status
+from tuner.problems.results import Status
 
 PLUGIN = Path(backend.__file__).parent
 MOE = "Using MoE kernel config from /c/triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json."

@@ -16,7 +16,7 @@ from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.plugin.verdicts import Here, judge, title
 from tuner.problems import Config, Stage, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 SPEC = "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16"

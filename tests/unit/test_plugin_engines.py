@@ -30,7 +30,7 @@ from tuner.kernels.launcher import Launcher
 from tuner.plugin.backend import BACKEND
 from tuner.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.problems import Config, Phase, Stage, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")  # all of those on disk that have plugins
 PROGRAM = Path(__file__).with_name("attention_scheduler.py")

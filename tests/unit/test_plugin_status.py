@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from tuner.attention_files import AttentionEntry, AttentionFile
 from tuner.attention_status import attention_status
 from tuner.cli.app import app
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.kernels.attention import lift_attention
 from tuner.problems import Config, Stage, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "decode_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16,kv_splits="

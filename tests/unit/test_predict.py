@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tuner.choose import Policy, choose
-from tuner.devices import devices, find_device
+from tuner.devices.table import devices, find_device
 from tuner.engines import find_engine
 from tuner.incumbents import incumbents
 from tuner.measure.corpus import AXES, Prior
@@ -22,7 +22,7 @@ from tuner.measure.recording import read_recording
 from tuner.measure.shortlist import cover, needs
 from tuner.measure.tensor_cores import swaps_operands, tensor_step, uses_warpgroup
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
-from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.session import Request, open_session
 from tuner.space import space_for
 from tuner.ways import Source

@@ -8,7 +8,7 @@ import pytest
 
 from tuner import progress
 from tuner.problems import Candidate, Config, Gemm, Part, Point, Stage
-from tuner.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 
 def trial(point: Point, us: float | None) -> Trial:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import BadInput, MalformedRecording, UnwritableOutput
 from tuner.measure import recording_file
 from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
-from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 
 NAME = "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
 PATH = Path(__file__).parents[1] / "data" / "recordings" / NAME

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tuner.bench import SerialBench
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import BadInput
 from tuner.measure.recording import read_recording
@@ -19,7 +19,7 @@ from tuner.measure.replay import Replay
 from tuner.measure.routing import load_routing
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems import Dtype, FusedMoe
-from tuner.results import MeasureKind
+from tuner.problems.results import MeasureKind
 from tuner.session import Request, base, open_session
 from tuner.space import Effort
 from tuner.store import Store

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_sglang import package
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines.sglang import SGLang
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Candidate, Config, Gemm, Point, Stage
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
 from tuner.space import Effort, Space, space_for

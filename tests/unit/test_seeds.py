@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_sglang import package
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import FileKey, ShippedFile
 from tuner.engines.sglang import SGLang
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point

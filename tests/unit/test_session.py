@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import UnwritableOutput
 from tuner.problems import Gemm, parse_problem
-from tuner.results import MeasureKind
+from tuner.problems.results import MeasureKind
 from tuner.session import Request, open_session
 from tuner.store import Store
 from tuner.ways import Source

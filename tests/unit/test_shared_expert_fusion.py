@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tuner.checkpoints import find_preset, resolve, shared_expert_fusion
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import BadProblem
 from tuner.problems import Dtype
 

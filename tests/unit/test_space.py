@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Config, Dtype, FusedMoe, Gemm
-from tuner.results import Status
+from tuner.problems.results import Status
 from tuner.space import Space, space_for
 
 DATA = Path(__file__).parents[1] / "data"

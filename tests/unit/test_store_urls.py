@@ -8,8 +8,8 @@ import pytest
 
 from tuner.errors import UnusableStore
 from tuner.store import Store, database_url
-from tuner.store.alone import hold_beside
 from tuner.store.connect import connect
+from tuner.store.locks import hold_beside
 
 
 def test_the_environment_names_the_store() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tuner.choose import FINAL_BLOCKS, FINALISTS, MoeChooser, Policy, choose, finalists
 from tuner.problems import Candidate, Config, Gemm, Point
-from tuner.results import Compiled, Measurement, Status, Totals, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.tune import RACE_ROUNDS, Listed, Plan, tune
 
 SIZES = (8, 16)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import MalformedWatchList
-from tuner.jobs import JobRequest
+from tuner.jobs.job import JobRequest
 from tuner.space import Effort
 from workers.watches import REVALIDATE, Watch, read_watch, read_watch_list
 

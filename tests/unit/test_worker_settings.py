@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.devices import devices
+from tuner.devices.table import devices
 from tuner.errors import BadInput
-from tuner.jobs import Ask, Priority, new_job_id
+from tuner.jobs.job import Ask, Priority, new_job_id
 from workers.gpus import Gpu, devices_of, gpu_of, known_gpus, worker_environ
 from workers.queue import queue_name, queue_names
 from workers.service import asks_for

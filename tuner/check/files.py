@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine, FileKey, launch_config, parse_file_name, read_config_file
 from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
+from tuner.problems.results import Compiled
 from tuner.render import table
 from tuner.report import config_cells, config_json
-from tuner.results import Compiled
 
 # A file's name does not say them. Shared memory depends on K only where a block does not divide
 # it, and on top_k not at all; both are as in the models that these files are mostly for.

@@ -23,7 +23,7 @@ from tuner.checkpoints.resolve_attention import (
 )
 from tuner.checkpoints.table import find_preset, presets
 from tuner.checkpoints.warning_line import MissingFile, choose, parse_config_name
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.errors import BadProblem, UnknownModel
 from tuner.problems import Dtype, FusedMoe, parse_fused_moe
 

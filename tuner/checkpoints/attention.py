@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Protocol
 
 from tuner.checkpoints.kv_splits import engine_kv_splits
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.problems import Attention, Dtype, Phase
 

@@ -15,7 +15,7 @@ from tuner.checkpoints.attention_json import read_attention
 from tuner.checkpoints.fields import is_path
 from tuner.checkpoints.table import find_preset
 from tuner.checkpoints.warning_line import parse_config_name
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.errors import BadProblem, UnknownModel
 from tuner.problems import (
     ENGINE_KV_SPLITS,

@@ -35,7 +35,7 @@ def status(
 ) -> None:
     """Say which attention files a server here would use, and why; exit 1 if none of them."""
     from tuner.attention_status import attention_status
-    from tuner.devices import find_device
+    from tuner.devices.table import find_device
     from tuner.engines import find_engine
     from workers.gpus import detect_gpus
 

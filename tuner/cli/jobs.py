@@ -45,9 +45,9 @@ from tuner.cli.targets import (
 )
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
-    from tuner.client import Queue
     from tuner.errors import TunerError
-    from tuner.jobs import Job, JobEvent, JobRequest, Priority
+    from tuner.jobs.client import Queue
+    from tuner.jobs.job import Job, JobEvent, JobRequest, Priority
     from tuner.workloads import Workload, WorkPoint
 
 FOLLOW_S = 0.5
@@ -61,7 +61,7 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it
 def open_jobs(server: str | None) -> Iterator[Queue]:
     """The queue: of the local store, or behind a server's API."""
     if server is not None:
-        from tuner.client import RemoteQueue, api_key
+        from tuner.jobs.client import RemoteQueue, api_key
 
         yield RemoteQueue(server, api_key(os.environ))
         return
@@ -98,8 +98,8 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Queue a tuning job for a worker, and print its id; of attention, a job for each problem."""
-    from tuner.devices import find_device
-    from tuner.jobs import JobRequest, Priority
+    from tuner.devices.table import find_device
+    from tuner.jobs.job import JobRequest, Priority
     from tuner.problems import names_attention, parse_block_shape, parse_dtype
     from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms
 
@@ -149,8 +149,8 @@ def jobs(
     as_json: Json = False,
 ) -> None:
     """List jobs, the newest first."""
-    from tuner.devices import find_device
-    from tuner.jobs import parse_state
+    from tuner.devices.table import find_device
+    from tuner.jobs.job import parse_state
 
     with open_jobs(server) as queue:
         found = queue.list(
@@ -173,7 +173,7 @@ def job(
     as_json: Json = False,
 ) -> None:
     """Show a job; with --follow, exit 1 unless it is done in the end."""
-    from tuner.jobs import JobState
+    from tuner.jobs.job import JobState
 
     with open_jobs(server) as queue:
         found = queue.get(job_id)

@@ -13,7 +13,7 @@ def devices(as_json: Json = False) -> None:
     """List the GPUs that can be tuned for."""
     from dataclasses import asdict
 
-    from tuner import devices as table
+    from tuner.devices import table as table
     from tuner.render import table as render
 
     known = table.devices()

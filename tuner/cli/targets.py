@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuner.checkpoints import ResolvedAttention
-    from tuner.devices import Device
+    from tuner.devices.table import Device
     from tuner.problems import Dtype, Problem
     from tuner.workloads import Workload
 

@@ -88,7 +88,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations of a fused-MoE layer, or of attention, and store them."""
-    from tuner.devices import find_device
+    from tuner.devices.table import find_device
     from tuner.engines import find_engine
     from tuner.problems import names_attention, parse_block_shape, parse_dtype
     from tuner.session import Request
@@ -171,7 +171,7 @@ def check(
     Exit 1 if one cannot run on the device.
     """
     from tuner.check import check_attention, check_files
-    from tuner.devices import find_device
+    from tuner.devices.table import find_device
     from tuner.engines import find_engine
 
     card, found = find_device(device), find_engine(engine)
@@ -216,7 +216,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
-    from tuner.devices import find_device
+    from tuner.devices.table import find_device
     from tuner.engines import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -258,7 +258,7 @@ def prove(
     Exit 1 where an output is wrong, or a layer slower than without the files. The engine must be
     importable here.
     """
-    from tuner.devices import find_device
+    from tuner.devices.table import find_device
     from tuner.prove import prove as prove_root
 
     proof = prove_root(out, find_device(device).name)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from tuner.compile.farm import Farm, Job
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
 from tuner.problems import Candidate
-from tuner.results import Compiled, Status
+from tuner.problems.results import Compiled, Status
 
 # The kernel that a candidate launches, and what its parameters are bound to. Raises
 # UnsupportedKernel for a config that the engine's kernel does not take.

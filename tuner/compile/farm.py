@@ -20,7 +20,7 @@ from tuner.compile.results import ResultCache, default_cache_dir
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
-from tuner.results import Compiled, Status
+from tuner.problems.results import Compiled, Status
 
 START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with other workers
 

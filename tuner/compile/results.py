@@ -11,7 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from tuner.results import Compiled, Status
+from tuner.problems.results import Compiled, Status
 
 
 def default_cache_dir() -> Path:

@@ -21,7 +21,7 @@ import triton
 
 from tuner.compile.cubin import resources
 from tuner.compile.kernel import compile_kernel
-from tuner.results import Status
+from tuner.problems.results import Status
 
 TENSOR_MEMORY_COLUMNS = 512  # a block's tensor memory on sm_100; Triton refuses more at load
 

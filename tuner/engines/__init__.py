@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines.config_files import ConfigFile, config_file_text, launch_config, read_config_file
 from tuner.engines.file_names import FileKey, parse_file_name
 from tuner.engines.locate import Package, Place, find_packages, version_order

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines.config_files import ConfigFile, read_lenient
 from tuner.engines.file_names import (
     FileKey,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines.config_files import LAUNCH_OPTIONS, REQUIRED_FIELDS, launch_config
 from tuner.errors import UnsupportedKernel
 from tuner.problems import Config, Dtype, FusedMoe

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tuner.attention_files import CONFIG_DIR_VARIABLE
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine
 from tuner.errors import ExportRefused
 from tuner.export.attention import (
@@ -34,7 +34,7 @@ from tuner.export.moe import ConfigFileExport, carry_packaged, packaged_files, p
 from tuner.export.report import ExportedFile, ExportReport
 from tuner.export.selection import refuse_shared_files, select
 from tuner.problems import Attention, Problem
-from tuner.results import Status
+from tuner.problems.results import Status
 from tuner.store import Store, Winner
 
 __all__ = [

@@ -17,7 +17,7 @@ from tuner.attention_files import FOLDER, AttentionEntry, AttentionFile, read_at
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.problems import Attention, Config, Stage
-from tuner.results import Entry, Status
+from tuner.problems.results import Entry, Status
 from tuner.store import Winner
 
 Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)

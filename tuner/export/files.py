@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import UnwritableOutput
-from tuner.results import Incumbent
+from tuner.problems.results import Incumbent
 from tuner.store import Winner
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.export.attention import AttentionFileExport
 from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
-from tuner.results import Status
+from tuner.problems.results import Status
 
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 # Each number is measured in a run of its own, so a smaller gain over the engine's own is none.

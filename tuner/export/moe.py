@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine, config_file_text, read_config_file
 from tuner.engines.config_files import read_lenient
 from tuner.errors import ExportRefused
@@ -22,7 +22,7 @@ from tuner.export.files import (
 )
 from tuner.export.selection import refuse_shared_files
 from tuner.problems import Config, FusedMoe, Gemm
-from tuner.results import Status
+from tuner.problems.results import Status
 from tuner.store import Winner
 
 # What a measured row must share with the winners to be kept beside them.

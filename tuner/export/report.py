@@ -11,8 +11,8 @@ from typing import Any
 from tuner.export.attention import AttentionFileExport
 from tuner.export.kv_splits import ServerFlags
 from tuner.export.moe import ConfigFileExport
+from tuner.problems.results import Status
 from tuner.render import table
-from tuner.results import Status
 
 ExportedFile = ConfigFileExport | AttentionFileExport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tuner.problems import Candidate
-from tuner.results import Compiled, MeasureKind, Measurement
+from tuner.problems.results import Compiled, MeasureKind, Measurement
 
 
 class Measurer(Protocol):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.kernels.attention_lengths import Lengths, ragged
 from tuner.measure.attention_steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
 from tuner.measure.attention_tiles import Row, Tiles, count, launched, makespan, split_lengths

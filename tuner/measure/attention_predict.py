@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.measure.attention_model import AttentionModel
 from tuner.measure.attention_steps import AttentionConstants
 from tuner.measure.device_model import Footprint
 from tuner.problems import Attention, Candidate, Config, Point
-from tuner.results import Compiled, MeasureKind, Measurement, Status
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
 
 # A choice is worth leaving the engine's own constants for where it is predicted to take this much
 # less time; docs/predict.md has what other thresholds would have won and lost on an H200.

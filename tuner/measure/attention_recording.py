@@ -18,7 +18,7 @@ from pathlib import Path
 from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
 from tuner.problems import Attention, Candidate, Config, Point, parse_attention, read_part
-from tuner.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "config")
 FIGURES = ("compile_status", "shared_bytes", "n_regs", "n_spills", "status", "median_us", "detail")

@@ -17,7 +17,7 @@ from tuner.measure.attention_batch import Batches, check
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.timing import Kernel, capture, race, time_graph
 from tuner.problems import Config, Dtype, Phase, Point, Stage, parse_attention
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 
 # Largest |difference| / (|expected| + rms) of a right kernel: three times the worst seen over all
 # outputs of all configurations on an H200 (0.011).

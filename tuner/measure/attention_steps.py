@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.measure.device_model import Constants, Footprint
 from tuner.measure.tensor_cores import ARCHS, macs_per_clock
 from tuner.problems import Attention, Config, Phase, Stage

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tuner.devices import Device, devices
+from tuner.devices.table import Device, devices
 from tuner.engines import ShippedFile
 from tuner.problems import Config, Dtype, FusedMoe, Point
 

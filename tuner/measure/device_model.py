@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.measure.padding import Load, expected_load
 from tuner.measure.tensor_cores import ARCHS, tensor_step
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point

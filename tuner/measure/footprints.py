@@ -5,7 +5,7 @@ Good enough to choose what to compile, never to say what fits: only the compiler
 
 from __future__ import annotations
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.measure.device_model import Footprint
 from tuner.measure.tensor_cores import uses_warpgroup
 from tuner.problems import Config, Dtype, FusedMoe

@@ -6,13 +6,13 @@ import time
 from collections.abc import Collection, Sequence
 
 from tuner.compile import Compiler, Farm
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.errors import BadInput
-from tuner.measure.lane import Lane, Limits, Ticket
+from tuner.measure.gpu_worker import Lane, Limits, Ticket
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.measure.routing_file import RoutingFile
 from tuner.problems import Candidate, Config, Point, Problem
-from tuner.results import Measurement, Totals, Trial, untimed
+from tuner.problems.results import Measurement, Totals, Trial, untimed
 
 LOOK_S = 0.01  # how long one look for results lasts while compiles are also awaited
 RACE_LIMIT_S = 120.0

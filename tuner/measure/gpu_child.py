@@ -25,7 +25,7 @@ import triton
 
 from tuner.errors import BadInput
 from tuner.problems import FusedMoe, parse_problem
-from tuner.results import Status
+from tuner.problems.results import Status
 
 Fields = dict[str, Any]
 

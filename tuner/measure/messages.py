@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tuner.problems import Point, read_part
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 
 
 def point_fields(point: Point) -> dict[str, Any]:

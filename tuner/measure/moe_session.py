@@ -20,7 +20,7 @@ from tuner.measure.routing import load_routing
 from tuner.measure.routing_file import RoutingFile
 from tuner.measure.timing import Kernel, capture, race, time_graph
 from tuner.problems import Config, FusedMoe, Point, parse_fused_moe
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 
 Fields = dict[str, Any]
 

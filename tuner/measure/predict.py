@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import ShippedFile
 from tuner.measure.corpus import Prior
 from tuner.measure.device_model import Constants, DeviceModel, Footprint
 from tuner.measure.footprints import estimate_footprint
 from tuner.measure.shortlist import cover, needs, summed
 from tuner.problems import Candidate, Config, FusedMoe, Point
-from tuner.results import Compiled, MeasureKind, Measurement, Status
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
 
 # The most that the corpus may add to a time. The model's own error is a factor of about 1.11
 # (one standard deviation), so winners elsewhere decide between configurations that the model

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from tuner.devices import Device, find_device
+from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
 from tuner.measure.recording_file import read_packed, unpack, write_text
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point, parse_dtype
-from tuner.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 _PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
 _POINT = ("M", "gemm")

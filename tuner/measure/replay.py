@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from tuner.problems import Candidate, Config, Part
-from tuner.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 
 _ABSENT = "not in the recording"
 

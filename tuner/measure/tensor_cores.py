@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.problems import Config, Dtype, FusedMoe
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
-from tuner.results import Measurement, Status
+from tuner.problems.results import Measurement, Status
 
 LAUNCHES = 10  # a graph: each with inputs of its own, so that they come from HBM
 REPLAYS = 5

@@ -17,7 +17,7 @@ from tuner.attention_files import AttentionFile
 from tuner.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
 from tuner.plugin.traits import Grid, Identity, identity, seen, tuned_grid
 from tuner.problems import Attention, Config, Stage
-from tuner.results import Status
+from tuner.problems.results import Status
 
 log = logging.getLogger("tuner.plugin")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tuner.attention_files import AttentionFile, read_attention_file
 from tuner.errors import MalformedConfigFile, TunerError
 from tuner.problems import Attention, Phase
-from tuner.results import Status
+from tuner.problems.results import Status
 
 
 @dataclass(frozen=True)

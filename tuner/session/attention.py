@@ -22,7 +22,7 @@ from tuner.measure.attention_recording import (
 )
 from tuner.measure.replay import Replay
 from tuner.problems import Attention, Candidate, Config, FusedMoe, Part, Point
-from tuner.results import MeasureKind, Trial
+from tuner.problems.results import MeasureKind, Trial
 from tuner.search import Budget, Search, budget_for
 from tuner.session.base import NOISE, Request, Session
 from tuner.space import Effort, Space

@@ -14,15 +14,15 @@ from types import TracebackType
 from tuner.bench import Bench
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.recording_file import prove_recordable
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems import FusedMoe, Gemm, Part, Point, Problem
+from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
 from tuner.report import Report
-from tuner.results import Entry, Environment, MeasureKind, Totals, Trial
 from tuner.space import Effort, Space, space_identity
 from tuner.store import RunJournal, RunKey, RunState, Store
 from tuner.tune import Plan, Progress, Strategy, tune

@@ -17,13 +17,13 @@ from tuner.measure.predict import CLEAR_GAIN, Predictor
 from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay
 from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Part, Point
-from tuner.results import MeasureKind, Trial
+from tuner.problems.results import MeasureKind, Trial
 from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
 from tuner.session.base import NOISE, Request, Session
 from tuner.space import Effort, Space, space_for
 from tuner.store import Store
-from tuner.store.in_force import WINNING
+from tuner.store.current_winners import WINNING
 from tuner.tune import Listed, Plan, Strategy
 
 # Kernels compiled for a prediction: about 0.4 s each of one core.

@@ -4,12 +4,12 @@ Rows never leave this package: callers hand in and get back the dataclasses of
 `tuner.results` and `tuner.store.records`.
 """
 
+from tuner.problems.records import Run, RunKey, RunState, Winner
 from tuner.store.connect import database_url
 from tuner.store.jobs import JobStore
 from tuner.store.journal import RunJournal
 from tuner.store.leases import LeasedStore, Leases
 from tuner.store.nights import Night, NightStore, StoredWatch
-from tuner.store.records import Run, RunKey, RunState, Winner
 from tuner.store.store import Store
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuner.store.alone import hold_beside, taken_in_transaction
 from tuner.store.connect import connect, translated, turn_of, use_wal, writer
+from tuner.store.locks import hold_beside, taken_in_transaction
 from tuner.store.schema import bring_to_head
 
 D = TypeVar("D", bound="Database")

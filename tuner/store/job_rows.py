@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from tuner.errors import BadInput, UnknownJob
-from tuner.jobs import Job, JobEvent, JobRequest, JobState, Priority, new_job_id, read_request
+from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, new_job_id, read_request
 from tuner.store.job_tables import job_events, jobs
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_, update
 
 from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
-from tuner.jobs import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.store.database import Clock, Database, insert_into, time_of
 from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_event, read_job
 from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.results import Trial
-from tuner.store.records import Run
+from tuner.problems.records import Run
+from tuner.problems.results import Trial
 from tuner.store.store import Store
 
 

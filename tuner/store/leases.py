@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, select, update
 
 from tuner.errors import RunInHand, StaleLease
-from tuner.jobs import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
-from tuner.results import Entry, Totals, Trial
+from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
+from tuner.problems.records import Run, RunKey
+from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible
 from tuner.store.job_tables import IS_QUEUED, jobs
-from tuner.store.records import Run, RunKey
 from tuner.store.rows import storable
 from tuner.store.store import Store
 

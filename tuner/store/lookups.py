@@ -19,11 +19,11 @@ from sqlalchemy import (
 
 from tuner.errors import BadInput
 from tuner.problems import PARTS, Problem, parse_problem
-from tuner.results import Environment, Status, Trial
+from tuner.problems.records import Published, Winner
+from tuner.problems.results import Environment, Status, Trial
+from tuner.store.current_winners import WINNING, points_in_force
 from tuner.store.database import Database
-from tuner.store.in_force import WINNING, points_in_force
 from tuner.store.job_tables import jobs
-from tuner.store.records import Published, Winner
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
     read_environment,

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from tuner.problems import Candidate, Config, Point, parse_problem, read_part
-from tuner.results import (
+from tuner.problems.records import Run, RunKey, RunState, Winner, point_row
+from tuner.problems.results import (
     Compiled,
     Entry,
     Environment,
@@ -21,7 +22,6 @@ from tuner.results import (
     Totals,
     Trial,
 )
-from tuner.store.records import Run, RunKey, RunState, Winner, point_row
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 

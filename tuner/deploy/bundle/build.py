@@ -35,7 +35,7 @@ from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import Report, build_single_file
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine
 from tuner.errors import UnwritableOutput
 from tuner.export import PROVENANCE

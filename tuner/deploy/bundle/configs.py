@@ -13,13 +13,13 @@ from typing import Any
 from tuner.checkpoints import find_preset
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
-from tuner.devices import Device
+from tuner.devices.table import Device
 from tuner.engines import Engine, vllm
 from tuner.errors import ExportRefused, UnknownModel
 from tuner.export import PROVENANCE, AttentionFileExport, carry_packaged, export, provenance_row
 from tuner.export.selection import refuse_shared_files
 from tuner.problems import Config, FusedMoe, Gemm
-from tuner.results import Status
+from tuner.problems.results import Status
 from tuner.store import Winner
 
 

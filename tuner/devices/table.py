@@ -96,7 +96,7 @@ def _by_key() -> dict[str, Device]:
 
 @cache
 def _table() -> tuple[tuple[Device, ...], dict[str, int]]:
-    text = resources.files("tuner").joinpath("devices.toml").read_text(encoding="utf-8")
+    text = resources.files("tuner.devices").joinpath("devices.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     known = tuple(_device(row, table["arch"][str(row["arch"])]) for row in table["device"])
     return known, table["too_old"]

@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 import platformdirs
 
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
-from tuner.jobs import Job, JobEvent, JobRequest, JobState, Priority, Submitted, read_request
+from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted, read_request
 
 KEY_VARIABLE = "TUNER_API_KEY"
 TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s

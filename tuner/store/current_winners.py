@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.problems import Attention, FusedMoe, Point, Problem
-from tuner.results import Status
-from tuner.store.records import Published, Winner
+from tuner.problems.records import Published, Winner
+from tuner.problems.results import Status
 
 # What a winner's status may be. Of several, what stands is a measured entry, else a predicted one,
 # else one that nobody tuned.

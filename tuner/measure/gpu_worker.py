@@ -12,7 +12,7 @@ from tuner.childprocess import ChildDied, ChildProcess
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.problems import Candidate
-from tuner.results import Compiled, Measurement, Status
+from tuner.problems.results import Compiled, Measurement, Status
 
 CHILD_MODULE = "tuner.measure.gpu_child"
 IMPORT_LIMIT_S = 180.0  # importing torch from a cold disk

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import Enum
 
 from tuner.problems import FusedMoe, Gemm, Point, Problem
-from tuner.results import Entry, Environment, MeasureKind, Status, Totals
+from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals
 
 
 class RunState(str, Enum):

@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
 
-from tuner.devices import find_device
+from tuner.devices.table import find_device
 from tuner.errors import BadInput, did_you_mean
 from tuner.problems import BATCH_SIZES, Attention, FusedMoe, Gemm, Point, Problem, parse_problem
-from tuner.results import MeasureKind
+from tuner.problems.results import MeasureKind
 from tuner.space import Effort
 from tuner.ways import parse_effort, parse_gemms, parse_source
 from tuner.workloads import Workload, WorkPoint, default_workload, read_points, usual_workload

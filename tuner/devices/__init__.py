@@ -1,0 +1,1 @@
+"""What each GPU is: its name, limits and peak rates."""

@@ -1,0 +1,1 @@
+"""Tuning runs that somebody asked for."""
