@@ -11,7 +11,7 @@ from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
 from tuner.errors import did_you_mean
 from tuner.jobs.job import JobState
 from tuner.problems import Dtype, Gemm
-from tuner.space import Effort
+from tuner.tuning.space import Effort
 from tuner.workloads import MAX_BATCH, MAX_CACHED, MAX_NEW, MAX_POINTS, MAX_WEIGHT
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from tuner.engines import parse_spec
 from tuner.errors import BadInput
-from tuner.ways import parse_source
+from tuner.tuning.request import parse_source
 
 _RECORDING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _PLAIN = r"^[^\x00-\x1f\x7f]*$"  # no NUL, which PostgreSQL cannot hold, and no line breaks

@@ -20,7 +20,7 @@ from tuner.engines import ShippedFile, find_engine
 from tuner.errors import BadProblem
 from tuner.measure.predict import Predictor
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
-from tuner.space import space_for
+from tuner.tuning.space import space_for
 
 BATCH_SIZES = (1, 16, 128, 1024, 4096)
 

@@ -27,10 +27,10 @@ from tuner.errors import UnknownDevice
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Candidate, Config, Gemm, Point
-from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
 from tuner.session.moe import FORESEEN
-from tuner.space import Effort, Space, space_for
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Effort, Space, space_for
 
 RECORDING = Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")
 RESULTS = Path("benchmarks/results")

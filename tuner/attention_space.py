@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from tuner.devices.table import Device
 from tuner.problems import Attention, Config, Stage
-from tuner.space import Rule, Space
+from tuner.tuning.space import Rule, Space
 
 # What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
 _TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tuner.problems import Attention, Candidate, Config, Part, Phase, Point
 from tuner.problems.results import Measurement, Status
-from tuner.tune import Strategy
+from tuner.tuning.tune import Strategy
 from tuner.workloads import WorkPoint
 
 

@@ -16,7 +16,7 @@ from tuner.devices.table import Device, find_device
 from tuner.engines import FileKey, ShippedFile
 from tuner.errors import UnknownDevice
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Part, Point
-from tuner.space import Space
+from tuner.tuning.space import Space
 
 # A vote halves with each unit of distance: an octave of batch size or of N, half an octave of
 # anything that matters less. None of these was fitted to a recording.

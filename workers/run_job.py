@@ -30,9 +30,10 @@ from tuner.errors import (
 )
 from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.problems.results import MeasureKind
-from tuner.session import Request, open_session
 from tuner.store import Leases
-from tuner.ways import Source, parse_source
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import Source, parse_source
+from tuner.tuning.run import Request
 from workers.child import GPU_VARIABLE, Outcome, Result
 from workers.settings import Settings, read_settings
 

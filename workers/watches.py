@@ -36,7 +36,7 @@ from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerEr
 from tuner.jobs.job import JobRequest
 from tuner.problems import Problem, names_attention, parse_attention, parse_dtype
 from tuner.toml_table import Table
-from tuner.ways import parse_effort, parse_source
+from tuner.tuning.request import parse_effort, parse_source
 
 if sys.version_info >= (3, 11):
     import tomllib

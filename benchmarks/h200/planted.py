@@ -32,7 +32,7 @@ from tuner.measure.gpu_worker import Limits
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
 from tuner.problems.results import Environment, MeasureKind, Trial
 from tuner.store import RunJournal, RunKey, Store
-from tuner.tune import Listed, Plan, tune
+from tuner.tuning.tune import Listed, Plan, tune
 
 PROBLEM = parse_problem("fused_moe:E=8,N=128,K=256,top_k=2,dtype=bfloat16")
 VERSION = "9.9.9"

@@ -41,10 +41,10 @@ from tuner.jobs.job import (
 )
 from tuner.problems import Gemm
 from tuner.problems.results import Totals
-from tuner.space import Effort
 from tuner.store import JobStore, LeasedStore, Leases, RunState, Store
 from tuner.store.connect import connect
 from tuner.store.job_tables import jobs as table
+from tuner.tuning.space import Effort
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", batch_sizes=(16, 2), model="deepseek-r1")
 ON_GPU = replace(REQUEST, measure="gpu")

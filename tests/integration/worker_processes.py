@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tuner.jobs.job import JobRequest
 from tuner.problems import parse_problem
-from tuner.space import Effort
+from tuner.tuning.space import Effort
 from workers.fleet import celery_command
 from workers.gpus import worker_environ
 

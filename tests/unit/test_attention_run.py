@@ -26,10 +26,11 @@ from tuner.problems import (
     parse_attention,
 )
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.session import Request, open_session
-from tuner.space import Effort
 from tuner.store import Store
-from tuner.ways import Source
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import Source
+from tuner.tuning.run import Request
+from tuner.tuning.space import Effort
 from tuner.workloads import Workload, WorkPoint
 
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"

@@ -24,8 +24,9 @@ from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
 from tuner.problems.results import Compiled, Status
-from tuner.session import Request, open_session
-from tuner.ways import parse_source
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import parse_source
+from tuner.tuning.run import Request
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"

@@ -20,9 +20,10 @@ from tuner.errors import ExportRefused
 from tuner.export import AttentionFileExport, ExportReport, export, export_device
 from tuner.problems import Attention, Config, Gemm, Point, Stage, parse_attention, parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
-from tuner.session import Request, open_session
 from tuner.store import Store, Winner
-from tuner.ways import Source
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import Source
+from tuner.tuning.run import Request
 
 H200 = find_device("H200")
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")

@@ -13,10 +13,10 @@ from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.measure.replay import Replay
 from tuner.problems import Candidate, Gemm, Point
-from tuner.search import Search, budget_for
 from tuner.seeds import seeds_for
 from tuner.session.moe import FORESEEN
-from tuner.space import Effort, space_for
+from tuner.tuning.search import Search, budget_for
+from tuner.tuning.space import Effort, space_for
 
 RECORDING = Path(__file__).parents[1] / "data/recordings/h200_E256_N64_K7168_top8_int8w8a8.csv.gz"
 H200 = find_device("H200")

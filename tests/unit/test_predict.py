@@ -23,9 +23,10 @@ from tuner.measure.shortlist import cover, needs
 from tuner.measure.tensor_cores import swaps_operands, tensor_step, uses_warpgroup
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.session import Request, open_session
-from tuner.space import space_for
-from tuner.ways import Source
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import Source
+from tuner.tuning.run import Request
+from tuner.tuning.space import space_for
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from tuner import progress
 from tuner.problems import Candidate, Config, Gemm, Part, Point, Stage
 from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.tuning import progress
 
 
 def trial(point: Point, us: float | None) -> Trial:

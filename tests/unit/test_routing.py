@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tuner.bench import SerialBench
 from tuner.devices.table import find_device
 from tuner.engines import find_engine
 from tuner.errors import BadInput
@@ -20,10 +19,13 @@ from tuner.measure.routing import load_routing
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems import Dtype, FusedMoe
 from tuner.problems.results import MeasureKind
-from tuner.session import Request, base, open_session
-from tuner.space import Effort
 from tuner.store import Store
-from tuner.ways import Source, parse_source
+from tuner.tuning import run as base
+from tuner.tuning.bench import SerialBench
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import Source, parse_source
+from tuner.tuning.run import Request
+from tuner.tuning.space import Effort
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"

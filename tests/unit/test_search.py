@@ -17,9 +17,9 @@ from tuner.engines.sglang import SGLang
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Candidate, Config, Gemm, Point, Stage
 from tuner.problems.results import Measurement, Status
-from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
-from tuner.space import Effort, Space, space_for
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Effort, Space, space_for
 
 DATA = Path(__file__).parents[1] / "data"
 TWINS = {(256, 256), (257, 256)}  # the recording's own key, with and without the shared expert

@@ -13,7 +13,7 @@ from tuner.engines import FileKey, ShippedFile
 from tuner.engines.sglang import SGLang
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
 from tuner.seeds import seeds_for
-from tuner.space import Space, space_for
+from tuner.tuning.space import Space, space_for
 
 FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))
 INT8 = FusedMoe(256, 64, 7168, 8, Dtype.INT8_W8A8, per_channel_quant=True)

@@ -14,9 +14,10 @@ from tuner.engines import find_engine
 from tuner.errors import UnwritableOutput
 from tuner.problems import Gemm, parse_problem
 from tuner.problems.results import MeasureKind
-from tuner.session import Request, open_session
 from tuner.store import Store
-from tuner.ways import Source
+from tuner.tuning.open_run import open_session
+from tuner.tuning.request import Source
+from tuner.tuning.run import Request
 from tuner.workloads import Workload, WorkPoint
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from tuner.devices.table import find_device
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Config, Dtype, FusedMoe, Gemm
 from tuner.problems.results import Status
-from tuner.space import Space, space_for
+from tuner.tuning.space import Space, space_for
 
 DATA = Path(__file__).parents[1] / "data"
 H200, L40S = find_device("H200"), find_device("L40S")

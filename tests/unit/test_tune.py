@@ -7,7 +7,7 @@ import pytest
 from tuner.choose import FINAL_BLOCKS, FINALISTS, MoeChooser, Policy, choose, finalists
 from tuner.problems import Candidate, Config, Gemm, Point
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
-from tuner.tune import RACE_ROUNDS, Listed, Plan, tune
+from tuner.tuning.tune import RACE_ROUNDS, Listed, Plan, tune
 
 SIZES = (8, 16)
 POINTS = [Point(size, gemm) for size in SIZES for gemm in Gemm]

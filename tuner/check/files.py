@@ -14,7 +14,7 @@ from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
 from tuner.problems.results import Compiled
 from tuner.render import table
-from tuner.report import config_cells, config_json
+from tuner.tuning.report import config_cells, config_json
 
 # A file's name does not say them. Shared memory depends on K only where a block does not divide
 # it, and on top_k not at all; both are as in the models that these files are mostly for.

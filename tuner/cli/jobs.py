@@ -101,7 +101,7 @@ def submit(
     from tuner.devices.table import find_device
     from tuner.jobs.job import JobRequest, Priority
     from tuner.problems import names_attention, parse_block_shape, parse_dtype
-    from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms
+    from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms
 
     kind = parse_dtype(dtype) if dtype else None
     given = Given(target, find_device(device), _engine_version(engine), tp, kind)

@@ -50,8 +50,8 @@ from tuner.cli.targets import (
 
 if TYPE_CHECKING:
     from tuner.check import AttentionCheck, CheckReport
-    from tuner.report import Report
-    from tuner.session import Request
+    from tuner.tuning.report import Report
+    from tuner.tuning.run import Request
 
 
 @command
@@ -91,8 +91,8 @@ def tune(
     from tuner.devices.table import find_device
     from tuner.engines import find_engine
     from tuner.problems import names_attention, parse_block_shape, parse_dtype
-    from tuner.session import Request
-    from tuner.ways import parse_batch_sizes, parse_effort, parse_gemms, parse_source
+    from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms, parse_source
+    from tuner.tuning.run import Request
 
     card, found_engine = find_device(device), find_engine(engine)
     kind = parse_dtype(dtype) if dtype else None
@@ -133,9 +133,9 @@ def tune(
 
 
 def _run(request: Request, record: Path | None, add: bool) -> Report:
-    from tuner.progress import Progress
-    from tuner.session import open_session
     from tuner.store import Store, database_url
+    from tuner.tuning.open_run import open_session
+    from tuner.tuning.progress import Progress
 
     with open_session(request) as session:
         for part, name in session.file_names.items():

@@ -19,8 +19,8 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput, did_you_mean
 from tuner.problems import BATCH_SIZES, Attention, FusedMoe, Gemm, Point, Problem, parse_problem
 from tuner.problems.results import MeasureKind
-from tuner.space import Effort
-from tuner.ways import parse_effort, parse_gemms, parse_source
+from tuner.tuning.request import parse_effort, parse_gemms, parse_source
+from tuner.tuning.space import Effort
 from tuner.workloads import Workload, WorkPoint, default_workload, read_points, usual_workload
 
 HEARTBEAT = timedelta(seconds=10)

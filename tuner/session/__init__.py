@@ -1,15 +1,1 @@
-"""From a request to a report: one tuning run, of either family of problems."""
-
-from tuner.problems import FusedMoe
-from tuner.session.attention import AttentionSession
-from tuner.session.base import Request, Session
-from tuner.session.moe import MoeSession
-
-__all__ = ["AttentionSession", "MoeSession", "Request", "Session", "open_session"]
-
-
-def open_session(request: Request) -> Session:
-    """The session that runs a request. Raises BadInput for what cannot be tuned as asked."""
-    if isinstance(request.problem, FusedMoe):
-        return MoeSession(request)
-    return AttentionSession(request)
+"""Runs of each family."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tuner.attention_files import file_name
 from tuner.attention_space import attention_space
-from tuner.bench import Bench, SerialBench
 from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
 from tuner.compile.candidates import Binder
@@ -23,11 +22,12 @@ from tuner.measure.attention_recording import (
 from tuner.measure.replay import Replay
 from tuner.problems import Attention, Candidate, Config, FusedMoe, Part, Point
 from tuner.problems.results import MeasureKind, Trial
-from tuner.search import Budget, Search, budget_for
-from tuner.session.base import NOISE, Request, Session
-from tuner.space import Effort, Space
 from tuner.store import Store
-from tuner.tune import Listed, Plan, Strategy
+from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.run import NOISE, Request, Session
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Effort, Space
+from tuner.tuning.tune import Listed, Plan, Strategy
 from tuner.workloads import Workload, WorkPoint, usual_workload
 
 # What was fastest somewhere in the exhaustive H200 sweep: the first that a search tries.

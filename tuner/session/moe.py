@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tuner.bench import Bench, SerialBench
 from tuner.choose import MoeChooser, Policy
 from tuner.compile.candidates import Binder
 from tuner.engines import ShippedFile
@@ -18,13 +17,14 @@ from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay
 from tuner.problems import BATCH_SIZES, Candidate, Config, FusedMoe, Gemm, Part, Point
 from tuner.problems.results import MeasureKind, Trial
-from tuner.search import Budget, Search, budget_for
 from tuner.seeds import seeds_for
-from tuner.session.base import NOISE, Request, Session
-from tuner.space import Effort, Space, space_for
 from tuner.store import Store
 from tuner.store.current_winners import WINNING
-from tuner.tune import Listed, Plan, Strategy
+from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.run import NOISE, Request, Session
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Effort, Space, space_for
+from tuner.tuning.tune import Listed, Plan, Strategy
 
 # Kernels compiled for a prediction: about 0.4 s each of one core.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}

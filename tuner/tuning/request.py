@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.errors import BadInput, did_you_mean
 from tuner.problems import Gemm
 from tuner.problems.results import MeasureKind
-from tuner.space import Effort
+from tuner.tuning.space import Effort
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 
-from tuner.bench import Bench
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
@@ -22,11 +21,12 @@ from tuner.measure.recording_file import prove_recordable
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems import FusedMoe, Gemm, Part, Point, Problem
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
-from tuner.report import Report
-from tuner.space import Effort, Space, space_identity
 from tuner.store import RunJournal, RunKey, RunState, Store
-from tuner.tune import Plan, Progress, Strategy, tune
-from tuner.ways import Source
+from tuner.tuning.bench import Bench
+from tuner.tuning.report import Report
+from tuner.tuning.request import Source
+from tuner.tuning.space import Effort, Space, space_identity
+from tuner.tuning.tune import Plan, Progress, Strategy, tune
 from tuner.workloads import Workload
 
 # A gain below the noise of its source is no gain. Recorded times repeat exactly.

@@ -21,7 +21,7 @@ import optuna
 
 from tuner.problems import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
-from tuner.space import Effort, Space
+from tuner.tuning.space import Effort, Space
 
 # A kernel that does not compile or fit fails so at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}

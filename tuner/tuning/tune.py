@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tuner.bench import Bench
 from tuner.problems import Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Trial
+from tuner.tuning.bench import Bench
 
 Progress = Callable[[Trial], None]
 # The median of so many interleaved times is settled to about 0.1 % on an H200.

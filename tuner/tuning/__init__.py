@@ -1,0 +1,1 @@
+"""One tuning run, whatever the family."""
