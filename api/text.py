@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from tuner.engines import parse_spec
+from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
 from tuner.tuning.request import parse_source
 

@@ -18,7 +18,7 @@ from tuner.check import check_attention
 from tuner.checkpoints import resolve_attention
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
 from tuner.problems import Attention
 

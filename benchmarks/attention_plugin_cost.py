@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from tuner.attention_files import AttentionEntry, AttentionFile
-from tuner.engines import find_engine
-from tuner.kernels.attention import AttentionKernels, lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.kernels import KERNELS, Kernel
+from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.kernels.launcher import Tensor
 from tuner.kernels.lift import load_lifted
-from tuner.plugin.kernels import KERNELS, Kernel
-from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.problems import Attention, Config, Point, Stage, parse_problem
 from tuner.problems.results import Status
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tuner.engines import find_engine
-from tuner.kernels.attention import LAUNCHERS, lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import LAUNCHERS, lift_attention
 from tuner.kernels.binding import Argument, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launcher, Tensor
 from tuner.problems import Phase, Point, Stage, parse_attention

@@ -25,7 +25,7 @@ from predict_on_recording import corpus_without
 
 from tuner.choose import Policy, choose
 from tuner.devices.table import Device, find_device
-from tuner.engines import Engine, find_engine
+from tuner.engines.engine import Engine, find_engine
 from tuner.incumbents import incumbents
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.devices.table import Device, find_device
-from tuner.engines import ShippedFile, find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.package import ShippedFile
 from tuner.measure.corpus import Prior
 from tuner.measure.device_model import Constants
 from tuner.measure.predict import Predictor

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices
-from tuner.engines import ShippedFile, find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import BadProblem
 from tuner.measure.predict import Predictor
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point

@@ -22,7 +22,8 @@ from pathlib import Path
 import optuna
 
 from tuner.devices.table import Device, find_device
-from tuner.engines import Engine, ShippedFile, find_engine
+from tuner.engines.engine import Engine, find_engine
+from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import UnknownDevice
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording

@@ -11,7 +11,7 @@ from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import manifest_text
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
 from tuner.problems.results import (
     Compiled,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tuner.devices.table import Device
-from tuner.engines import Engine, launch_config
-from tuner.engines.config_files import read_lenient
+from tuner.engines.config_files import launch_config, read_lenient
+from tuner.engines.engine import Engine
 from tuner.problems import BATCH_SIZES, Config, FusedMoe, Gemm, Point
 
 

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.attention_files import FOLDER
-from tuner.engines import parse_file_name
+from tuner.engines.sglang.fused_moe.file_names import parse_file_name
+from tuner.engines.sglang.plugin.files import FOLDER
 from tuner.errors import BadInput, MeasurerFailed
 from tuner.export import PROVENANCE
 from tuner.problems import FusedMoe, parse_fused_moe
 from tuner.render import table
 
-CHILD_MODULE = "tuner.measure.engine_layer"
+CHILD_MODULE = "tuner.engines.sglang.fused_moe.engine_layer"
 SLOWER = 0.995  # a layer this much slower than without the files is slower beyond the noise
 WORSE = 1.05  # the layer's error may not grow by more than this
 

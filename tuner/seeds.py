@@ -13,7 +13,8 @@ from functools import cache, partial
 from itertools import zip_longest
 
 from tuner.devices.table import Device, find_device
-from tuner.engines import FileKey, ShippedFile
+from tuner.engines.sglang.fused_moe.file_names import FileKey
+from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import UnknownDevice
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Part, Point
 from tuner.tuning.space import Space

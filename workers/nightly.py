@@ -11,11 +11,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
-from tuner.kernels.attention import lift_attention
-from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import FusedMoe
 from tuner.problems.records import Published
 from tuner.problems.results import MeasureKind, Status

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import (
     BadInput,
     NothingFits,

@@ -31,7 +31,7 @@ from typing import Any
 
 from tuner.checkpoints import resolve
 from tuner.devices.table import find_device
-from tuner.engines import find_engine, parse_spec
+from tuner.engines.engine import find_engine, parse_spec
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
 from tuner.jobs.job import JobRequest
 from tuner.problems import Problem, names_attention, parse_attention, parse_dtype

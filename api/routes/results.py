@@ -22,7 +22,7 @@ from api.state import ApiDep
 from api.text import JobId
 from tuner.deploy.bundle.archive import File, plain_tar
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
 from tuner.export import loadable, packaged_files, stored_winners

@@ -20,8 +20,8 @@ from attention_sweep import SWEEP
 
 from tuner.attention_space import attention_space
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
-from tuner.kernels.attention import CHOICES, AttentionKernels, lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import CHOICES, AttentionKernels, lift_attention
 from tuner.kernels.attention_inputs import launch, make_inputs
 from tuner.kernels.attention_lengths import EDGES
 from tuner.kernels.lift import load_lifted

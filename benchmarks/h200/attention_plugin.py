@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from tuner.engines import find_engine
-from tuner.kernels.attention import LAUNCHERS, AttentionKernels, lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import LAUNCHERS, AttentionKernels, lift_attention
+from tuner.engines.sglang.plugin import apply_here
 from tuner.kernels.attention_inputs import Inputs, make_inputs
 from tuner.kernels.attention_lengths import ragged
 from tuner.kernels.launcher import Tensor as Outside
 from tuner.measure.gpu import INPUT_SEED
 from tuner.measure.timing import LAUNCHES, race
-from tuner.plugin import apply_here
 from tuner.problems import Attention, Phase, Point, parse_attention
 
 ROUNDS = 15

@@ -19,8 +19,8 @@ from typing import Any
 from tuner.attention_space import attention_space
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
-from tuner.engines import Engine, find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import Engine, find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.measure.gpu import open_gpu_bench
 from tuner.problems import Candidate, Point, parse_attention
 from tuner.problems.results import Trial

@@ -24,9 +24,9 @@ from pathlib import Path
 from tuner.choose import MoeChooser, Policy
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.export import export_device
-from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.measure.gpu import open_gpu_bench
 from tuner.measure.gpu_worker import Limits
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem

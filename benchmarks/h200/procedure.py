@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, override_config
 
-from tuner.measure.engine_layer import publish_settings
+from tuner.engines.sglang.fused_moe.engine_layer import publish_settings
 from tuner.problems import FusedMoe, parse_problem
 
 PROCEDURE_BATCH_SIZES = (2, 16, 128, 1024, 4096)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
-from tuner.kernels.fused_moe import lift_fused_moe
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.measure.gpu import open_gpu_bench
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device, find_device
-from tuner.engines import Engine, find_engine
-from tuner.kernels.attention import lift_attention
-from tuner.kernels.fused_moe import lift_fused_moe
+from tuner.engines.engine import Engine, find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.gpu_worker import Limits
 from tuner.problems import Attention, Candidate, Config, Gemm, Point, Problem

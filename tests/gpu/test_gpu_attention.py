@@ -8,8 +8,8 @@ import pytest
 from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.attention_space import attention_space
-from tuner.engines import find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.problems import Attention, Candidate, Config, Phase, Point, parse_attention
 from tuner.problems.results import Status
 

@@ -7,7 +7,8 @@ import pytest
 from gpu_benches import config, open_bench, this_device, trials_of
 
 from tuner.devices.table import find_device
-from tuner.engines import find_engine, launch_config
+from tuner.engines.config_files import launch_config
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, NotEnoughMemory
 from tuner.measure.gpu_worker import Limits
 from tuner.problems import Candidate, Gemm, Point, parse_problem

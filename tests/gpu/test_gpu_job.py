@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from gpu_benches import this_device
 
-from tuner.engines import find_engine, launch_config
-from tuner.engines.config_files import read_lenient
+from tuner.engines.config_files import launch_config, read_lenient
+from tuner.engines.engine import find_engine
 from tuner.measure.recording import read_recording
 from tuner.problems import BATCH_SIZES, Candidate, Config, Gemm, Point, parse_problem
 

@@ -18,7 +18,7 @@ from job_submitter import go_on, submitting
 from store_writer import KEY
 
 from api.settings import ApiSettings
-from tuner.attention_files import file_name
+from tuner.engines.sglang.plugin.files import file_name
 from tuner.jobs.job import Job, JobState
 from tuner.problems import Config, Gemm, Point, parse_problem
 from tuner.problems.results import Compiled, Entry, Status

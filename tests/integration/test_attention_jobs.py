@@ -12,8 +12,8 @@ from api_server import Server, serving
 from api.settings import ApiSettings
 from tuner.attention_space import attention_space
 from tuner.devices.table import find_device
+from tuner.engines.sglang.attention.binding import CHOICES
 from tuner.jobs.job import Ask, JobRequest
-from tuner.kernels.attention import CHOICES
 from tuner.measure.attention_recording import write_attention_recording
 from tuner.problems import Attention, Candidate, Point, Stage, parse_attention
 from tuner.problems.results import Compiled, Measurement, Status, Trial

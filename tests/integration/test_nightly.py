@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from api.coverage import stored_rows, watched_rows
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.jobs.job import JobRequest, JobState
-from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.problems import Config, FusedMoe, Gemm, Point, Stage, parse_problem
 from tuner.problems.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
 from tuner.store import JobStore, NightStore, RunKey, Store

@@ -26,7 +26,7 @@ from worker_processes import (
     wait_for,
 )
 
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now

@@ -8,9 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.attention import lift_attention
 from tuner.kernels.attention_inputs import compared, launch, make_inputs, output_of, reference
 from tuner.kernels.attention_lengths import EDGES
 from tuner.kernels.fused_moe_inputs import worst_error

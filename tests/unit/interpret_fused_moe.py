@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.binding import Binding, Constant
-from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.kernels.fused_moe_inputs import (
     Activations,
     Routing,

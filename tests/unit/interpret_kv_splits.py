@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.kernels.lift import lift, load_lifted
 
 KERNEL = "get_num_kv_splits_triton"

@@ -8,8 +8,8 @@ import pytest
 
 from tuner.compile import Farm, Job, KernelCompiler
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.kernels.binding import Constant
 from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
 from tuner.problems.results import Status

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.attention_files import (
+from tuner.engines.sglang.plugin.files import (
     AttentionEntry,
     AttentionFile,
     attention_root,

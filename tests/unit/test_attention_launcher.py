@@ -6,9 +6,9 @@ import pytest
 
 from tuner.attention_space import attention_space
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import CHOICES, lift_attention
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.attention import CHOICES, lift_attention
 from tuner.kernels.binding import Constant, Pointer
 from tuner.kernels.launcher import Launcher, Tensor
 from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention

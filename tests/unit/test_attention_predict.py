@@ -11,8 +11,8 @@ import pytest
 
 from tuner.attention_space import attention_space, lesser
 from tuner.devices.table import devices, find_device
-from tuner.engines import find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.kernels.attention_lengths import Lengths, kv_splits, ragged
 from tuner.measure.attention_model import AttentionModel
 from tuner.measure.attention_predict import CLEAR_GAIN, AttentionPredictor

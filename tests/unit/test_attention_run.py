@@ -11,7 +11,7 @@ from tuner.attention_space import attention_space
 from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.measure import recording_file
 from tuner.measure.attention_recording import read_attention_recording, write_attention_recording

@@ -18,9 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.kernels.binding import Integer
-from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.kernels.fused_moe_inputs import launch_values
 from tuner.kernels.lift import load_lifted
 from tuner.problems import Gemm

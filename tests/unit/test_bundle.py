@@ -22,7 +22,8 @@ from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import find_device
-from tuner.engines import find_engine, vllm
+from tuner.engines.engine import find_engine
+from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
 from tuner.problems.results import Status

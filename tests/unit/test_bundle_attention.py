@@ -20,12 +20,6 @@ from bundle_cases import CASES, example, files_of, place, repack, sealed
 from bundle_cases import fill as fill_moe
 from typer.testing import CliRunner
 
-from tuner.attention_files import (
-    CONFIG_DIR_VARIABLE,
-    attention_root,
-    find_attention_files,
-    read_attention_file,
-)
 from tuner.cli import app
 from tuner.deploy.bundle.archive import File
 from tuner.deploy.bundle.attention import usable_winners
@@ -34,7 +28,13 @@ from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.plugin.files import (
+    CONFIG_DIR_VARIABLE,
+    attention_root,
+    find_attention_files,
+    read_attention_file,
+)
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
 from tuner.problems import Attention, FusedMoe, parse_attention
 from tuner.problems.results import Status

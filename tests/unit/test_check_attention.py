@@ -4,7 +4,7 @@ import pytest
 
 from tuner.check import check_attention
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
 from tuner.problems import parse_attention
 

@@ -17,10 +17,10 @@ import pytest
 from tuner.compile import Farm, Job, KernelCompiler, default_cache_dir
 from tuner.compile.results import ResultCache
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
-from tuner.kernels.fused_moe import lift_fused_moe
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
 from tuner.problems.results import Compiled, Status

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.engines import config_file_text, launch_config, parse_file_name, read_config_file
-from tuner.engines.config_files import FIELDS, read_lenient
-from tuner.engines.file_names import FileKey
+from tuner.engines.config_files import (
+    FIELDS,
+    config_file_text,
+    launch_config,
+    read_config_file,
+    read_lenient,
+)
+from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
 from tuner.errors import MalformedConfigFile
 from tuner.problems import Config, Gemm
 

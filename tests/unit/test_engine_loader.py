@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from real_sglang import VERSIONS, RealSGLang
 
 from tuner.devices.table import find_device
-from tuner.engines import find_engine, parse_file_name
 from tuner.engines.config_files import read_lenient
-from tuner.engines.sglang import SGLang, ShippedFile
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.file_names import parse_file_name
+from tuner.engines.sglang.package import SGLang, ShippedFile
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.problems import Config, Dtype, FusedMoe, Gemm
 

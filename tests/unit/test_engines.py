@@ -13,9 +13,9 @@ import pytest
 from real_sglang import VERSIONS, package
 
 from tuner.devices.table import find_device
-from tuner.engines import Engine, find_engine
+from tuner.engines.engine import Engine, find_engine
 from tuner.engines.locate import version_order
-from tuner.engines.sglang import DEFAULT_VERSION, SGLang
+from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.problems import Config, Dtype, FusedMoe, Gemm
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tuner.checkpoints import resolve, resolve_attention
 from tuner.cli import app
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export import carry_packaged, export, select
 from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem

@@ -12,10 +12,10 @@ import pytest
 from attention_cases import DECODE, EXTEND, MLA, entry, fill, point, published
 from typer.testing import CliRunner
 
-from tuner.attention_files import read_attention_file
 from tuner.cli import app
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.errors import ExportRefused
 from tuner.export import AttentionFileExport, ExportReport, export, export_device
 from tuner.problems import Attention, Config, Gemm, Point, Stage, parse_attention, parse_problem

@@ -7,8 +7,7 @@ import pytest
 from real_sglang import package
 
 from tuner.devices.table import find_device
-from tuner.engines import ShippedFile
-from tuner.engines.sglang import SGLang
+from tuner.engines.sglang.package import SGLang, ShippedFile
 from tuner.measure.predict import Predictor
 from tuner.measure.recording import Recording, read_recording
 from tuner.measure.replay import Replay

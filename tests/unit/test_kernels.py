@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.engines import find_engine
 from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, padded_slots
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.kernels.binding import ABSENT, Constant, Descriptor, Integer, Pointer
-from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe, padded_slots
 from tuner.kernels.lift import Parameter, lift, load_lifted
 from tuner.problems import BATCH_SIZES, Config, Gemm, parse_problem
 

@@ -12,10 +12,10 @@ from attention_cases import DECODE, EXTEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.attention_files import AttentionEntry, AttentionFile
 from tuner.deploy.load_proof import Load, LoadProof, Outcome, parse_log, prove_loads, render_proof
-from tuner.plugin import backend, kernels
-from tuner.plugin.verdicts import Here, judge
+from tuner.engines.sglang.plugin import backend, kernels
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.verdicts import Here, judge
 from tuner.problems import Attention, Config, Stage
 from tuner.problems.results import Status
 

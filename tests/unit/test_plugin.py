@@ -8,13 +8,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-import tuner.plugin
-from tuner.attention_files import AttentionEntry, AttentionFile
+import tuner.engines.sglang.plugin
+from tuner.engines.sglang.plugin import backend
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
+from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
+from tuner.engines.sglang.plugin.verdicts import Here, judge, title
 from tuner.errors import UnsupportedKernel
-from tuner.plugin import backend
-from tuner.plugin.kernels import EXTEND, GROUPED, REDUCE
-from tuner.plugin.launches import TunedLaunches, longest, note_longest, stand_in
-from tuner.plugin.verdicts import Here, judge, title
 from tuner.problems import Config, Stage, parse_problem
 from tuner.problems.results import Status
 
@@ -73,7 +73,7 @@ def registry(monkeypatch):
 def test_files_of_either_variable_hook_the_backend(registry, variable, monkeypatch, tmp_path):
     written(tmp_path, made())
     monkeypatch.setenv(variable, str(tmp_path))
-    tuner.plugin.register()
+    tuner.engines.sglang.plugin.register()
     target = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
     assert registry == [(target, "around", ("tuner_attention", "engine-tuner"))]
 
@@ -85,7 +85,7 @@ def test_without_files_nothing_is_registered_or_said(registry, root, monkeypatch
     if root is not None:
         monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", root and str(tmp_path / root))
     with caplog.at_level(logging.INFO):
-        tuner.plugin.register()
+        tuner.engines.sglang.plugin.register()
     assert registry == []
     assert caplog.records == []
 
@@ -95,7 +95,7 @@ def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, t
     monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", str(tmp_path))
     monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
     with caplog.at_level(logging.INFO):
-        tuner.plugin.register()
+        tuner.engines.sglang.plugin.register()
     assert registry == []
     assert caplog.records == []
 

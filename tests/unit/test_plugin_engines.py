@@ -23,12 +23,12 @@ import pytest
 import torch
 from attention_scheduler import DECODE, EXTEND, PREFILL
 
-from tuner.attention_files import AttentionEntry, AttentionFile
-from tuner.engines import find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.plugin.backend import BACKEND
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.kernels.launcher import Launcher
-from tuner.plugin.backend import BACKEND
-from tuner.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
 from tuner.problems import Config, Phase, Stage, parse_problem
 from tuner.problems.results import Status
 

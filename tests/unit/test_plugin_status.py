@@ -7,12 +7,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tuner.attention_files import AttentionEntry, AttentionFile
-from tuner.attention_status import attention_status
 from tuner.cli.app import app
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.attention.status import attention_status
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.problems import Config, Stage, parse_problem
 from tuner.problems.results import Status
 

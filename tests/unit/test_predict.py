@@ -11,7 +11,7 @@ import pytest
 
 from tuner.choose import Policy, choose
 from tuner.devices.table import devices, find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.incumbents import incumbents
 from tuner.measure.corpus import AXES, Prior
 from tuner.measure.device_model import DeviceModel, Footprint, blocks_per_sm

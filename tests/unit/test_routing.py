@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.measure.recording import read_recording
 from tuner.measure.replay import Replay

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from real_sglang import package
 
 from tuner.devices.table import find_device
-from tuner.engines.sglang import SGLang
+from tuner.engines.sglang.package import SGLang
 from tuner.measure.recording import Recording, read_recording
 from tuner.problems import Candidate, Config, Gemm, Point, Stage
 from tuner.problems.results import Measurement, Status

@@ -9,8 +9,8 @@ import pytest
 from real_sglang import package
 
 from tuner.devices.table import find_device
-from tuner.engines import FileKey, ShippedFile
-from tuner.engines.sglang import SGLang
+from tuner.engines.sglang.fused_moe.file_names import FileKey
+from tuner.engines.sglang.package import SGLang, ShippedFile
 from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
 from tuner.seeds import seeds_for
 from tuner.tuning.space import Space, space_for

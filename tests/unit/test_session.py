@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tuner.devices.table import find_device
-from tuner.engines import find_engine
+from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
 from tuner.problems import Gemm, parse_problem
 from tuner.problems.results import MeasureKind

@@ -10,8 +10,8 @@ from tuner.attention_space import lesser
 from tuner.compile import Farm, Job
 from tuner.compile.candidates import fit
 from tuner.devices.table import Device
-from tuner.engines import Engine
-from tuner.kernels.attention import AttentionKernels, lift_attention
+from tuner.engines.engine import Engine
+from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
 from tuner.problems import Attention, Candidate, Config, Phase, Point, Stage
 from tuner.problems.results import Compiled, Status
 from tuner.render import table

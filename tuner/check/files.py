@@ -9,8 +9,10 @@ from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device
-from tuner.engines import Engine, FileKey, launch_config, parse_file_name, read_config_file
-from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
+from tuner.engines.config_files import launch_config, read_config_file
+from tuner.engines.engine import Engine
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
+from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
 from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
 from tuner.problems.results import Compiled
 from tuner.render import table

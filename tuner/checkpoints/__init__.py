@@ -12,8 +12,6 @@ from tuner.checkpoints.attention import AttentionShape, Layers, attention_proble
 from tuner.checkpoints.attention_json import read_attention
 from tuner.checkpoints.config_json import parse_checkpoint, read_checkpoint
 from tuner.checkpoints.fields import is_path
-from tuner.checkpoints.fusion import Fusion, shared_expert_fusion
-from tuner.checkpoints.kv_splits import engine_kv_splits
 from tuner.checkpoints.model import Model, moe_problem
 from tuner.checkpoints.resolve_attention import (
     ResolvedAttention,
@@ -24,6 +22,8 @@ from tuner.checkpoints.resolve_attention import (
 from tuner.checkpoints.table import find_preset, presets
 from tuner.checkpoints.warning_line import MissingFile, choose, parse_config_name
 from tuner.devices.table import Device
+from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
+from tuner.engines.sglang.fused_moe.shared_experts import Fusion, shared_expert_fusion
 from tuner.errors import BadProblem, UnknownModel
 from tuner.problems import Dtype, FusedMoe, parse_fused_moe
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
-from tuner.checkpoints.kv_splits import engine_kv_splits
 from tuner.devices.table import Device
+from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.problems import Attention, Dtype, Phase
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tuner.checkpoints.attention import AttentionShape
-from tuner.checkpoints.fusion import NOT_FUSED, Fusion
+from tuner.engines.sglang.fused_moe.shared_experts import NOT_FUSED, Fusion
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.problems import Dtype, FusedMoe
 

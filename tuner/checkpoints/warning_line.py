@@ -9,9 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tuner.checkpoints.fusion import NEWEST, Version, fuses_in_some_release, parse_version
 from tuner.checkpoints.model import Model
 from tuner.checkpoints.table import presets
+from tuner.engines.sglang.fused_moe.shared_experts import (
+    NEWEST,
+    Version,
+    fuses_in_some_release,
+    parse_version,
+)
 from tuner.errors import BadProblem
 from tuner.problems import Dtype, Gemm, parse_dtype
 

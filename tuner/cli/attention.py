@@ -34,9 +34,9 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Say which attention files a server here would use, and why; exit 1 if none of them."""
-    from tuner.attention_status import attention_status
     from tuner.devices.table import find_device
-    from tuner.engines import find_engine
+    from tuner.engines.engine import find_engine
+    from tuner.engines.sglang.attention.status import attention_status
     from workers.gpus import detect_gpus
 
     name = device or next(iter({gpu.device for gpu in detect_gpus()}), "")

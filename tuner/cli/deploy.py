@@ -66,7 +66,7 @@ def bundle(
     from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
-    from tuner.engines import find_engine
+    from tuner.engines.engine import find_engine
     from tuner.export import select
     from tuner.store import Store, database_url
 

@@ -290,7 +290,7 @@ def _workload(text: str | None, points: Workload | None) -> str | tuple[WorkPoin
 
 def _engine_version(spec: str) -> str | None:
     """The version here, or the one that is named: the engine need not be on this machine."""
-    from tuner.engines import find_engine
+    from tuner.engines.engine import find_engine
     from tuner.errors import UnknownEngine
 
     try:

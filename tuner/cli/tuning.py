@@ -89,7 +89,7 @@ def tune(
 ) -> None:
     """Find the fastest configurations of a fused-MoE layer, or of attention, and store them."""
     from tuner.devices.table import find_device
-    from tuner.engines import find_engine
+    from tuner.engines.engine import find_engine
     from tuner.problems import names_attention, parse_block_shape, parse_dtype
     from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms, parse_source
     from tuner.tuning.run import Request
@@ -172,7 +172,7 @@ def check(
     """
     from tuner.check import check_attention, check_files
     from tuner.devices.table import find_device
-    from tuner.engines import find_engine
+    from tuner.engines.engine import find_engine
 
     card, found = find_device(device), find_engine(engine)
     report: AttentionCheck | CheckReport
@@ -217,7 +217,7 @@ def export(
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
     from tuner.devices.table import find_device
-    from tuner.engines import find_engine
+    from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
     from tuner.problems import parse_dtype

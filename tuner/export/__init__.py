@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tuner.attention_files import CONFIG_DIR_VARIABLE
 from tuner.devices.table import Device
-from tuner.engines import Engine
+from tuner.engines.engine import Engine
+from tuner.engines.sglang.attention.server_flags import (
+    KV_SPLITS_FLAG,
+    ServerFlags,
+    advised_flags,
+    with_advised_flags,
+)
+from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
 from tuner.errors import ExportRefused
 from tuner.export.attention import (
     AttentionFileExport,
@@ -29,7 +35,6 @@ from tuner.export.files import (
     replace_file,
     sidecar_text,
 )
-from tuner.export.kv_splits import KV_SPLITS_FLAG, ServerFlags, advised_flags, with_advised_flags
 from tuner.export.moe import ConfigFileExport, carry_packaged, packaged_files, plan_moe, verify_moe
 from tuner.export.report import ExportedFile, ExportReport
 from tuner.export.selection import refuse_shared_files, select

@@ -13,7 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tuner.attention_files import FOLDER, AttentionEntry, AttentionFile, read_attention_file
+from tuner.engines.sglang.plugin.files import (
+    FOLDER,
+    AttentionEntry,
+    AttentionFile,
+    read_attention_file,
+)
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.problems import Attention, Config, Stage

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines import Engine, config_file_text, read_config_file
-from tuner.engines.config_files import read_lenient
+from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
+from tuner.engines.engine import Engine
 from tuner.errors import ExportRefused
 from tuner.export.files import (
     PROVENANCE,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.sglang.attention.server_flags import ServerFlags
 from tuner.export.attention import AttentionFileExport
-from tuner.export.kv_splits import ServerFlags
 from tuner.export.moe import ConfigFileExport
 from tuner.problems.results import Status
 from tuner.render import table

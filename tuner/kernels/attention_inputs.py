@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.kernels.attention import AttentionKernels, launcher_tensors
+from tuner.engines.sglang.attention.binding import AttentionKernels, launcher_tensors
 from tuner.kernels.attention_lengths import Lengths, kv_splits
 from tuner.kernels.binding import Binding, Constant, Float, Integer, Pointer
 from tuner.kernels.launcher import Tensor as Outside

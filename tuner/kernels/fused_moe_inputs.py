@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tuner.engines.sglang.fused_moe.binding import GROUPED, kernel_name
 from tuner.kernels.binding import Binding, Constant, Descriptor, Integer, Pointer, TypeConstant
-from tuner.kernels.fused_moe import GROUPED, kernel_name
 from tuner.kernels.quantise import pack_nibbles, quantise, quantise_unsigned, spread, unpack_nibbles
 from tuner.problems import Dtype, FusedMoe, Gemm
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.kernels.attention import AttentionKernels
+from tuner.engines.sglang.attention.binding import AttentionKernels
 from tuner.kernels.attention_inputs import (
     Inputs,
     compared,

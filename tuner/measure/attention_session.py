@@ -11,8 +11,8 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
-from tuner.engines import find_engine
-from tuner.kernels.attention import lift_attention
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.measure.attention_batch import Batches, check
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.timing import Kernel, capture, race, time_graph

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.devices.table import Device, devices
-from tuner.engines import ShippedFile
+from tuner.engines.sglang.package import ShippedFile
 from tuner.problems import Config, Dtype, FusedMoe, Point
 
 AXES = (

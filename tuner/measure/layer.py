@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tuner.engines.sglang.fused_moe.binding import padded_slots
 from tuner.kernels.binding import Descriptor
-from tuner.kernels.fused_moe import padded_slots
 from tuner.kernels.fused_moe_inputs import (
     TORCH_TYPES,
     Activations,

@@ -11,8 +11,8 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
-from tuner.engines import find_engine
-from tuner.kernels.fused_moe import lift_fused_moe
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.kernels.fused_moe_inputs import grid_size
 from tuner.measure.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
 from tuner.measure.messages import measurement_fields, read_point

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from tuner.devices.table import Device
-from tuner.engines import ShippedFile
+from tuner.engines.sglang.package import ShippedFile
 from tuner.measure.corpus import Prior
 from tuner.measure.device_model import Constants, DeviceModel, Footprint
 from tuner.measure.footprints import estimate_footprint

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tuner.attention_files import file_name
 from tuner.attention_space import attention_space
 from tuner.buckets import Bucket, Together, buckets_of
 from tuner.choose_attention import AttentionChooser
 from tuner.compile.candidates import Binder
+from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
+from tuner.engines.sglang.plugin.files import file_name
 from tuner.errors import BadInput
-from tuner.kernels.attention import AttentionKernels, lift_attention
 from tuner.measure.attention_predict import CLEAR_GAIN, AttentionPredictor
 from tuner.measure.attention_recording import (
     AttentionRecording,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tuner.choose import MoeChooser, Policy
 from tuner.compile.candidates import Binder
-from tuner.engines import ShippedFile
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
+from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import BadInput, UnwritableOutput
 from tuner.incumbents import incumbents
-from tuner.kernels.fused_moe import FusedMoeKernels, lift_fused_moe
 from tuner.measure.predict import CLEAR_GAIN, Predictor
 from tuner.measure.recording import Recording, read_recording, write_recording
 from tuner.measure.replay import Replay

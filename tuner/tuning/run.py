@@ -14,7 +14,7 @@ from types import TracebackType
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
-from tuner.engines import Engine
+from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.recording_file import prove_recordable

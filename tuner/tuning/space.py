@@ -16,7 +16,7 @@ from functools import cached_property
 from operator import sub
 
 from tuner.devices.table import Device
-from tuner.kernels.fused_moe import takes_tma
+from tuner.engines.sglang.fused_moe.binding import takes_tma
 from tuner.problems import Config, FusedMoe, Gemm, Part
 
 # What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.

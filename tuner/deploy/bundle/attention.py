@@ -12,7 +12,7 @@ from dataclasses import replace
 from tuner.checkpoints import attention_problems, find_preset
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
-from tuner.engines import Engine
+from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, ExportRefused, UnknownModel
 from tuner.export import KV_SPLITS_FLAG, AttentionFileExport, advised_flags, loadable
 from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase

@@ -36,7 +36,7 @@ from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import Report, build_single_file
 from tuner.devices.table import Device
-from tuner.engines import Engine
+from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
 from tuner.export import PROVENANCE
 from tuner.problems import Attention

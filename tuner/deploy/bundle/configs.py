@@ -14,7 +14,8 @@ from tuner.checkpoints import find_preset
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import Device
-from tuner.engines import Engine, vllm
+from tuner.engines.engine import Engine
+from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, UnknownModel
 from tuner.export import PROVENANCE, AttentionFileExport, carry_packaged, export, provenance_row
 from tuner.export.selection import refuse_shared_files

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.deploy.bundle.manifest import sha256
 from tuner.deploy.cluster import Cluster
-from tuner.engines import Engine
+from tuner.engines.engine import Engine
 
 
 def sbom_text(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from tuner.attention_files import AttentionFile
-from tuner.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
-from tuner.plugin.traits import Grid, Identity, identity, seen, tuned_grid
+from tuner.engines.sglang.plugin.files import AttentionFile
+from tuner.engines.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
+from tuner.engines.sglang.plugin.traits import Grid, Identity, identity, seen, tuned_grid
 from tuner.problems import Attention, Config, Stage
 from tuner.problems.results import Status
 

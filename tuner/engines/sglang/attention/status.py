@@ -13,21 +13,21 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from tuner.attention_files import (
+from tuner.checkpoints import engine_kv_splits
+from tuner.compile.environment import installed_triton
+from tuner.devices.table import Device, devices
+from tuner.engines.engine import Engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
     AttentionFile,
     attention_root,
     find_attention_files,
 )
-from tuner.checkpoints import engine_kv_splits
-from tuner.compile.environment import installed_triton
-from tuner.devices.table import Device, devices
-from tuner.engines import Engine
+from tuner.engines.sglang.plugin.kernels import GROUP, KERNELS, NAME
+from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge, title
 from tuner.errors import BadInput, CompilerUnavailable, TunerError
-from tuner.kernels.attention import lift_attention
-from tuner.plugin.kernels import GROUP, KERNELS, NAME
-from tuner.plugin.verdicts import Here, Verdict, judge, title
 from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.render import table
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from tuner.attention_files import find_attention_files
-from tuner.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, Kernel
-from tuner.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
-from tuner.plugin.verdicts import Here, Verdict, judge
+from tuner.engines.sglang.plugin.files import find_attention_files
+from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, Kernel
+from tuner.engines.sglang.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
+from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge
 
 BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
 
@@ -159,8 +159,8 @@ def _here(kv_splits: frozenset[int] | None) -> Here:
     import triton  # noqa: PLC0415
 
     def kernel_hash() -> str:
-        from tuner.engines.sglang import SGLang  # noqa: PLC0415  # only for other versions' files
-        from tuner.kernels.attention import lift_attention  # noqa: PLC0415
+        from tuner.engines.sglang.attention.binding import lift_attention  # noqa: PLC0415
+        from tuner.engines.sglang.package import SGLang  # noqa: PLC0415  # only for other versions' files
 
         return lift_attention(SGLang(sglang.__version__, Path(sglang.__path__[0]))).hash
 

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from tuner.attention_files import attention_root, find_attention_files
+from tuner.engines.sglang.plugin.files import attention_root, find_attention_files
 
 log = logging.getLogger("tuner.plugin")
 
@@ -36,7 +36,7 @@ def register() -> None:
     if SCHEDULER not in sys.modules:
         log.debug("attention files under %s are for the scheduler's processes", root)
         return
-    from tuner.plugin.backend import hook_backend  # noqa: PLC0415  # light until there are files
+    from tuner.engines.sglang.plugin.backend import hook_backend  # noqa: PLC0415  # light until there are files
 
     hook_backend(root)
 
@@ -47,6 +47,6 @@ def apply_here(root: Path, kv_splits: int | None = None) -> str:
     For measuring and tests: no backend is needed. `kv_splits` is what the backend would launch
     decode with; None: whatever a file was made for. Returns the line that a server logs.
     """
-    from tuner.plugin.backend import apply_files  # noqa: PLC0415  # needs the engine and torch
+    from tuner.engines.sglang.plugin.backend import apply_files  # noqa: PLC0415  # needs the engine and torch
 
     return apply_files(root, kv_splits)

@@ -9,7 +9,7 @@ as the GPU has processors, or the context has parts of 32 tokens, each rounded u
 
 from __future__ import annotations
 
-from tuner.checkpoints.fusion import parse_version
+from tuner.engines.sglang.fused_moe.shared_experts import parse_version
 from tuner.problems import ENGINE_KV_SPLITS
 
 LATENT_SINCE = (0, 5, 12)

@@ -10,15 +10,19 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import ConfigFile, read_lenient
-from tuner.engines.file_names import (
+from tuner.engines.sglang.fused_moe.file_names import (
     FileKey,
     engine_dtype,
     file_key,
     parse_file_name,
     weight_columns,
 )
-from tuner.engines.heuristic import default_heuristic
-from tuner.engines.loader_rules import CONFIG_DIR_VARIABLE, LoaderRules, read_loader_rules
+from tuner.engines.sglang.fused_moe.heuristic import default_heuristic
+from tuner.engines.sglang.fused_moe.loader_rules import (
+    CONFIG_DIR_VARIABLE,
+    LoaderRules,
+    read_loader_rules,
+)
 from tuner.errors import MalformedConfigFile, UnsupportedKernel, did_you_mean
 from tuner.problems import Config, FusedMoe, Gemm
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tuner.engines import Engine
+from tuner.engines.engine import Engine
+from tuner.engines.sglang.attention.backend import Indices, launcher_arguments, read_indices
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.kernels.attention_backend import Indices, launcher_arguments, read_indices
 from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift

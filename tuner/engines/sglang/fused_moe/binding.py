@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.engines import Engine
 from tuner.engines.config_files import LAUNCH_DEFAULTS, LAUNCH_OPTIONS
+from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.kernels.binding import (
     ABSENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
+from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
 from tuner.problems import Attention
 
 Grid = tuple[int, ...]

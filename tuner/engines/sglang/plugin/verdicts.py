@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.attention_files import AttentionFile, read_attention_file
+from tuner.engines.sglang.plugin.files import AttentionFile, read_attention_file
 from tuner.errors import MalformedConfigFile, TunerError
 from tuner.problems import Attention, Phase
 from tuner.problems.results import Status

@@ -1,0 +1,1 @@
+"""The fused-MoE layers of sglang."""
