@@ -7,8 +7,8 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest
-from tuner.problems import FusedMoe
 from tuner.problems.results import Environment
 from tuner.store.lookups import Held, Lookups, Seen
 from workers.nightly import Standing, judge

@@ -8,19 +8,16 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from api.schemas_in import SubmitJob, WatchIn
-from tuner.checkpoints import (
-    Resolved,
-    find_preset,
-    parse_checkpoint,
-    parse_config_name,
-    resolve,
-    resolve_model,
-)
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
+from tuner.families.attention.workloads import WorkPoint, read_points
+from tuner.families.fused_moe.models import Resolved, resolve, resolve_model
+from tuner.families.fused_moe.warning_line import parse_config_name
 from tuner.jobs.job import JobRequest
-from tuner.problems import FAMILIES, Gemm, Problem, names_attention, parse_attention
-from tuner.workloads import WorkPoint, read_points
+from tuner.models.config_json import parse_checkpoint
+from tuner.models.table import find_preset
+from tuner.problems.points import Gemm
+from tuner.problems.text import FAMILIES, Problem, names_attention, parse_attention
 from workers.settings import Settings
 from workers.watches import Watch, engine_version
 

@@ -9,10 +9,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
 from tuner.errors import did_you_mean
+from tuner.families.attention.workloads import (
+    MAX_BATCH,
+    MAX_CACHED,
+    MAX_NEW,
+    MAX_POINTS,
+    MAX_WEIGHT,
+)
+from tuner.families.fused_moe.problem import Dtype
 from tuner.jobs.job import JobState
-from tuner.problems import Dtype, Gemm
+from tuner.problems.points import Gemm
 from tuner.tuning.space import Effort
-from tuner.workloads import MAX_BATCH, MAX_CACHED, MAX_NEW, MAX_POINTS, MAX_WEIGHT
 
 
 def _number(value: object) -> object:

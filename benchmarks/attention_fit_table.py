@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.check import check_attention
-from tuner.checkpoints import resolve_attention
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
-from tuner.problems import Attention
+from tuner.families.attention.check import check_attention
+from tuner.families.attention.models import resolve_attention
+from tuner.families.attention.problem import Attention
 
 RESULT = Path("benchmarks/results/attention_fit.json")
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")

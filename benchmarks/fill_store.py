@@ -18,8 +18,9 @@ from typing import Any
 from sqlalchemy import Connection, insert, text
 
 from tuner.devices.table import devices
+from tuner.families.fused_moe.problem import BATCH_SIZES, Dtype, FusedMoe
 from tuner.jobs.job import JobRequest, JobState, Priority
-from tuner.problems import BATCH_SIZES, Dtype, FusedMoe, Gemm, Point
+from tuner.problems.points import Gemm, Point
 from tuner.problems.results import Environment, MeasureKind
 from tuner.store import RunKey, Store, database_url
 from tuner.store.job_rows import new_job_row

@@ -23,13 +23,13 @@ from typing import Any
 
 from predict_on_recording import corpus_without
 
-from tuner.choose import Policy, choose
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.incumbents import incumbents
-from tuner.measure.predict import Predictor
-from tuner.measure.recording import Recording, read_recording
-from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.baselines import incumbents
+from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Trial
 
 RECORDINGS = {

@@ -20,11 +20,11 @@ from pathlib import Path
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.package import ShippedFile
-from tuner.measure.corpus import Prior
-from tuner.measure.device_model import Constants
-from tuner.measure.predict import Predictor
-from tuner.measure.recording import Recording, read_recording
-from tuner.problems import Point
+from tuner.families.fused_moe.predict.corpus import Prior
+from tuner.families.fused_moe.predict.device_model import Constants
+from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.problems.points import Point
 from tuner.problems.results import Trial
 
 RECORDING = Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")

@@ -19,8 +19,9 @@ from tuner.devices.table import Device, devices
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import BadProblem
-from tuner.measure.predict import Predictor
-from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
+from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Config, Gemm, Point
 from tuner.tuning.space import space_for
 
 BATCH_SIZES = (1, 16, 128, 1024, 4096)

@@ -25,11 +25,11 @@ from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import UnknownDevice
-from tuner.measure.predict import Predictor
-from tuner.measure.recording import Recording, read_recording
-from tuner.problems import Candidate, Config, Gemm, Point
-from tuner.seeds import seeds_for
-from tuner.session.moe import FORESEEN
+from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.tuning import FORESEEN
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Effort, Space, space_for
 

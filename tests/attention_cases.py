@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from tuner.problems import Attention, Config, Point, Problem, Stage, parse_attention
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Point, Stage
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -16,6 +17,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
+from tuner.problems.text import Problem, parse_attention
 from tuner.store import RunKey, Store, Winner
 
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"

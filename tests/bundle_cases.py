@@ -12,7 +12,8 @@ from tuner.deploy.bundle.manifest import manifest_text
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
+from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.problems.points import Config, Gemm, Point
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -22,6 +23,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
+from tuner.problems.text import parse_problem
 from tuner.store import RunKey, Store, Winner
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

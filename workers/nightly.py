@@ -15,8 +15,8 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest
-from tuner.problems import FusedMoe
 from tuner.problems.records import Published
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store

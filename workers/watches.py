@@ -29,12 +29,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tuner.checkpoints import resolve
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, parse_spec
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
+from tuner.families.fused_moe.models import resolve
+from tuner.families.fused_moe.problem import parse_dtype
 from tuner.jobs.job import JobRequest
-from tuner.problems import Problem, names_attention, parse_attention, parse_dtype
+from tuner.problems.text import Problem, names_attention, parse_attention
 from tuner.toml_table import Table
 from tuner.tuning.request import parse_effort, parse_source
 

@@ -26,8 +26,9 @@ from tuner.engines.engine import find_engine
 from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
 from tuner.export import loadable, packaged_files, stored_winners
-from tuner.problems import Candidate, parse_problem
+from tuner.problems.points import Candidate
 from tuner.problems.results import Compiled, Incumbent, Trial
+from tuner.problems.text import parse_problem
 from tuner.store import Winner
 from tuner.store.lookups import parse_trial_place, trial_place
 

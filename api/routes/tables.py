@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from api.auth import Reader
 from api.errors import responses
 from api.schemas_out import DevicesOut, ModelsOut
-from tuner.checkpoints import presets
 from tuner.devices.table import devices
+from tuner.models.table import presets
 
 router = APIRouter(prefix="/v1", tags=["tables"])
 

@@ -18,14 +18,16 @@ import torch
 import triton
 from attention_sweep import SWEEP
 
-from tuner.attention_space import attention_space
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import CHOICES, AttentionKernels, lift_attention
-from tuner.kernels.attention_inputs import launch, make_inputs
-from tuner.kernels.attention_lengths import EDGES
+from tuner.families.attention.inputs import launch, make_inputs
+from tuner.families.attention.lengths import EDGES
+from tuner.families.attention.problem import Attention
+from tuner.families.attention.space import attention_space
 from tuner.kernels.lift import load_lifted
-from tuner.problems import Attention, Config, Point, parse_attention
+from tuner.problems.points import Config, Point
+from tuner.problems.text import parse_attention
 
 SAMPLES = 60
 

@@ -21,16 +21,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tuner.choose import MoeChooser, Policy
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.export import export_device
+from tuner.families.fused_moe.choose import MoeChooser, Policy
 from tuner.measure.gpu import open_gpu_bench
 from tuner.measure.gpu_worker import Limits
-from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Environment, MeasureKind, Trial
+from tuner.problems.text import parse_problem
 from tuner.store import RunJournal, RunKey, Store
 from tuner.tuning.tune import Listed, Plan, tune
 

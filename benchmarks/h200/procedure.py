@@ -18,7 +18,8 @@ import torch
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, override_config
 
 from tuner.engines.sglang.fused_moe.engine_layer import publish_settings
-from tuner.problems import FusedMoe, parse_problem
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.text import parse_problem
 
 PROCEDURE_BATCH_SIZES = (2, 16, 128, 1024, 4096)
 PROCEDURE_CONFIGS = 10

@@ -16,7 +16,8 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.measure.gpu import open_gpu_bench
-from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
+from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.text import parse_problem
 
 ROUNDS = 31
 

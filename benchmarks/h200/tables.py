@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.measure.recording import read_recording
-from tuner.problems import BATCH_SIZES, Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.families.fused_moe.recording import read_recording
+from tuner.problems.points import Candidate, Config, Gemm, Point
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"

@@ -11,8 +11,9 @@ from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, NotEnoughMemory
 from tuner.measure.gpu_worker import Limits
-from tuner.problems import Candidate, Gemm, Point, parse_problem
+from tuner.problems.points import Candidate, Gemm, Point
 from tuner.problems.results import Status
+from tuner.problems.text import parse_problem
 
 pytestmark = pytest.mark.gpu
 SMALL = "E=16,N=256,K=512,top_k=4"

@@ -16,7 +16,7 @@ from store_writer import KEY, POINTS, batch
 from api.app import create_app
 from api.settings import ApiSettings
 from tuner.jobs.job import Ask, Job
-from tuner.problems import Config
+from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store import JobStore, Leases
 from workers.reconcile import Announces

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm, Point
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Compiled, Environment, MeasureKind, Measurement, Status, Trial
 from tuner.store import RunKey, Store
 

@@ -20,8 +20,9 @@ from store_writer import KEY
 from api.settings import ApiSettings
 from tuner.engines.sglang.plugin.files import file_name
 from tuner.jobs.job import Job, JobState
-from tuner.problems import Config, Gemm, Point, parse_problem
+from tuner.problems.points import Config, Gemm, Point
 from tuner.problems.results import Compiled, Entry, Status
+from tuner.problems.text import parse_problem
 from tuner.store import JobStore, Leases, Store
 from workers.settings import Settings
 

@@ -39,7 +39,7 @@ from tuner.jobs.job import (
     Submitted,
     read_request,
 )
-from tuner.problems import Gemm
+from tuner.problems.points import Gemm
 from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, RunState, Store
 from tuner.store.connect import connect

@@ -14,9 +14,11 @@ import pytest
 from api.coverage import stored_rows, watched_rows
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest, JobState
-from tuner.problems import Config, FusedMoe, Gemm, Point, Stage, parse_problem
+from tuner.problems.points import Config, Gemm, Point, Stage
 from tuner.problems.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
+from tuner.problems.text import parse_problem
 from tuner.store import JobStore, NightStore, RunKey, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups

@@ -15,7 +15,9 @@ from sqlalchemy import text
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
-from tuner.problems import Attention, Candidate, Config, Dtype, FusedMoe, Gemm, Phase, Point, Stage
+from tuner.families.attention.problem import Attention, Phase
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
 from tuner.problems.results import (
     Compiled,
     Entry,

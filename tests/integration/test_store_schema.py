@@ -19,7 +19,7 @@ from sqlalchemy import inspect, make_url, text
 from store_writer import ENVIRONMENT, KEY, PROBLEM, trial
 
 from tuner.errors import UnusableStore
-from tuner.problems import Gemm, Point
+from tuner.problems.points import Gemm, Point
 from tuner.problems.results import Totals
 from tuner.store import Store
 from tuner.store.connect import connect, writer

@@ -14,8 +14,7 @@ import torch
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.binding import Binding, Constant
-from tuner.kernels.fused_moe_inputs import (
+from tuner.families.fused_moe.inputs import (
     Activations,
     Routing,
     Slots,
@@ -30,8 +29,10 @@ from tuner.kernels.fused_moe_inputs import (
     sort_activations,
     worst_error,
 )
+from tuner.kernels.binding import Binding, Constant
 from tuner.kernels.lift import load_lifted
-from tuner.problems import Config, Gemm, parse_problem
+from tuner.problems.points import Config, Gemm
+from tuner.problems.text import parse_problem
 
 SHAPE = "fused_moe:E=5,N=64,K=96,top_k=3,dtype="
 BLOCKS = "fused_moe:E=5,N=64,K=128,top_k=3,dtype="

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from interpret_attention import CASES
 
-from tuner.kernels.attention_lengths import kv_splits
-from tuner.problems import Attention, Dtype, Phase
+from tuner.families.attention.lengths import kv_splits
+from tuner.families.attention.problem import Attention, Phase
+from tuner.families.fused_moe.problem import Dtype
 
 PROGRAM = Path(__file__).with_name("interpret_attention.py")
 SPLITS = Path(__file__).with_name("interpret_kv_splits.py")

@@ -10,9 +10,11 @@ from tuner.compile import Farm, Job, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.families.attention.problem import Phase
 from tuner.kernels.binding import Constant
-from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
+from tuner.problems.points import Candidate, Config, Point, Stage
 from tuner.problems.results import Status
+from tuner.problems.text import parse_attention
 
 JIT = json.loads((Path(__file__).parents[1] / "data/attention/h200_jit.json").read_text())
 PROCESSES = 2

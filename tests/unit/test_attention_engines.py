@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.checkpoints import engine_kv_splits
-from tuner.checkpoints.attention_json import WINDOWED
-from tuner.checkpoints.resolve_attention import REFUSED
+from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.errors import BadProblem
-from tuner.problems import ENGINE_KV_SPLITS
+from tuner.families.attention.models import REFUSED
+from tuner.families.attention.problem import ENGINE_KV_SPLITS
+from tuner.models.attention_json import WINDOWED
 
 ENGINES = Path(sys.prefix) / "share" / "tuner" / "engines"
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")

@@ -14,8 +14,9 @@ from tuner.engines.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.errors import MalformedConfigFile
-from tuner.problems import Config, Stage, parse_problem
+from tuner.problems.points import Config, Stage
 from tuner.problems.results import Status
+from tuner.problems.text import parse_problem
 
 EXTEND = parse_problem("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 DECODE = parse_problem(

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tuner.attention_space import attention_space, lesser
 from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.kernels.attention_lengths import Lengths, kv_splits, ragged
-from tuner.measure.attention_model import AttentionModel
-from tuner.measure.attention_predict import CLEAR_GAIN, AttentionPredictor
-from tuner.measure.attention_recording import read_attention_recording
-from tuner.measure.attention_tiles import Row, Tiles, count, launched, makespan
-from tuner.measure.device_model import Footprint
-from tuner.problems import Candidate, Config, Phase, Point, Stage, parse_attention
+from tuner.families.attention.lengths import Lengths, kv_splits, ragged
+from tuner.families.attention.predict.model import AttentionModel
+from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
+from tuner.families.attention.predict.tiles import Row, Tiles, count, launched, makespan
+from tuner.families.attention.problem import Phase
+from tuner.families.attention.recording import read_attention_recording
+from tuner.families.attention.space import attention_space, lesser
+from tuner.families.fused_moe.predict.device_model import Footprint
+from tuner.problems.points import Candidate, Config, Point, Stage
 from tuner.problems.results import Compiled, Status
+from tuner.problems.text import parse_attention
 
 H200 = find_device("H200")
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"

@@ -7,31 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tuner.attention_space import attention_space
-from tuner.buckets import Bucket, Together, buckets_of
-from tuner.choose_attention import AttentionChooser
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, UnwritableOutput
+from tuner.families.attention.buckets import Bucket, Together, buckets_of
+from tuner.families.attention.choose import AttentionChooser
+from tuner.families.attention.problem import Phase
+from tuner.families.attention.recording import read_attention_recording, write_attention_recording
+from tuner.families.attention.space import attention_space
+from tuner.families.attention.workloads import Workload, WorkPoint
 from tuner.measure import recording_file
-from tuner.measure.attention_recording import read_attention_recording, write_attention_recording
-from tuner.problems import (
-    Candidate,
-    Config,
-    Gemm,
-    Phase,
-    Point,
-    Stage,
-    names_attention,
-    parse_attention,
-)
+from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.text import names_attention, parse_attention
 from tuner.store import Store
 from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source
 from tuner.tuning.run import Request
 from tuner.tuning.space import Effort
-from tuner.workloads import Workload, WorkPoint
 
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"

@@ -36,8 +36,10 @@ from tuner.engines.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
-from tuner.problems import Attention, FusedMoe, parse_attention
+from tuner.families.attention.problem import Attention
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.results import Status
+from tuner.problems.text import parse_attention
 from tuner.store import Store, Winner
 
 L40S, H20, RAY = CASES

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tuner.check import check_attention
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
-from tuner.problems import parse_attention
+from tuner.families.attention.check import check_attention
+from tuner.problems.text import parse_attention
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 

@@ -9,18 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.checkpoints import (
-    find_model,
-    find_preset,
-    moe_problem,
-    parse_checkpoint,
-    parse_config_name,
-    presets,
-    read_checkpoint,
-    resolve,
-)
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
-from tuner.problems import Dtype, FusedMoe, Gemm
+from tuner.families.fused_moe.models import find_model, resolve
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.warning_line import parse_config_name
+from tuner.models.config_json import parse_checkpoint, read_checkpoint
+from tuner.models.model import moe_problem
+from tuner.models.table import find_preset, presets
+from tuner.problems.points import Gemm
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = sorted(path.parent for path in (DATA / "models").glob("*/config.json"))

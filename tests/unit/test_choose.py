@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.choose import Policy, choose, finalists
 from tuner.errors import NothingFits
-from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.choose import Policy, choose, finalists
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 EXACT = Policy(noise=0.0)

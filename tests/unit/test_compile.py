@@ -22,8 +22,9 @@ from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Compiled, Status
+from tuner.problems.text import parse_problem
 from tuner.tuning.open_run import open_session
 from tuner.tuning.request import parse_source
 from tuner.tuning.run import Request

@@ -18,7 +18,7 @@ from tuner.engines.config_files import (
 )
 from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
 from tuner.errors import MalformedConfigFile
-from tuner.problems import Config, Gemm
+from tuner.problems.points import Config, Gemm
 
 GOOD = {
     "BLOCK_SIZE_M": 16,

@@ -18,7 +18,8 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.file_names import parse_file_name
 from tuner.engines.sglang.package import SGLang, ShippedFile
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
-from tuner.problems import Config, Dtype, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Config, Gemm
 
 L40S = find_device("L40S")
 H200 = find_device("H200")

@@ -10,13 +10,15 @@ from attention_cases import fill
 from real_sglang import RealSGLang
 from typer.testing import CliRunner
 
-from tuner.checkpoints import resolve, resolve_attention
 from tuner.cli import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export import carry_packaged, export, select
-from tuner.problems import BATCH_SIZES, Config, Gemm, Point, parse_problem
+from tuner.families.attention.models import resolve_attention
+from tuner.families.fused_moe.models import resolve
+from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.problems.points import Config, Gemm, Point
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -26,6 +28,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
+from tuner.problems.text import parse_problem
 from tuner.store import RunKey, Store, Winner
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")

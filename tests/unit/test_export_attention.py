@@ -18,8 +18,10 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.errors import ExportRefused
 from tuner.export import AttentionFileExport, ExportReport, export, export_device
-from tuner.problems import Attention, Config, Gemm, Point, Stage, parse_attention, parse_problem
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Gemm, Point, Stage
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
+from tuner.problems.text import parse_attention, parse_problem
 from tuner.store import Store, Winner
 from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source

@@ -8,12 +8,12 @@ from real_sglang import package
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.package import SGLang, ShippedFile
-from tuner.measure.predict import Predictor
-from tuner.measure.recording import Recording, read_recording
+from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.measure.replay import Replay
-from tuner.problems import Candidate, Gemm, Point
-from tuner.seeds import seeds_for
-from tuner.session.moe import FORESEEN
+from tuner.problems.points import Candidate, Gemm, Point
 from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Effort, space_for
 

@@ -10,7 +10,7 @@ import pytest
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.gpu import GpuBench
 from tuner.measure.gpu_worker import Lane, Limits, Ticket
-from tuner.problems import Candidate, Config, Gemm, Point, Stage
+from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
 from tuner.problems.results import Compiled, Measurement, Status
 
 POINT = Point(8, Gemm.UP)

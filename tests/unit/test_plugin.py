@@ -15,8 +15,9 @@ from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.engines.sglang.plugin.verdicts import Here, judge, title
 from tuner.errors import UnsupportedKernel
-from tuner.problems import Config, Stage, parse_problem
+from tuner.problems.points import Config, Stage
 from tuner.problems.results import Status
+from tuner.problems.text import parse_problem
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 SPEC = "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16"

@@ -9,20 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from tuner.choose import Policy, choose
 from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
-from tuner.incumbents import incumbents
-from tuner.measure.corpus import AXES, Prior
-from tuner.measure.device_model import DeviceModel, Footprint, blocks_per_sm
-from tuner.measure.footprints import estimate_footprint
-from tuner.measure.padding import expected_load
-from tuner.measure.predict import CLEAR_GAIN, CORPUS_WEIGHT, MOST_SHORTFALL, Predictor
-from tuner.measure.recording import read_recording
-from tuner.measure.shortlist import cover, needs
-from tuner.measure.tensor_cores import swaps_operands, tensor_step, uses_warpgroup
-from tuner.problems import Candidate, Config, Gemm, Point, parse_problem
+from tuner.families.fused_moe.baselines import incumbents
+from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.predict.corpus import AXES, Prior
+from tuner.families.fused_moe.predict.device_model import DeviceModel, Footprint, blocks_per_sm
+from tuner.families.fused_moe.predict.footprints import estimate_footprint
+from tuner.families.fused_moe.predict.padding import expected_load
+from tuner.families.fused_moe.predict.predictor import (
+    CLEAR_GAIN,
+    CORPUS_WEIGHT,
+    MOST_SHORTFALL,
+    Predictor,
+)
+from tuner.families.fused_moe.predict.shortlist import cover, needs
+from tuner.families.fused_moe.predict.tensor_cores import (
+    swaps_operands,
+    tensor_step,
+    uses_warpgroup,
+)
+from tuner.families.fused_moe.recording import read_recording
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.text import parse_problem
 from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source
 from tuner.tuning.run import Request

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from tuner.problems import Candidate, Config, Gemm, Part, Point, Stage
+from tuner.problems.points import Candidate, Config, Gemm, Part, Point, Stage
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning import progress
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tuner.errors import BadInput, MeasurerFailed
-from tuner.problems import parse_problem
-from tuner.prove import Proof, Row, prove
+from tuner.families.fused_moe.prove import Proof, Row, prove
+from tuner.problems.text import parse_problem
 
 PROBLEM = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
 

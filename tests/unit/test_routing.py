@@ -13,11 +13,11 @@ import torch
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
-from tuner.measure.recording import read_recording
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.recording import read_recording
+from tuner.families.fused_moe.routing import load_routing
+from tuner.families.fused_moe.routing_file import RoutingFile, find_routing_file
 from tuner.measure.replay import Replay
-from tuner.measure.routing import load_routing
-from tuner.measure.routing_file import RoutingFile, find_routing_file
-from tuner.problems import Dtype, FusedMoe
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
 from tuner.tuning import run as base

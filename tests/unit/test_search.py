@@ -14,10 +14,10 @@ from real_sglang import package
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.package import SGLang
-from tuner.measure.recording import Recording, read_recording
-from tuner.problems import Candidate, Config, Gemm, Point, Stage
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
 from tuner.problems.results import Measurement, Status
-from tuner.seeds import seeds_for
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Effort, Space, space_for
 

@@ -11,8 +11,9 @@ from real_sglang import package
 from tuner.devices.table import find_device
 from tuner.engines.sglang.fused_moe.file_names import FileKey
 from tuner.engines.sglang.package import SGLang, ShippedFile
-from tuner.problems import Config, Dtype, FusedMoe, Gemm, Point
-from tuner.seeds import seeds_for
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.problems.points import Config, Gemm, Point
 from tuner.tuning.space import Space, space_for
 
 FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))

@@ -12,13 +12,14 @@ import pytest
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.problems import Gemm, parse_problem
+from tuner.families.attention.workloads import Workload, WorkPoint
+from tuner.problems.points import Gemm
 from tuner.problems.results import MeasureKind
+from tuner.problems.text import parse_problem
 from tuner.store import Store
 from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source
 from tuner.tuning.run import Request
-from tuner.workloads import Workload, WorkPoint
 
 ROOT = Path(__file__).parents[2]
 FP8 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from tuner.checkpoints import find_preset, resolve, shared_expert_fusion
 from tuner.devices.table import find_device
+from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
-from tuner.problems import Dtype
+from tuner.families.fused_moe.models import resolve
+from tuner.families.fused_moe.problem import Dtype
+from tuner.models.table import find_preset
 
 ENGINES = Path(sys.prefix) / "share" / "tuner" / "engines"
 INT8 = Dtype.INT8_W8A8

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
-from tuner.measure.recording import Recording, read_recording
-from tuner.problems import Config, Dtype, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.problems.points import Config, Gemm
 from tuner.problems.results import Status
 from tuner.tuning.space import Space, space_for
 

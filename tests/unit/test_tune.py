@@ -4,8 +4,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tuner.choose import FINAL_BLOCKS, FINALISTS, MoeChooser, Policy, choose, finalists
-from tuner.problems import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.choose import (
+    FINAL_BLOCKS,
+    FINALISTS,
+    MoeChooser,
+    Policy,
+    choose,
+    finalists,
+)
+from tuner.problems.points import Candidate, Config, Gemm, Point
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.tuning.tune import RACE_ROUNDS, Listed, Plan, tune
 

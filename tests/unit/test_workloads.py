@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tuner.workloads
+import tuner.families.attention.workloads
 from tuner.errors import MalformedWorkload
-from tuner.problems import Attention, Dtype, Phase, parse_attention
-from tuner.workloads import (
+from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.workloads import (
     MAX_BATCH,
     MAX_CACHED,
     MAX_NEW,
@@ -27,6 +27,8 @@ from tuner.workloads import (
     read_workload,
     usual_workload,
 )
+from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.text import parse_attention
 
 PREFILL_TOKENS = 8192  # sglang's chunked prefill has no larger batch of new tokens on most GPUs
 
@@ -151,7 +153,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("use", USES)
     def test_the_files_of_the_uses_are_examples(self, use):
-        path = Path(tuner.workloads.__file__).with_name(f"{use}.toml")
+        path = Path(tuner.families.attention.workloads.__file__).with_name(f"{use}.toml")
         assert parse_workload(str(path), Phase.DECODE).points == (
             default_workload(Phase.DECODE, use).points
         )

@@ -46,9 +46,9 @@ from tuner.cli.targets import (
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.errors import TunerError
+    from tuner.families.attention.workloads import Workload, WorkPoint
     from tuner.jobs.client import Queue
     from tuner.jobs.job import Job, JobEvent, JobRequest, Priority
-    from tuner.workloads import Workload, WorkPoint
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # a server, or database, that does not answer for so long is not waited for
@@ -99,8 +99,9 @@ def submit(
 ) -> None:
     """Queue a tuning job for a worker, and print its id; of attention, a job for each problem."""
     from tuner.devices.table import find_device
+    from tuner.families.fused_moe.problem import parse_dtype
     from tuner.jobs.job import JobRequest, Priority
-    from tuner.problems import names_attention, parse_block_shape, parse_dtype
+    from tuner.problems.text import names_attention, parse_block_shape
     from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms
 
     kind = parse_dtype(dtype) if dtype else None
@@ -281,7 +282,7 @@ def _post(queue: Queue, request: JobRequest, priority: Priority, as_json: bool) 
 
 def _workload(text: str | None, points: Workload | None) -> str | tuple[WorkPoint, ...]:
     """A use by its name; the points of a file, which a worker does not have."""
-    from tuner.workloads import USES
+    from tuner.families.attention.workloads import USES
 
     if points is None or text is None:
         return ""

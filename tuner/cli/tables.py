@@ -41,7 +41,7 @@ def models(as_json: Json = False) -> None:
     """List the models known by name."""
     from dataclasses import asdict
 
-    from tuner.checkpoints import presets
+    from tuner.models.table import presets
     from tuner.render import table
 
     known = presets()

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.checkpoints import ResolvedAttention
     from tuner.devices.table import Device
-    from tuner.problems import Dtype, Problem
-    from tuner.workloads import Workload
+    from tuner.families.attention.models import ResolvedAttention
+    from tuner.families.attention.workloads import Workload
+    from tuner.families.fused_moe.problem import Dtype
+    from tuner.problems.text import Problem
 
 BOTH_GEMMS = "up,down"  # what --gemm is where it is not given
 
@@ -43,7 +44,7 @@ def moe_work(
     fuse_shared: bool | None = None,
 ) -> Work:
     """The fused-MoE layer that a target names; raises as `resolve` does."""
-    from tuner.checkpoints import resolve
+    from tuner.families.fused_moe.models import resolve
 
     resolved = resolve(
         given.target,
@@ -67,8 +68,8 @@ def attention_work(
 
     Raises BadInput for an option that does not apply to the target, and as `resolve_attention`.
     """
-    from tuner.checkpoints import resolve_attention
-    from tuner.workloads import parse_workload
+    from tuner.families.attention.models import resolve_attention
+    from tuner.families.attention.workloads import parse_workload
 
     _refuse_options_of_models(given, page_size, kv_splits)
     resolved = resolve_attention(
@@ -92,7 +93,7 @@ def problems_to_ship(
     Raises as `resolve` does where the model has neither, or tp does not divide it.
     """
     from tuner.errors import BadInput, IndivisibleShape
-    from tuner.problems import parse_problem
+    from tuner.problems.text import parse_problem
 
     found = [parse_problem(spec) for spec in specs]
     if model is None:
@@ -159,7 +160,7 @@ def refuse_layer_options(
 def _refuse_options_of_models(given: Given, page_size: int, kv_splits: int | None) -> None:
     """Raises BadInput where an attention problem, which says all itself, is given more."""
     from tuner.errors import BadInput
-    from tuner.problems import names_attention
+    from tuner.problems.text import names_attention
 
     if not names_attention(given.target):
         return
@@ -178,8 +179,8 @@ def attention_to_check(
     given: Given, others: Sequence[str], hidden_size: int | None, top_k: int | None
 ) -> ResolvedAttention:
     """The attention of the one model that `check --attention` takes; raises BadInput."""
-    from tuner.checkpoints import resolve_attention
     from tuner.errors import BadInput
+    from tuner.families.attention.models import resolve_attention
 
     if others:
         raise BadInput(f"--attention takes one model: leave {others[0]!r} out")

@@ -49,7 +49,8 @@ from tuner.cli.targets import (
 )
 
 if TYPE_CHECKING:
-    from tuner.check import AttentionCheck, CheckReport
+    from tuner.families.attention.check import AttentionCheck
+    from tuner.families.fused_moe.check import CheckReport
     from tuner.tuning.report import Report
     from tuner.tuning.run import Request
 
@@ -90,7 +91,8 @@ def tune(
     """Find the fastest configurations of a fused-MoE layer, or of attention, and store them."""
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
-    from tuner.problems import names_attention, parse_block_shape, parse_dtype
+    from tuner.families.fused_moe.problem import parse_dtype
+    from tuner.problems.text import names_attention, parse_block_shape
     from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms, parse_source
     from tuner.tuning.run import Request
 
@@ -170,9 +172,10 @@ def check(
 
     Exit 1 if one cannot run on the device.
     """
-    from tuner.check import check_attention, check_files
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
+    from tuner.families.attention.check import check_attention
+    from tuner.families.fused_moe.check import check_files
 
     card, found = find_device(device), find_engine(engine)
     report: AttentionCheck | CheckReport
@@ -220,7 +223,7 @@ def export(
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
-    from tuner.problems import parse_dtype
+    from tuner.families.fused_moe.problem import parse_dtype
     from tuner.store import Store, database_url
 
     if out is not None and into_engine:
@@ -259,7 +262,7 @@ def prove(
     importable here.
     """
     from tuner.devices.table import find_device
-    from tuner.prove import prove as prove_root
+    from tuner.families.fused_moe.prove import prove as prove_root
 
     proof = prove_root(out, find_device(device).name)
     if as_json:

@@ -10,7 +10,7 @@ from tuner.compile.farm import Farm, Job
 from tuner.devices.table import Device
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
-from tuner.problems import Candidate
+from tuner.problems.points import Candidate
 from tuner.problems.results import Compiled, Status
 
 # The kernel that a candidate launches, and what its parameters are bound to. Raises

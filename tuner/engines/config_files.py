@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import MalformedConfigFile, did_you_mean
-from tuner.problems import Config
+from tuner.problems.points import Config
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 # Without both, Triton's CUDA defaults apply: sglang's heuristic and some shipped entries do so.

@@ -13,7 +13,8 @@ from tuner.engines.locate import Package, Place, find_packages, version_order
 from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang, ShippedFile
 from tuner.errors import UnknownEngine, did_you_mean
-from tuner.problems import Config, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Config, Gemm
 
 __all__ = [
     "ConfigFile",

@@ -22,12 +22,6 @@ from tuner.engines.sglang.attention.server_flags import (
 )
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
 from tuner.errors import ExportRefused
-from tuner.export.attention import (
-    AttentionFileExport,
-    plan_attention,
-    prove_readable,
-    verify_attention,
-)
 from tuner.export.files import (
     PROVENANCE,
     prove_writable,
@@ -35,11 +29,24 @@ from tuner.export.files import (
     replace_file,
     sidecar_text,
 )
-from tuner.export.moe import ConfigFileExport, carry_packaged, packaged_files, plan_moe, verify_moe
 from tuner.export.report import ExportedFile, ExportReport
 from tuner.export.selection import refuse_shared_files, select
-from tuner.problems import Attention, Problem
+from tuner.families.attention.export import (
+    AttentionFileExport,
+    plan_attention,
+    prove_readable,
+    verify_attention,
+)
+from tuner.families.attention.problem import Attention
+from tuner.families.fused_moe.export import (
+    ConfigFileExport,
+    carry_packaged,
+    packaged_files,
+    plan_moe,
+    verify_moe,
+)
 from tuner.problems.results import Status
+from tuner.problems.text import Problem
 from tuner.store import Store, Winner
 
 __all__ = [

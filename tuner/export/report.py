@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.sglang.attention.server_flags import ServerFlags
-from tuner.export.attention import AttentionFileExport
-from tuner.export.moe import ConfigFileExport
+from tuner.families.attention.export import AttentionFileExport
+from tuner.families.fused_moe.export import ConfigFileExport
 from tuner.problems.results import Status
 from tuner.render import table
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
-from tuner.problems import ENGINE_KV_SPLITS, Attention, Dtype, Phase, Problem
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.text import Problem
 from tuner.store import Winner
 
 

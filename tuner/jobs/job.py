@@ -17,11 +17,20 @@ from typing import Any
 
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, did_you_mean
-from tuner.problems import BATCH_SIZES, Attention, FusedMoe, Gemm, Point, Problem, parse_problem
+from tuner.families.attention.problem import Attention
+from tuner.families.attention.workloads import (
+    Workload,
+    WorkPoint,
+    default_workload,
+    read_points,
+    usual_workload,
+)
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
+from tuner.problems.points import Gemm, Point
 from tuner.problems.results import MeasureKind
+from tuner.problems.text import Problem, parse_problem
 from tuner.tuning.request import parse_effort, parse_gemms, parse_source
 from tuner.tuning.space import Effort
-from tuner.workloads import Workload, WorkPoint, default_workload, read_points, usual_workload
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth

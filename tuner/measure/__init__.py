@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tuner.problems import Candidate
+from tuner.problems.points import Candidate
 from tuner.problems.results import Compiled, MeasureKind, Measurement
 
 

@@ -24,8 +24,9 @@ import torch
 import triton
 
 from tuner.errors import BadInput
-from tuner.problems import FusedMoe, parse_problem
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.results import Status
+from tuner.problems.text import parse_problem
 
 Fields = dict[str, Any]
 
@@ -78,10 +79,10 @@ def main() -> None:
 
 def _open_session(request: Fields) -> Session:
     if isinstance(parse_problem(request["problem"]), FusedMoe):
-        from tuner.measure.moe_session import MoeSession  # noqa: PLC0415  # the one in use
+        from tuner.families.fused_moe.gpu import MoeSession  # noqa: PLC0415  # the one in use
 
         return MoeSession(request)
-    from tuner.measure.attention_session import AttentionSession  # noqa: PLC0415  # likewise
+    from tuner.families.attention.gpu import AttentionSession  # noqa: PLC0415  # likewise
 
     return AttentionSession(request)
 

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.messages import point_fields, read_measurement
-from tuner.problems import Candidate
+from tuner.problems.points import Candidate
 from tuner.problems.results import Compiled, Measurement, Status
 
 CHILD_MODULE = "tuner.measure.gpu_child"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tuner.problems import Point, read_part
+from tuner.problems.points import Point, read_part
 from tuner.problems.results import Measurement, Status
 
 

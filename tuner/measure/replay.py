@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from tuner.problems import Candidate, Config, Part
+from tuner.problems.points import Candidate, Config, Part
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 
 _ABSENT = "not in the recording"

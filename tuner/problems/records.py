@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from tuner.problems import FusedMoe, Gemm, Point, Problem
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Gemm, Point
 from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals
+from tuner.problems.text import Problem
 
 
 class RunState(str, Enum):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
-from tuner.problems import Candidate, Config, Point
+from tuner.problems.points import Candidate, Config, Point
 
 
 class Status(str, Enum):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from tuner.errors import BadProblem, did_you_mean
-from tuner.problems.attention import Attention, Phase
-from tuner.problems.fused_moe import FusedMoe, parse_dtype
+from tuner.families.attention.problem import Attention, Phase
+from tuner.families.fused_moe.problem import FusedMoe, parse_dtype
 
 Problem = FusedMoe | Attention
 FAMILIES = (FusedMoe.family, *(f"{phase.value}_attention" for phase in Phase))

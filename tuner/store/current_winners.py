@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tuner.problems import Attention, FusedMoe, Point, Problem
+from tuner.families.attention.problem import Attention
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Point
 from tuner.problems.records import Published, Winner
 from tuner.problems.results import Status
+from tuner.problems.text import Problem
 
 # What a winner's status may be. Of several, what stands is a measured entry, else a predicted one,
 # else one that nobody tuned.

@@ -18,9 +18,10 @@ from sqlalchemy import (
 )
 
 from tuner.errors import BadInput
-from tuner.problems import PARTS, Problem, parse_problem
+from tuner.problems.points import PARTS
 from tuner.problems.records import Published, Winner
 from tuner.problems.results import Environment, Status, Trial
+from tuner.problems.text import Problem, parse_problem
 from tuner.store.current_winners import WINNING, points_in_force
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs

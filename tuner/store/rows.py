@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from tuner.problems import Candidate, Config, Point, parse_problem, read_part
+from tuner.problems.points import Candidate, Config, Point, read_part
 from tuner.problems.records import Run, RunKey, RunState, Winner, point_row
 from tuner.problems.results import (
     Compiled,
@@ -22,6 +22,7 @@ from tuner.problems.results import (
     Totals,
     Trial,
 )
+from tuner.problems.text import parse_problem
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, case, select, update
 
-from tuner.problems import FAMILIES, PARTS, Problem
+from tuner.problems.points import PARTS
 from tuner.problems.records import Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, Totals, Trial
+from tuner.problems.text import FAMILIES, Problem
 from tuner.store.current_winners import in_force
 from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.rows import (

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tuner.compile import Compiler
 from tuner.measure import Measurer
-from tuner.problems import Candidate, Point
+from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Totals, Trial, untimed
 
 

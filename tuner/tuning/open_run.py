@@ -1,8 +1,8 @@
 """From a request to a report: one tuning run, of either family of problems."""
 
-from tuner.problems import FusedMoe
-from tuner.session.attention import AttentionSession
-from tuner.session.moe import MoeSession
+from tuner.families.attention.tuning import AttentionSession
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.tuning import MoeSession
 from tuner.tuning.run import Request, Session
 
 __all__ = ["AttentionSession", "MoeSession", "Request", "Session", "open_session"]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from tuner.problems import PARTS, Part
+from tuner.problems.points import PARTS, Part
 from tuner.problems.results import Trial
 
 PLAIN_EVERY_S = 5.0

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.problems import Config, FusedMoe, Gemm, Part, Problem
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Config, Gemm, Part
 from tuner.problems.results import Entry, Environment, Incumbent, Totals
+from tuner.problems.text import Problem
 from tuner.render import table
 
 

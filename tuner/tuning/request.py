@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import BadInput, did_you_mean
-from tuner.problems import Gemm
+from tuner.problems.points import Gemm
 from tuner.problems.results import MeasureKind
 from tuner.tuning.space import Effort
 

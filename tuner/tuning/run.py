@@ -16,18 +16,20 @@ from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
+from tuner.families.attention.workloads import Workload
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.routing_file import RoutingFile, find_routing_file
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.recording_file import prove_recordable
-from tuner.measure.routing_file import RoutingFile, find_routing_file
-from tuner.problems import FusedMoe, Gemm, Part, Point, Problem
+from tuner.problems.points import Gemm, Part, Point
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
+from tuner.problems.text import Problem
 from tuner.store import RunJournal, RunKey, RunState, Store
 from tuner.tuning.bench import Bench
 from tuner.tuning.report import Report
 from tuner.tuning.request import Source
 from tuner.tuning.space import Effort, Space, space_identity
 from tuner.tuning.tune import Plan, Progress, Strategy, tune
-from tuner.workloads import Workload
 
 # A gain below the noise of its source is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import optuna
 
-from tuner.problems import Candidate, Config, Part, Point
+from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
 from tuner.tuning.space import Effort, Space
 

@@ -17,7 +17,8 @@ from operator import sub
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.fused_moe.binding import takes_tma
-from tuner.problems import Config, FusedMoe, Gemm, Part
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Config, Gemm, Part
 
 # What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
 _TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tuner.problems import Candidate, Config, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Trial
 from tuner.tuning.bench import Bench
 

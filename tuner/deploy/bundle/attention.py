@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tuner.checkpoints import attention_problems, find_preset
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, ExportRefused, UnknownModel
 from tuner.export import KV_SPLITS_FLAG, AttentionFileExport, advised_flags, loadable
-from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.models.attention import attention_problems
+from tuner.models.table import find_preset
 from tuner.store import Winner
 
 BACKEND_FLAG = "--attention-backend"

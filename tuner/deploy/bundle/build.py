@@ -39,7 +39,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
 from tuner.export import PROVENANCE
-from tuner.problems import Attention
+from tuner.families.attention.problem import Attention
 from tuner.store import Winner
 
 _EXECUTABLE = 0o755

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tuner.checkpoints import find_preset
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import Device
@@ -19,7 +18,9 @@ from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, UnknownModel
 from tuner.export import PROVENANCE, AttentionFileExport, carry_packaged, export, provenance_row
 from tuner.export.selection import refuse_shared_files
-from tuner.problems import Config, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.models.table import find_preset
+from tuner.problems.points import Config, Gemm
 from tuner.problems.results import Status
 from tuner.store import Winner
 

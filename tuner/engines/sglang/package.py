@@ -24,7 +24,8 @@ from tuner.engines.sglang.fused_moe.loader_rules import (
     read_loader_rules,
 )
 from tuner.errors import MalformedConfigFile, UnsupportedKernel, did_you_mean
-from tuner.problems import Config, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Config, Gemm
 
 # The version that is used where several lie unpacked and none is installed: the one that
 # `make install` unpacks and that was measured. The newest would change with what tests unpack.

@@ -17,10 +17,11 @@ from typing import Any
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.backend import Indices, launcher_arguments, read_indices
 from tuner.errors import UnsupportedKernel, did_you_mean
+from tuner.families.attention.problem import Attention, Phase
 from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems import Attention, Candidate, Config, Phase, Point, Stage
+from tuner.problems.points import Candidate, Config, Point, Stage
 
 # What of a launch may be chosen; what the engine's kernel does not take is left out.
 CHOICES: Mapping[Stage, tuple[str, ...]] = {

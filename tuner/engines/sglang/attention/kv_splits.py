@@ -10,7 +10,7 @@ as the GPU has processors, or the context has parts of 32 tokens, each rounded u
 from __future__ import annotations
 
 from tuner.engines.sglang.fused_moe.shared_experts import parse_version
-from tuner.problems import ENGINE_KV_SPLITS
+from tuner.families.attention.problem import ENGINE_KV_SPLITS
 
 LATENT_SINCE = (0, 5, 12)
 _PART = 32  # tokens

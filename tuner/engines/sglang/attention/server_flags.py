@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.export.attention import AttentionFileExport
-from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.export import AttentionFileExport
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.results import Status
 
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"

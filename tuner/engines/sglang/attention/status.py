@@ -13,11 +13,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from tuner.checkpoints import engine_kv_splits
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import Device, devices
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.engines.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
@@ -28,7 +28,7 @@ from tuner.engines.sglang.plugin.files import (
 from tuner.engines.sglang.plugin.kernels import GROUP, KERNELS, NAME
 from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge, title
 from tuner.errors import BadInput, CompilerUnavailable, TunerError
-from tuner.problems import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.render import table
 
 SPLITS_FLAG = "--triton-attention-num-kv-splits"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from tuner.engines.config_files import LAUNCH_DEFAULTS, LAUNCH_OPTIONS
 from tuner.engines.engine import Engine
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
 from tuner.kernels.binding import (
     ABSENT,
     Argument,
@@ -32,7 +33,7 @@ from tuner.kernels.binding import (
     bind,
 )
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems import Candidate, Config, Dtype, FusedMoe, Gemm
+from tuner.problems.points import Candidate, Config, Gemm
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"

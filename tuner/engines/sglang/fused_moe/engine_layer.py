@@ -24,10 +24,12 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.runtime_context import get_context
 from torch import Tensor
 
-from tuner.kernels.fused_moe_inputs import make_weights, random_routing
-from tuner.measure.layer import SKEW, SKEWED
+from tuner.families.fused_moe.inputs import make_weights, random_routing
+from tuner.families.fused_moe.layer import SKEW, SKEWED
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
 from tuner.measure.timing import LAUNCHES, race
-from tuner.problems import Dtype, FusedMoe, Gemm, parse_fused_moe
+from tuner.problems.points import Gemm
+from tuner.problems.text import parse_fused_moe
 
 ROUNDS = 21
 CHECKED_TOKENS = 8

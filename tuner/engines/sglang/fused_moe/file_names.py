@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from tuner.errors import MalformedConfigFile
-from tuner.problems import Dtype, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Gemm
 
 _NAME = re.compile(
     r"E=(?P<E>\d+),N=(?P<N>\d+),device_name=(?P<device>[^,/]*?)"

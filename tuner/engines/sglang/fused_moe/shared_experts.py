@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.errors import BadProblem
-from tuner.problems import Dtype
+from tuner.families.fused_moe.problem import Dtype
 
 if TYPE_CHECKING:
-    from tuner.checkpoints.model import Model
+    from tuner.models.model import Model
 
 Version = tuple[int, ...]
 NEWEST = "0.5.23"  # the newest release whose rules were read; assumed where no version is given

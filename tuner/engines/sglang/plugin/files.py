@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.problems import Attention, Config, Stage, parse_problem
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Stage
 from tuner.problems.results import Status
+from tuner.problems.text import parse_problem
 
 FORMAT = 1
 FOLDER = "attention"

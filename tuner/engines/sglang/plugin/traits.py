@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
-from tuner.problems import Attention
+from tuner.families.attention.problem import Attention
 
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.engines.sglang.plugin.files import AttentionFile, read_attention_file
 from tuner.errors import MalformedConfigFile, TunerError
-from tuner.problems import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase
 from tuner.problems.results import Status
 
 

@@ -1,0 +1,1 @@
+"""Families of kernels, each in a folder, whatever the engine."""

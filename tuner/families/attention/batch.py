@@ -1,0 +1,155 @@
+"""Attention's batches on the GPU: what each point's launches run on, made once and kept a while.
+
+A batch is checked twice: the ragged edge cases of its phase on every sequence, and the first
+sequence of the point itself, whose last rows have the longest way to go.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tuner.engines.sglang.attention.binding import AttentionKernels
+from tuner.families.attention.inputs import (
+    Inputs,
+    compared,
+    launch_values,
+    make_inputs,
+    output_of,
+    reference,
+)
+from tuner.families.attention.lengths import EDGES, Lengths, ragged
+from tuner.families.attention.problem import Attention, Phase
+from tuner.families.fused_moe.inputs import worst_error
+from tuner.measure.timing import LAUNCHES, Kernel, blocks
+from tuner.problems.points import Point, Stage
+
+CHECKED_ROWS = 64  # of a point's first sequence, its last
+KEPT_BYTES = 1 << 35  # of batches that wait for more candidates: 32 GiB, at most half the GPU
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of a point's launches, one after the other; tensors live on the GPU."""
+
+    point: Point
+    inputs: Sequence[Inputs]  # more than one where one's cache would stay in L2
+
+    def arguments(self, kernel: Kernel) -> list[list[Any]]:
+        """The kernel's arguments for each launch of a graph."""
+        some = [launch_values(kernel.binding, inputs.tensors) for inputs in self.inputs]
+        return [some[i % len(some)] for i in range(LAUNCHES)]
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds of the GPU's memory."""
+        tensors = (t for inputs in self.inputs for t in inputs.tensors.values())
+        return sum(
+            {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+        )
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """(rows, q_heads, Lv) float32: the last rows of the first sequence."""
+        return reference(self.inputs[0], 0, slice(-CHECKED_ROWS, None))
+
+
+class Batches:
+    """The batches of one problem, the least recently used dropped when they grow too many."""
+
+    def __init__(
+        self, kernels: AttentionKernels, problem: Attention, seed: int, cores: int, l2_bytes: int
+    ) -> None:
+        self._kernels, self._problem = kernels, problem
+        self._seed, self._cores, self._l2_bytes = seed, cores, l2_bytes
+        self._kept: OrderedDict[tuple[int, int, int], Batch] = OrderedDict()
+        total = torch.cuda.get_device_properties(0).total_memory
+        self._room = min(KEPT_BYTES, total // 2)
+
+    def at(self, point: Point) -> Batch:
+        """A point's batch; both stages of decode share one."""
+        key = point.batch_size, point.new_tokens, point.cached_tokens
+        if key not in self._kept:
+            self._kept[key] = self._make(point)
+        self._kept.move_to_end(key)
+        while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._room:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+    @cached_property
+    def edges(self) -> Batch:
+        """The edge cases of the phase."""
+        lengths = EDGES[self._problem.phase]
+        part = self._problem.parts[0]
+        point = Point(len(lengths.new), part, lengths.longest_new, max(lengths.cached))
+        return Batch(point, [self._inputs(lengths)])
+
+    @cached_property
+    def edges_expected(self) -> dict[int, Tensor]:
+        """By sequence, (new tokens, q_heads, Lv) float32."""
+        inputs = self.edges.inputs[0]
+        return {i: reference(inputs, i) for i in compared(inputs)}
+
+    def needed_bytes(self, points: Sequence[Point]) -> int:
+        """Device memory for the largest point: cache, queries, outputs, splits, a reference."""
+        problem = self._problem
+
+        def of(point: Point) -> int:
+            rows = point.batch_size * max(1, point.new_tokens)
+            slots = 2.5 * point.batch_size * point.cached_tokens
+            row = problem.kv_heads * (problem.Lq + problem.Lv) * 2
+            queries = rows * problem.q_heads * (problem.Lq + problem.Lv) * 2
+            splits = 0
+            if problem.phase is Phase.DECODE:
+                splits = point.batch_size * problem.q_heads * problem.kv_splits * problem.Lv * 4
+            keys = (point.cached_tokens + point.new_tokens) * problem.kv_heads * problem.Lq * 8
+            return int(slots * row + rows * row + queries + splits + 4 * keys)
+
+        return max((of(point) for point in points), default=0)
+
+    def _make(self, point: Point) -> Batch:
+        first = self._inputs(ragged(self._problem, point, self._seed))
+        read = sum(first.lengths.cached) * self._problem.kv_heads * self._problem.Lq * 2
+        copies = 1 if not read or read > 2 * self._l2_bytes else LAUNCHES
+        caches = (torch.randn_like(first.tensors["k_buffer"]) for _ in range(copies - 1))
+        return Batch(point, [first, *(first.with_cache(cache) for cache in caches)])
+
+    def _inputs(self, lengths: Lengths) -> Inputs:
+        return make_inputs(
+            self._kernels,
+            self._problem,
+            lengths,
+            device="cuda",
+            seed=self._seed,
+            cores=self._cores,
+        )
+
+
+def check(kernels: Mapping[Stage, tuple[Kernel, Kernel]], batches: Batches, batch: Batch) -> float:
+    """The worst error of a phase's kernels, on outputs that held NaN before.
+
+    `kernels` are each stage's: the one bound to the edge cases, and the one to the batch.
+    """
+    edges = batches.edges
+    _run(edges, [pair[0] for pair in kernels.values()])
+    found = edges.inputs[0]
+    errors = [
+        worst_error(output_of(found, i), expected) for i, expected in batches.edges_expected.items()
+    ]
+    _run(batch, [pair[1] for pair in kernels.values()])
+    errors.append(worst_error(output_of(batch.inputs[0], 0)[-CHECKED_ROWS:], batch.expected))
+    return max(errors)
+
+
+def _run(batch: Batch, kernels: Sequence[Kernel]) -> None:
+    """All stages once, on the first of the batch's inputs."""
+    inputs = batch.inputs[0]
+    inputs.output.fill_(float("nan"))
+    for kernel in kernels:
+        kernel.compiled[blocks(kernel.grid)](*launch_values(kernel.binding, inputs.tensors))

@@ -1,0 +1,142 @@
+"""Attention's trials -> the entry of every point, one configuration a bucket.
+
+The engine's own constants stay unless another configuration is faster over the bucket by more
+than the noise, and slower at none of its points by more than the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import NothingFits
+from tuner.families.attention.buckets import Bucket
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.results import Entry, Incumbent, Status, Trial
+
+FINALISTS = 4  # of a bucket, beside the engine's own constants
+
+
+@dataclass(frozen=True)
+class AttentionChooser:
+    """`choose` and `finalists` for one run."""
+
+    buckets: Sequence[Bucket]
+    own: Mapping[Point, Config]  # the engine's constants
+    noise: float  # relative: a gain below this is no gain
+    slack: float | None = None  # relative: slower at one point than the engine's; None: the noise
+
+    def choose(self, trials: Sequence[Trial]) -> list[Entry]:
+        """One entry a point. Raises NothingFits where nothing runs at all points of a bucket."""
+        by_candidate = {trial.candidate: trial for trial in trials}
+        return [
+            entry
+            for bucket in self.buckets
+            for entry in self._entries(_Field(bucket, by_candidate, self.own))
+        ]
+
+    def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+        """The engine's constants, what was chosen, and the next best of each bucket."""
+        by_candidate = {trial.candidate: trial for trial in trials}
+        chosen = {entry.point: entry.config for entry in entries}
+        found = []
+        for bucket in self.buckets:
+            field = _Field(bucket, by_candidate, self.own)
+            ranked = [config for _, config in field.ranked()][:FINALISTS]
+            wanted = dict.fromkeys([chosen[bucket.place], *ranked, *field.own_configs])
+            found += [
+                by_candidate[Candidate(point, config)]
+                for config in wanted
+                if field.times(config) is not None
+                for point in bucket.points
+            ]
+        return found
+
+    def _entries(self, field: _Field) -> Iterator[Entry]:
+        ranked = field.ranked(self.noise if self.slack is None else self.slack)
+        own = field.own_times()
+        if not ranked and own is None:
+            place = field.bucket.place
+            raise NothingFits(f"no configuration compiles and fits for {place}")
+        best = ranked[0] if ranked else None
+        keep = own is not None and (best is None or best[0] >= 1 - self.noise)
+        for point in field.bucket.points:
+            config = field.own[point] if keep or best is None else best[1]
+            trial = field.trials[Candidate(point, config)]
+            own_trial = field.trials.get(Candidate(point, field.own[point]))
+            yield Entry(
+                point=point,
+                config=config,
+                status=trial.measurement.status,
+                median_us=trial.measurement.median_us,
+                compiled=trial.compiled,
+                incumbents={"default": _incumbent(own_trial, field.own[point])},
+                reason=_reason(trial, own_trial, keep),
+            )
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One bucket's trials."""
+
+    bucket: Bucket
+    trials: Mapping[Candidate, Trial]
+    own: Mapping[Point, Config]
+
+    @property
+    def own_configs(self) -> list[Config]:
+        """The engine's; more than one where it tells apart what we do not."""
+        return list(dict.fromkeys(self.own[point] for point in self.bucket.points))
+
+    def times(self, config: Config) -> list[float] | None:
+        """Microseconds at each point, or None where it was not timed at all of them."""
+        found = [self.trials.get(Candidate(point, config)) for point in self.bucket.points]
+        times = [t.measurement.median_us for t in found if t is not None]
+        known = [time for time in times if time is not None]
+        return known if len(known) == len(found) else None
+
+    def own_times(self) -> list[float] | None:
+        """Microseconds of the engine's constants at each point, or None where they do not run."""
+        found = [self.trials.get(Candidate(p, self.own[p])) for p in self.bucket.points]
+        known = [
+            t.measurement.median_us
+            for t in found
+            if t is not None and t.measurement.median_us is not None
+        ]
+        return known if len(known) == len(found) else None
+
+    def ranked(self, slack: float = float("inf")) -> list[tuple[float, Config]]:
+        """(cost, config), the least cost first; those slower than the engine's constants at any
+        point by more than `slack` left out.
+        """
+        own = self.own_times()
+        own_us: Sequence[float | None] = own or [None] * len(self.bucket.points)
+        found = []
+        here = set(self.bucket.points)
+        for config in {c.config for c in self.trials if c.point in here}:
+            times = self.times(config)
+            if times is None:
+                continue
+            if own and any(t > u * (1 + slack) for t, u in zip(times, own, strict=True)):
+                continue
+            found.append((self.bucket.cost(times, own_us), config))
+        return sorted(found)
+
+
+def _reason(trial: Trial, own: Trial | None, keep: bool) -> str:
+    if keep and trial.measurement.status is Status.PREDICTED:
+        return "nothing is predicted to be clearly faster than the engine's own constants"
+    if keep:
+        return "the engine's own constants are as fast, within the noise"
+    if own is None or own.measurement.median_us is None or trial.measurement.median_us is None:
+        return "the engine's own constants cannot run here"
+    gain = f"{own.measurement.median_us / trial.measurement.median_us:.3f}x"
+    predicted = "predicted " if trial.measurement.status is Status.PREDICTED else ""
+    return f"{predicted}{gain} as fast as the engine's own constants"
+
+
+def _incumbent(trial: Trial | None, config: Config) -> Incumbent:
+    if trial is None:
+        return Incumbent(config, Status.NOT_RECORDED)
+    status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
+    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)

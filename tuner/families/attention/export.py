@@ -1,0 +1,231 @@
+"""Attention winners -> the files that the plugin reads (`tuner.attention_files`).
+
+A winner holds for one point; a server that launches a kernel knows less of it, and so a file has
+one entry for all points of a *bucket*: those that differ in their cached tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tuner.engines.sglang.plugin.files import (
+    FOLDER,
+    AttentionEntry,
+    AttentionFile,
+    read_attention_file,
+)
+from tuner.errors import ExportRefused, MalformedConfigFile
+from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Stage
+from tuner.problems.results import Entry, Status
+from tuner.store import Winner
+
+Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
+
+
+@dataclass(frozen=True)
+class AttentionFileExport:
+    """One attention file to write: a problem for a device and a Triton version."""
+
+    path: Path
+    file: AttentionFile
+    provenance: Mapping[str, Any]  # the sidecar's JSON
+
+    def text(self) -> str:
+        return self.file.text()
+
+    @property
+    def problem(self) -> Attention:
+        return self.file.problem
+
+    @property
+    def triton(self) -> str:
+        return self.file.triton
+
+    @property
+    def statuses(self) -> Mapping[Bucket, Status]:
+        return {_bucket(entry): entry.status for entry in self.file.entries}
+
+    @property
+    def sidecar(self) -> Path:
+        """`<root>/provenance/attention/<Triton's folder>/<name>`."""
+        return _sidecar(self.path)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `tuner export --json` says of this family's files alone."""
+        buckets = [_bucket_fields(_bucket(entry)) for entry in self.file.entries]
+        return {"buckets": buckets, "server_flags": dict(self.file.server_flags)}
+
+    def with_flags(self, flags: Mapping[str, int | str]) -> AttentionFileExport:
+        """The same entries, for servers that are started with these flags."""
+        file = replace(self.file, server_flags=dict(flags))
+        described = sidecar_fields(self.path.name, file.text())
+        return AttentionFileExport(self.path, file, {**self.provenance, **described})
+
+
+def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileExport]:
+    """The files to write under a root. What an earlier export measured stays in them where the
+    winner was only predicted.
+
+    Raises ExportRefused where the points of a bucket have different configurations.
+    """
+    ours = [winner for winner in winners if isinstance(winner.problem, Attention)]
+    by_file = groupby(sorted(ours, key=_file_key), key=_file_key)
+    return [_plan(list(group), root) for _, group in by_file]
+
+
+def prove_readable(export: AttentionFileExport) -> None:
+    """Raises ExportRefused where servers would not read the file as it is meant."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, "file.json")
+        copy.write_text(export.text(), encoding="utf-8")
+        verify_attention(export, copy)
+
+
+def verify_attention(export: AttentionFileExport, written: Path) -> None:
+    """Raises ExportRefused where what lies there does not read as it was meant."""
+    name = export.path.name
+    try:
+        found = read_attention_file(written)
+    except MalformedConfigFile as error:
+        raise ExportRefused(f"{name}: {str(error).removeprefix(f'{written}: ')}") from None
+    if found != export.file:
+        raise ExportRefused(f"{name} does not read as it was written")
+    for entry in found.entries:
+        picked = found.pick(*_bucket(entry))
+        if picked != entry:
+            raise ExportRefused(f"{name}: {picked} is picked where {entry} should be")
+
+
+def _file_key(winner: Winner) -> tuple[str, str]:
+    return winner.problem.spec(), winner.environment.triton
+
+
+def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
+    empty = _empty_file(winners)
+    path = empty.path_under(root)
+    # A file is of one state of the kernels; what was chosen for another one is out of date.
+    current = [w for w in winners if w.environment.kernel_hash == empty.kernel_hash]
+    buckets: dict[Bucket, list[Winner]] = {}
+    for winner in current:
+        buckets.setdefault(_winners_bucket(winner), []).append(winner)
+    rows = {bucket: _bucket_row(bucket, group) for bucket, group in buckets.items()}
+    for bucket, row in _measured_earlier(path, empty).items():
+        if bucket not in rows or not _is_measured(rows[bucket]):
+            rows[bucket] = row
+    parts = empty.problem.parts
+    ordered = sorted(rows, key=lambda bucket: (parts.index(bucket[0]), *bucket[1:]))
+    file = replace(empty, entries=tuple(_entry(b, rows[b]) for b in ordered))
+    provenance = {
+        **sidecar_fields(path.name, file.text()),
+        "problem": file.problem.spec(),
+        "entries": [rows[bucket] for bucket in ordered],
+    }
+    return AttentionFileExport(path, file, provenance)
+
+
+def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
+    """The file without its entries, for the kernels of the winner published last."""
+    newest = max(winners, key=lambda winner: winner.published_at)
+    problem, environment = newest.problem, newest.environment
+    assert isinstance(problem, Attention)
+    return AttentionFile(
+        problem,
+        environment.device,
+        environment.engine,
+        environment.engine_version,
+        environment.triton,
+        environment.kernel_hash,
+        entries=(),
+        server_flags={},
+    )
+
+
+def _winners_bucket(winner: Winner) -> Bucket:
+    point = winner.entry.point
+    assert isinstance(point.part, Stage)
+    lengths = point.part in (Stage.EXTEND, Stage.PREFILL)
+    return point.part, point.batch_size, point.new_tokens if lengths else 1
+
+
+def _bucket(entry: AttentionEntry) -> Bucket:
+    return entry.part, entry.batch_size, entry.new_tokens
+
+
+def _bucket_fields(bucket: Bucket) -> dict[str, Any]:
+    return {"part": bucket[0].value, "batch_size": bucket[1], "new_tokens": bucket[2]}
+
+
+def _bucket_row(bucket: Bucket, winners: Sequence[Winner]) -> dict[str, Any]:
+    """What the sidecar says of a bucket: its entry, and each of its points."""
+    first = winners[0].entry
+    shared = [w.entry.compiled.shared_bytes for w in winners]
+    points = [
+        {"cached_tokens": w.entry.point.cached_tokens, **provenance_row(w)}
+        for w in sorted(winners, key=lambda w: w.entry.point)
+    ]
+    return {
+        **_bucket_fields(bucket),
+        "config": dict(first.config),
+        "status": _bucket_status(winners).value,
+        "shared_bytes": max((n for n in shared if n is not None), default=None),
+        "points": points,
+    }
+
+
+def _bucket_status(winners: Sequence[Winner]) -> Status:
+    """What is known of the points together: what is known of the one that is known least."""
+    entries = [winner.entry for winner in winners]
+    first = entries[0]
+    for other in entries[1:]:
+        if other.config != first.config:
+            if all(_is_own(entry) for entry in entries):
+                return Status.INCUMBENT  # the engine tells them apart, and is left alone
+            raise ExportRefused(
+                f"{winners[0].problem.spec()}: {first.point} has {first.config.key} and "
+                f"{other.point} has {other.config.key}, but a server cannot tell them apart: "
+                "tune them in one run"
+            )
+    known = {entry.status for entry in entries}
+    return next(s for s in (Status.PREDICTED, Status.INCUMBENT, Status.OK) if s in known)
+
+
+def _is_own(entry: Entry) -> bool:
+    """Whether the engine would run the same without a file."""
+    default = entry.incumbents.get("default")
+    return default is not None and default.config == entry.config
+
+
+def _is_measured(row: Mapping[str, Any]) -> bool:
+    return all(point["status"] == Status.OK.value for point in row["points"])
+
+
+def _entry(bucket: Bucket, row: Mapping[str, Any]) -> AttentionEntry:
+    config, status = Config(row["config"]), Status(row["status"])
+    return AttentionEntry(*bucket, config, status, row["shared_bytes"])
+
+
+def _sidecar(path: Path) -> Path:
+    root, folder = path.parents[2], path.parent.name
+    return root / PROVENANCE / FOLDER / folder / path.name
+
+
+def _measured_earlier(path: Path, new: AttentionFile) -> dict[Bucket, dict[str, Any]]:
+    """The measured rows of the file that is there, if it is ours and of the same kernels."""
+    provenance = read_sidecar(path, _sidecar(path)) or {}
+    try:
+        old = read_attention_file(path)
+        told = {(r["part"], r["batch_size"], r["new_tokens"]): r for r in provenance["entries"]}
+        rows = [(e, told[e.part.value, e.batch_size, e.new_tokens]) for e in old.entries]
+        # The file is what servers read: a sidecar that says otherwise is not believed.
+        believed = {_bucket(e): row for e, row in rows if _entry(_bucket(e), row) == e}
+        kept = {bucket: row for bucket, row in believed.items() if _is_measured(row)}
+    except (MalformedConfigFile, ValueError, KeyError, TypeError):
+        return {}
+    return kept if replace(old, entries=(), server_flags={}) == new else {}

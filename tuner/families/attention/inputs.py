@@ -1,0 +1,244 @@
+"""Inputs of attention kernels, and the float32 reference. Imports torch.
+
+Lengths are ragged and a sequence's tokens lie scattered over the cache, as in a server that has
+been running for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tuner.engines.sglang.attention.binding import AttentionKernels, launcher_tensors
+from tuner.families.attention.lengths import Lengths, kv_splits
+from tuner.families.attention.problem import Attention, Phase
+from tuner.kernels.binding import Binding, Constant, Float, Integer, Pointer
+from tuner.kernels.launcher import Tensor as Outside
+from tuner.problems.points import Config, Point
+
+TYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+# Tensors with a row for each new token; decode has one token, so one row, a sequence anyway.
+BY_TOKEN: Mapping[Phase, tuple[str, ...]] = {
+    Phase.EXTEND: ("q_extend", "k_extend", "v_extend", "o_extend"),
+    Phase.PREFILL: ("q", "k", "v", "o"),
+    Phase.DECODE: (),
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A batch's tensors by the names that the engine's launcher gives them."""
+
+    problem: Attention
+    lengths: Lengths
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def output(self) -> Tensor:
+        return self.tensors["o_extend" if self.problem.phase is Phase.EXTEND else "o"]
+
+    def with_cache(self, k_buffer: Tensor) -> Inputs:
+        """The same batch on another cache of the same shape."""
+        v = k_buffer[..., : self.problem.Lv] if self.problem.shares_kv else None
+        other = {"k_buffer": k_buffer}
+        if v is not None:
+            other["v_buffer"] = v
+        else:
+            other["v_buffer"] = torch.randn_like(self.tensors["v_buffer"])
+        return replace(self, tensors={**self.tensors, **other})
+
+
+def make_inputs(
+    kernels: AttentionKernels,
+    problem: Attention,
+    lengths: Lengths,
+    *,
+    device: str,
+    seed: int,
+    cores: int,
+) -> Inputs:
+    """Random inputs for a batch; `cores` is the device's multiprocessors, by which the engine
+    splits a sequence's cache.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    outsides = launcher_tensors(kernels, problem, _point(problem, lengths))
+    sizes = {"tokens": sum(lengths.new), "slots": max(1, 2 * sum(lengths.cached))}
+    tensors = {
+        name: _allocate(_resized(outside, sizes, problem), device, generator)
+        for name, outside in outsides.items()
+    }
+    tensors |= _indices(problem, lengths, tensors, device, generator)
+    if "num_kv_splits" in tensors:
+        splits = kv_splits(lengths.cached, problem, cores)
+        tensors["num_kv_splits"].copy_(torch.tensor(splits))
+    if problem.shares_kv and problem.phase is Phase.EXTEND:
+        tensors["v_extend"] = tensors["k_extend"][..., : problem.Lv].contiguous()
+    if problem.shares_kv:
+        tensors["v_buffer"] = tensors["k_buffer"][..., : problem.Lv]
+    return Inputs(problem, lengths, tensors)
+
+
+def launch(
+    module: ModuleType,
+    kernels: AttentionKernels,
+    problem: Attention,
+    point: Point,
+    config: Config,
+    arch: int,
+    tensors: Mapping[str, Tensor],
+) -> Any:  # noqa: ANN401 (triton.compiler.CompiledKernel; None from the interpreter)
+    """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device, by Triton's JIT."""
+    binding = kernels.bind(problem, point, config, arch)
+    grid = kernels.grid(problem, point, config, arch)
+    values = launch_values(binding, tensors)
+    return getattr(module, binding.function)[grid](*values, **binding.options)
+
+
+def launch_values(binding: Binding, tensors: Mapping[str, Tensor]) -> list[object]:
+    """A value for each of the kernel's parameters, in order."""
+    values: list[object] = []
+    for parameter in binding.parameters:
+        argument = binding.arguments[parameter.name]
+        if isinstance(argument, Pointer):
+            values.append(tensors[argument.operand])
+        else:
+            assert isinstance(argument, Integer | Float | Constant)  # all that `bind` makes
+            values.append(argument.value)
+    return values
+
+
+def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tensor:
+    """(rows, q_heads, Lv) float32: the output of one sequence's new tokens.
+
+    For one without new tokens, or a decode without a cache, there is nothing to compare with.
+    """
+    problem, tensors = inputs.problem, inputs.tensors
+    new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
+    q = _queries(inputs, sequence)[rows]
+    k, v = _keys_values(inputs, sequence)
+    before = cached - 1 if problem.phase is Phase.DECODE else cached
+    at = (torch.arange(new, device=q.device) + before)[rows]
+    keys = torch.arange(len(k), device=q.device)
+    seen = keys[None, :] <= at[:, None]
+    if problem.phase is Phase.PREFILL:
+        seen = torch.ones_like(seen)
+    if problem.window:
+        seen &= at[:, None] <= keys[None, :] + problem.window
+    sinks = tensors["sinks"].float() if problem.sinks else None
+    heads = []
+    for head in range(problem.q_heads):
+        logits = q[:, head] @ k[:, head // problem.group].T * problem.Lq**-0.5
+        if problem.logit_cap:
+            logits = problem.logit_cap * torch.tanh(logits / problem.logit_cap)
+        logits = logits.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            logits = torch.cat([logits, sinks[head].expand(len(q), 1)], dim=1)
+        weights = torch.softmax(logits, dim=1)[:, : len(k)]
+        heads.append(weights @ v[:, head // problem.group])
+    return torch.stack(heads, dim=1)
+
+
+def output_of(inputs: Inputs, sequence: int) -> Tensor:
+    """(new tokens, q_heads, Lv): what a kernel wrote for one sequence."""
+    first = sum(inputs.lengths.new[:sequence])
+    return inputs.output[first : first + inputs.lengths.new[sequence]]
+
+
+def compared(inputs: Inputs) -> list[int]:
+    """The sequences that have an output at all."""
+    decode = inputs.problem.phase is Phase.DECODE
+    return [
+        i
+        for i, (new, cached) in enumerate(
+            zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
+        )
+        if new and (cached or not decode)
+    ]
+
+
+def _queries(inputs: Inputs, sequence: int) -> Tensor:
+    first = sum(inputs.lengths.new[:sequence])
+    name = "q_extend" if inputs.problem.phase is Phase.EXTEND else "q"
+    return inputs.tensors[name][first : first + inputs.lengths.new[sequence]].float()
+
+
+def _keys_values(inputs: Inputs, sequence: int) -> tuple[Tensor, Tensor]:
+    tensors, phase = inputs.tensors, inputs.problem.phase
+    first = sum(inputs.lengths.new[:sequence])
+    own = slice(first, first + inputs.lengths.new[sequence])
+    if phase is Phase.PREFILL:
+        return tensors["k"][own].float(), tensors["v"][own].float()
+    start = sum(inputs.lengths.cached[:sequence])
+    slots = tensors["kv_indices"][start : start + inputs.lengths.cached[sequence]].long()
+    k, v = tensors["k_buffer"][slots].float(), tensors["v_buffer"][slots].float()
+    if phase is Phase.EXTEND:
+        k = torch.cat([k, tensors["k_extend"][own].float()])
+        v = torch.cat([v, tensors["v_extend"][own].float()])
+    return k, v
+
+
+def _point(problem: Attention, lengths: Lengths) -> Point:
+    return Point(
+        len(lengths.new),
+        problem.parts[0],
+        lengths.longest_new,
+        max(1, max(lengths.cached)) if problem.phase is not Phase.PREFILL else 0,
+    )
+
+
+def _resized(outside: Outside, sizes: Mapping[str, int], problem: Attention) -> Outside:
+    """With as many rows as the lengths add up to."""
+    rows = outside.shape[0]
+    if outside.name in ("k_buffer", "v_buffer"):
+        rows = sizes["slots"]
+    elif outside.name in BY_TOKEN[problem.phase]:
+        rows = sizes["tokens"]
+    return replace(outside, shape=(rows, *outside.shape[1:]))
+
+
+def _allocate(outside: Outside, device: str, generator: torch.Generator) -> Tensor:
+    dtype = TYPES[outside.dtype]
+    if not dtype.is_floating_point:
+        return torch.zeros(outside.shape, dtype=dtype, device=device)
+    if outside.dtype == "fp32":  # the splits' results: written before they are read
+        return torch.empty(outside.shape, dtype=dtype, device=device)
+    return torch.randn(outside.shape, dtype=dtype, device=device, generator=generator)
+
+
+def _indices(
+    problem: Attention,
+    lengths: Lengths,
+    tensors: Mapping[str, Tensor],
+    device: str,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Where each sequence's tokens are."""
+
+    def starts(counts: Sequence[int], like: Tensor) -> Tensor:
+        sums = torch.tensor([0, *counts]).cumsum(0)
+        return sums.to(device=device, dtype=like.dtype)
+
+    found = {}
+    if problem.phase is Phase.PREFILL:
+        like = tensors["b_start_loc"]
+        found["b_start_loc"] = starts(lengths.new, like)[:-1].contiguous()
+        found["b_seq_len"] = torch.tensor(lengths.new, dtype=like.dtype, device=device)
+        return found
+    if "qo_indptr" in tensors:
+        found["qo_indptr"] = starts(lengths.new, tensors["qo_indptr"])
+    found["kv_indptr"] = starts(lengths.cached, tensors["kv_indptr"])
+    slots = torch.randperm(len(tensors["k_buffer"]), device=device, generator=generator)
+    used = slots[: max(1, sum(lengths.cached))]
+    found["kv_indices"] = used.to(tensors["kv_indices"].dtype)
+    return found

@@ -1,0 +1,1 @@
+"""Times of attention from a model of the device."""

@@ -1,0 +1,162 @@
+"""The microseconds that an attention kernel should take; docs/predict.md explains it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tuner.devices.table import Device
+from tuner.families.attention.lengths import Lengths, ragged
+from tuner.families.attention.predict.steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
+from tuner.families.attention.predict.tiles import (
+    Row,
+    Tiles,
+    count,
+    launched,
+    makespan,
+    split_lengths,
+)
+from tuner.families.attention.problem import Attention, Phase
+from tuner.families.fused_moe.predict.device_model import Footprint, blocks_per_sm
+from tuner.families.fused_moe.predict.tensor_cores import ARCHS
+from tuner.problems.points import Config, Point, Stage
+
+
+@dataclass(frozen=True)
+class AttentionPrediction:
+    """One launch: microseconds, and the limits that they were made of."""
+
+    total_us: float
+    blocks_us: float  # until the last block is done: chains of steps that share their SM
+    dram_us: float
+    blocks: int  # that have work
+    blocks_per_sm: int
+
+
+class AttentionModel:
+    """Predicts launches of one problem on one device, at the lengths of one seed."""
+
+    def __init__(
+        self,
+        device: Device,
+        problem: Attention,
+        constants: AttentionConstants = AttentionConstants(),
+        seed: int = 0,
+    ) -> None:
+        self._device, self._problem = device, problem
+        self._constants, self._seed = constants, seed
+        self._arch = ARCHS[device.arch]
+        self._lengths = lru_cache(maxsize=None)(self._make_lengths)
+        self._launched = lru_cache(maxsize=None)(self._launch)
+
+    def predict(self, point: Point, config: Config, footprint: Footprint) -> AttentionPrediction:
+        """The time of one launch of the point's stage."""
+        resident = blocks_per_sm(self._device, config["num_warps"], footprint)
+        if point.part is Stage.REDUCE:
+            rows, clocks = self._reduce(point, config, resident)
+            dram_bytes = self._split_bytes(rows)
+        else:
+            rows = self._launched(point, _blocks_alone(config))
+            clocks = self._tiled(rows, point, config, footprint, resident)
+            dram_bytes = self._key_bytes(point) + self._query_bytes(point)
+        c = self._constants.common
+        blocks_us = clocks / self._arch.clock_ghz / 1e3
+        dram_us = dram_bytes / self._device.bandwidth_gbs / 1e3 / c.dram_efficiency
+        together = (blocks_us**c.norm + dram_us**c.norm) ** (1 / c.norm)
+        total_us = c.launch_us + together
+        return AttentionPrediction(total_us, blocks_us, dram_us, count(rows), resident)
+
+    def _make_lengths(self, point: Point) -> Lengths:
+        return ragged(self._problem, point, self._seed)
+
+    def _launch(self, point: Point, config: Config) -> list[Row]:
+        lengths, cores = self._lengths(point), self._device.sm_count
+        return launched(self._problem, point, config, lengths, cores)
+
+    def _tiled(
+        self, rows: list[Row], point: Point, config: Config, footprint: Footprint, resident: int
+    ) -> float:
+        """Clocks until the last block is done."""
+        assert isinstance(point.part, Stage)  # the problem is attention
+        steps = Steps(self._device, self._problem, point.part, config, self._constants)
+        together = min(resident, math.ceil(count(rows) / self._device.sm_count))
+        latency = self._latency(rows, point, config)
+        cached, own = (steps.step(footprint, latency, cached=cached) for cached in (True, False))
+        cached_step, own_step = (self._sharing(step, together) for step in (cached, own))
+        skip = steps.skip_clocks(together)
+        ends = self._ends()
+
+        def of(tiles: Tiles) -> float:
+            lead = cached.lead * (tiles.cached > 0) + own.lead * (tiles.own > 0)
+            loops = tiles.cached * cached_step + tiles.own * own_step + tiles.skipped * skip
+            return ends + lead + loops
+
+        return makespan(rows, self._device.sm_count * resident, of)
+
+    def _sharing(self, step: Step, together: int) -> float:
+        """Clocks of a step of each of the blocks that share an SM."""
+        norm = self._constants.common.norm
+        limit = together * max(step.busy, step.fill)
+        return float((step.chain**norm + limit**norm) ** (1 / norm))
+
+    def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[Row], float]:
+        """The blocks, whose tiles are splits, and clocks until the last is done."""
+        c, problem, cores = self._constants, self._problem, self._device.sm_count
+        lengths = self._lengths(point)
+        each = split_lengths(problem, lengths, cores)
+        full = [-(-n // length) for n, length in zip(lengths.cached, each, strict=True)]
+        tiles = tuple(Tiles(cached=n, skipped=problem.kv_splits - n) for n in full)
+        rows = [Row(tiles, problem.q_heads)]
+        together = min(resident, math.ceil(count(rows) / cores))
+        empty = c.empty_instructions * max(1.0, together * config["num_warps"] / 4)
+        ends, split = self._ends(), max(c.split_clocks, empty)
+
+        def of(tiles: Tiles) -> float:
+            return ends + tiles.cached * split + tiles.skipped * empty
+
+        return rows, makespan(rows, cores * resident, of)
+
+    def _ends(self) -> float:
+        """Clocks of a block before its first step and after its last."""
+        c = self._constants.common
+        return (c.start_ns + c.end_ns) * self._arch.clock_ghz
+
+    def _latency(self, rows: list[Row], point: Point, config: Config) -> float:
+        """Clocks until a tile's first bytes are there: from memory the first time, else from L2."""
+        c = self._constants.common
+        tiles = sum(row.heads * (t.cached + t.own) for row in rows for t in row.tiles)
+        asked = tiles * config["BLOCK_N"] * self._token_bytes()
+        first = min(1.0, self._key_bytes(point) / asked)
+        ns = c.l2_latency_ns + first * (c.dram_latency_ns - c.l2_latency_ns)
+        return ns * self._arch.clock_ghz
+
+    def _token_bytes(self) -> int:
+        """Of one key head's key and value in the cache; a latent value lies in its key."""
+        problem = self._problem
+        return (problem.Lq + (0 if problem.shares_kv else problem.Lv)) * ELEMENT_BYTES
+
+    def _key_bytes(self, point: Point) -> float:
+        """Of every key and value, once."""
+        problem, lengths = self._problem, self._lengths(point)
+        found = sum(lengths.cached) * self._token_bytes()
+        if problem.phase is not Phase.DECODE:
+            found += sum(lengths.new) * (problem.Lq + problem.Lv) * ELEMENT_BYTES
+        return float(found * problem.kv_heads)
+
+    def _query_bytes(self, point: Point) -> float:
+        """Of every query and output, once."""
+        problem = self._problem
+        rows = sum(self._lengths(point).new) * problem.q_heads
+        return float(rows * (problem.Lq + problem.Lv) * ELEMENT_BYTES)
+
+    def _split_bytes(self, rows: list[Row]) -> float:
+        """Of every split's result, which is float32."""
+        return float(
+            sum(row.heads * t.cached for row in rows for t in row.tiles) * self._problem.Lv * 4
+        )
+
+
+def _blocks_alone(config: Config) -> Config:
+    """What decides over the blocks of a launch; the rest decides over their time."""
+    return Config({name: n for name, n in config.items() if name.startswith("BLOCK_")})

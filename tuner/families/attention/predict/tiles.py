@@ -1,0 +1,121 @@
+"""The blocks of an attention launch, and the tiles of keys that each goes through.
+
+Follows sglang's `_fwd_kernel`, `_fwd_grouped_kernel_stage1` and `_fwd_kernel_stage1`, on the
+ragged lengths that a GPU would be given to measure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuner.families.attention.lengths import Lengths, kv_splits
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Point, Stage
+
+MIN_SPLIT = 32  # tokens: a split of the cache is a multiple of it, `_MIN_BLOCK_KV`
+SIMULATED_WAVES = 4  # with more, the last one's share no longer depends on the order
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One block's: each BLOCK_N keys long."""
+
+    cached: int  # found through indices
+    own: int = 0  # of the new tokens themselves
+    skipped: int = 0  # outside the window: masked, found empty, and left out
+
+
+@dataclass(frozen=True)
+class Row:
+    """Blocks that are launched one after the other: the sequences', again for each head."""
+
+    tiles: tuple[Tiles, ...]
+    heads: int
+
+
+def launched(
+    problem: Attention, point: Point, config: Config, lengths: Lengths, sm_count: int
+) -> list[Row]:
+    """Every block that has work, in the order of their launch."""
+    if point.part is Stage.DECODE:
+        rows = _decode(problem, config, lengths, sm_count)
+    else:
+        rows = _extend(problem, point, config, lengths)
+    return [row for row in rows if row.tiles]
+
+
+def count(rows: Sequence[Row]) -> int:
+    """How many blocks they are."""
+    return sum(row.heads * len(row.tiles) for row in rows)
+
+
+def makespan(rows: Sequence[Row], slots: int, of: Callable[[Tiles], float]) -> float:
+    """When the last block is done, if `slots` run at once and the next takes whatever is free."""
+    times = {tiles: of(tiles) for row in rows for tiles in row.tiles}
+    longest, number = max(times.values()), count(rows)
+    if number <= slots:
+        return longest
+    if number > SIMULATED_WAVES * slots:
+        total = sum(row.heads * times[tiles] for row in rows for tiles in row.tiles)
+        return max(longest, total / slots + total / number / 2)
+    order = [times[tiles] for row in rows for _ in range(row.heads) for tiles in row.tiles]
+    free = order[:slots]
+    heapq.heapify(free)
+    for time in order[slots:]:
+        heapq.heapreplace(free, free[0] + time)
+    return max(free)
+
+
+def _extend(problem: Attention, point: Point, config: Config, lengths: Lengths) -> list[Row]:
+    rows, keys = config["BLOCK_M"], config["BLOCK_N"]
+    found = []
+    for first in range(0, lengths.longest_new, rows):
+        tiles = []
+        for new, cached in zip(lengths.new, lengths.cached, strict=True):
+            if first < new:
+                # Prefill's tokens all see each other, extend's only those before them.
+                end = new if point.part is Stage.PREFILL else min(new, first + rows)
+                tiles.append(_windowed(problem.window, first, cached, end, keys))
+        found.append(Row(tuple(tiles), problem.q_heads))
+    return found
+
+
+def _windowed(window: int, first: int, cached: int, end: int, keys: int) -> Tiles:
+    """A block's whose first row is new token `first`, and whose last key is `end`."""
+    before, own = -(-cached // keys), -(-end // keys)
+    if not window:
+        return Tiles(before, own)
+    unseen = max(0, cached + first - window)  # keys that even the first row sees no more
+    skipped = before if unseen >= cached else unseen // keys
+    skipped_own = min(own, max(0, unseen - cached) // keys)
+    return Tiles(before - skipped, own - skipped_own, skipped + skipped_own)
+
+
+def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int) -> list[Row]:
+    keys, heads = config["BLOCK_N"], problem.q_heads
+    if problem.group > 1:
+        heads = -(-heads // min(config["BLOCK_H"], problem.group))
+    each = split_lengths(problem, lengths, sm_count)
+    most = max(-(-n // length) for n, length in zip(lengths.cached, each, strict=True))
+    return [
+        Row(
+            tuple(
+                Tiles(-(-min(length, cached - split * length) // keys))
+                for cached, length in zip(lengths.cached, each, strict=True)
+                if cached > split * length
+            ),
+            heads,
+        )
+        for split in range(most)
+    ]
+
+
+def split_lengths(problem: Attention, lengths: Lengths, sm_count: int) -> list[int]:
+    """Tokens of the cache in a split of each sequence; its last split may have fewer."""
+    splits = kv_splits(lengths.cached, problem, sm_count)
+    return [
+        max(1, -(-cached // (parts * MIN_SPLIT))) * MIN_SPLIT
+        for cached, parts in zip(lengths.cached, splits, strict=True)
+    ]

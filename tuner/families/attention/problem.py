@@ -1,0 +1,105 @@
+"""A layer's attention as a problem. Shapes follow the engines' own names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tuner.errors import BadProblem
+from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.points import Stage
+
+ENGINE_KV_SPLITS = 8  # what sglang's --triton-attention-num-kv-splits is where nobody sets it
+
+
+class Phase(str, Enum):
+    """The ways in which an engine runs a layer's attention."""
+
+    EXTEND = "extend"
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One phase of a layer's attention as one rank runs it.
+
+    Raises BadProblem for values that no engine kernel accepts.
+    """
+
+    phase: Phase
+    q_heads: int  # query heads on this rank
+    kv_heads: int  # key heads on this rank
+    Lq: int  # columns of a query's and of a key's head
+    Lv: int  # columns of a value's head
+    dtype: Dtype  # of queries, keys, values and the cache
+    page_size: int = 1  # tokens a page of the cache
+    kv_splits: int = ENGINE_KV_SPLITS  # decode: the most parts a sequence's cache is split into
+    window: int = 0  # extend: tokens back that a query sees; 0: all
+    sinks: bool = False  # a learnt logit a head that takes part in the softmax
+    logit_cap: float = 0.0  # logits are cap * tanh(logit / cap); 0: as they are
+
+    def __post_init__(self) -> None:
+        for name in ("q_heads", "kv_heads", "Lq", "Lv", "page_size", "kv_splits"):
+            if getattr(self, name) < 1:
+                raise BadProblem(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.q_heads % self.kv_heads:
+            near = min(
+                (n for n in range(1, self.q_heads + 1) if self.q_heads % n == 0),
+                key=lambda n: abs(n - self.kv_heads),
+            )
+            raise BadProblem(
+                f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}; "
+                f"the nearest that does is {near}"
+            )
+        for name in ("Lq", "Lv"):
+            if getattr(self, name) > 1024:
+                raise BadProblem(f"{name}={getattr(self, name)}: no kernel has heads over 1024")
+        if self.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
+            raise BadProblem(f"attention is tuned in bfloat16 or float16, not {self.dtype.value}")
+        if self.phase is not Phase.DECODE:  # nothing is split, whatever was said
+            object.__setattr__(self, "kv_splits", ENGINE_KV_SPLITS)
+        if self.phase is Phase.PREFILL and (self.Lq != self.Lv or self.window or self.sinks):
+            raise BadProblem("prefill_attention takes heads of one size, no window and no sinks")
+
+    @property
+    def family(self) -> str:
+        return f"{self.phase.value}_attention"
+
+    @property
+    def parts(self) -> tuple[Stage, ...]:
+        """The kernels that the phase launches, in turn."""
+        if self.phase is Phase.DECODE:
+            return (Stage.DECODE, Stage.REDUCE)
+        return (Stage(self.phase.value),)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def shares_kv(self) -> bool:
+        """Latent (MLA) attention: a value is the first columns of its key."""
+        return self.kv_heads == 1 and self.Lq in (288, 576) and self.Lv < self.Lq
+
+    def spec(self) -> str:
+        """The canonical text of this problem; `parse_problem` reads it back."""
+        parts = [f"q_heads={self.q_heads}", f"kv_heads={self.kv_heads}"]
+        parts += [f"Lq={self.Lq}", f"Lv={self.Lv}", f"dtype={self.dtype.value}"]
+        if self.page_size != 1:
+            parts.append(f"page_size={self.page_size}")
+        if self.phase is Phase.DECODE:
+            parts.append(f"kv_splits={self.kv_splits}")
+        if self.window:
+            parts.append(f"window={self.window}")
+        if self.sinks:
+            parts.append("sinks")
+        if self.logit_cap:
+            parts.append(f"logit_cap={_number(self.logit_cap)}")
+        return f"{self.family}:{','.join(parts)}"
+
+
+def _number(value: float) -> str:
+    """All digits of it, and none that say nothing: 30, 30.5."""
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,108 @@
+"""Which launch configurations of attention's kernels are legal for a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from tuner.devices.table import Device
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Stage
+from tuner.tuning.space import Rule, Space
+
+# What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
+_TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+_TILES: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_M": (16, 32, 64, 128),
+    "BLOCK_N": (16, 32, 64, 128),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1, 2, 3, 4),
+}
+_GROUPED: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_N": (16, 32, 64, 128),
+    "BLOCK_H": (16, 32, 64),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (1, 2, 3, 4, 5),
+}
+_ALONE: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_N": (16, 32, 64, 128),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (1, 2, 3, 4),
+}
+_REDUCE: Mapping[str, tuple[int, ...]] = {"num_warps": (1, 2, 4, 8)}
+LEAST_H = 16  # rows that a tensor core's product has at least
+ELEMENT_BYTES = 2
+
+
+def attention_space(
+    problem: Attention, device: Device, stage: Stage, takes: Collection[str]
+) -> Space:
+    """The space of one of the problem's stages; `takes`: what the engine's kernel lets choose."""
+    axes = {name: values for name, values in _axes(problem, stage).items() if name in takes}
+    return Space(
+        axes,
+        tuple(_rules(problem, device, stage)),
+        growing=frozenset({"BLOCK_M", "BLOCK_N", "BLOCK_H", "num_stages"}),
+        defaults=_TRITON_DEFAULTS,
+    )
+
+
+def _axes(problem: Attention, stage: Stage) -> Mapping[str, tuple[int, ...]]:
+    if stage is Stage.REDUCE:
+        return _REDUCE
+    if stage is Stage.DECODE:
+        if problem.shares_kv:
+            return {**_GROUPED, "HAS_MLA": (0, 1)}
+        return _GROUPED if problem.group > 1 else _ALONE
+    return _TILES
+
+
+def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
+    columns = 1 << (problem.Lv - 1).bit_length()  # BLOCK_DV, a power of two
+    if stage in (Stage.EXTEND, Stage.PREFILL):
+        yield Rule(
+            "at most 128 accumulators a thread",
+            "a thread has 255 registers; more accumulators spill in every kernel compiled",
+            lambda c: c["BLOCK_M"] * max(columns, c["BLOCK_N"]) <= 128 * 32 * c["num_warps"],
+        )
+        yield Rule(
+            "two warps for the smallest tiles alone",
+            "a warp multiplies 16 rows at a time",
+            lambda c: c["num_warps"] > 2 or c["BLOCK_M"] <= 32,
+        )
+    if stage is Stage.DECODE and problem.group > 1:
+        whole = max(LEAST_H, 1 << (problem.group - 1).bit_length())
+        yield Rule(
+            "BLOCK_H divides the group, or is the least that holds all of it",
+            "_fwd_grouped_kernel_stage1 counts blocks of heads from the first head on, so one that "
+            "begins in a group and ends in the next reads the wrong keys; measured so",
+            lambda c: (
+                c["BLOCK_H"] == whole
+                or (c["BLOCK_H"] < problem.group and problem.group % c["BLOCK_H"] == 0)
+            ),
+        )
+        yield Rule(
+            "at most 256 accumulators a thread",
+            "a thread has 255 registers",
+            lambda c: c["BLOCK_H"] * columns <= 256 * 32 * c["num_warps"],
+        )
+    if stage is not Stage.REDUCE:
+        yield Rule(
+            "one tile of keys fits into shared memory",
+            "the tile that is multiplied lies there whatever the number of stages",
+            lambda c: _tile_bytes(problem, c) <= device.shared_optin_bytes,
+        )
+
+
+def _tile_bytes(problem: Attention, config: Config) -> int:
+    return config["BLOCK_N"] * min(problem.Lq, problem.Lv) * ELEMENT_BYTES
+
+
+def lesser(config: Config) -> Iterator[Config]:
+    """Configurations with less and less shared memory, for where an engine's own does not fit:
+    fewer stages first, then narrower tiles of keys, then of queries. Safe, not fast.
+    """
+    for name, least in (("num_stages", 1), ("BLOCK_N", 16), ("BLOCK_M", LEAST_H)):
+        while config.get(name, 0) > least:
+            less = config[name] - 1 if name == "num_stages" else config[name] // 2
+            config = config.replace(**{name: less})
+            yield config

@@ -1,0 +1,212 @@
+"""The batches that attention is tuned for: points with weights, by use or from a file.
+
+A workload is TOML, of which chat.toml, long-context.toml and offline.toml beside this module are
+examples:
+
+    [[point]]
+    batch_size = 4        # sequences
+    new_tokens = 512      # of the longest; left out, the point is one of decode
+    cached_tokens = 4096  # of each, on average; 0 where left out, but decode needs some
+    weight = 2.0          # 1 where left out
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from tuner.errors import MalformedCluster, MalformedWorkload, did_you_mean
+from tuner.families.attention.problem import Attention, Phase
+from tuner.toml_table import Table
+
+USES = ("chat", "long-context", "offline")
+USUAL = "chat"
+MAX_BATCH, MAX_NEW, MAX_CACHED, MAX_WEIGHT = 4096, 1 << 17, 1 << 21, 1e6
+_MAX_BYTES = 1 << 20
+MAX_POINTS = 256  # each is measured, for every configuration that is tried
+
+
+@dataclass(frozen=True)
+class WorkPoint:
+    """A batch, and how much it counts."""
+
+    batch_size: int  # sequences
+    new_tokens: int  # of the longest sequence; 1: the batch is at decode
+    cached_tokens: int  # of a sequence, on average
+    weight: float = 1.0
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.batch_size, self.new_tokens, self.cached_tokens
+
+    @property
+    def decodes(self) -> bool:
+        return self.new_tokens == 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The batches of a use, of all phases or of one."""
+
+    name: str  # the use, or the file
+    points: tuple[WorkPoint, ...]
+
+    def of(self, phase: Phase) -> Workload:
+        """The points of a phase: prefill has those of extend that find nothing cached.
+
+        Raises MalformedWorkload where there are none.
+        """
+        points = tuple(p for p in self.points if p.decodes == (phase is Phase.DECODE))
+        if phase is Phase.PREFILL:
+            points = tuple(p for p in points if not p.cached_tokens)
+        if not points:
+            raise MalformedWorkload(f"{self.name} has no point of {phase.value}: {_NEEDS[phase]}")
+        return Workload(self.name, points)
+
+    def for_problem(self, problem: Attention) -> Workload:
+        """The points at which an engine runs the problem.
+
+        Of a sliding window's cache sglang gives the kernel the window alone; and of latent (MLA)
+        attention it runs the form with keys of its own for each head only where nothing is cached.
+        Raises MalformedWorkload where there are none.
+        """
+        points: Iterable[WorkPoint] = self.of(problem.phase).points
+        if problem.phase is Phase.EXTEND and _is_unabsorbed(problem):
+            points = [p for p in points if not p.cached_tokens] or points
+        if problem.window:
+            points = [
+                replace(p, cached_tokens=min(p.cached_tokens, problem.window)) for p in points
+            ]
+        return Workload(self.name, _merged(points))
+
+
+def usual_workload(phase: Phase) -> Workload:
+    """What is tuned for where nobody says."""
+    return default_workload(phase, USUAL)
+
+
+def default_workload(phase: Phase, use: str) -> Workload:
+    """The points of a use at a phase. Raises MalformedWorkload, which names the nearest use."""
+    if use not in USES:
+        raise MalformedWorkload(_unknown(use))
+    return _shipped(use).of(phase)
+
+
+def parse_workload(text: str, phase: Phase) -> Workload:
+    """The points at a phase of a use (chat, long-context, offline), or of the TOML file at a path.
+
+    Raises MalformedWorkload, which names the nearest use, or the field.
+    """
+    if text in USES:
+        return default_workload(phase, text)
+    if text.endswith(".toml") or "/" in text:
+        return read_workload(Path(text)).of(phase)
+    raise MalformedWorkload(f"{_unknown(text)}; a file's name ends in .toml")
+
+
+def read_points(values: object) -> tuple[WorkPoint, ...]:
+    """Points from a list of objects, as TOML and JSON have them. Raises MalformedWorkload."""
+    if not isinstance(values, list):
+        raise MalformedWorkload("write [[point]], with two brackets, for each point")
+    if not 0 < len(values) <= MAX_POINTS:
+        raise MalformedWorkload(f"{len(values)} points are not 1 to {MAX_POINTS}")
+    points = tuple(_point(value, f"point {i + 1}") for i, value in enumerate(values))
+    sizes = [point.size for point in points]
+    for i, size in enumerate(sizes):
+        if size in sizes[:i]:
+            raise MalformedWorkload(f"point {i + 1} is point {sizes.index(size) + 1} again")
+    return points
+
+
+def read_workload(path: Path) -> Workload:
+    """Read a workload's TOML file. Raises MalformedWorkload, which names the field."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        reason = getattr(error, "strerror", None) or error
+        raise MalformedWorkload(f"cannot read {str(path)[:200]!r}: {reason}") from None
+    if len(data) > _MAX_BYTES:
+        raise MalformedWorkload(f"{path} is larger than {_MAX_BYTES >> 20} MiB: not a workload")
+    try:
+        return Workload(str(path), _parse(data.decode()))
+    except MalformedWorkload as error:
+        raise MalformedWorkload(f"{path}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedWorkload(f"{path} is not TOML: {_line(error)}") from None
+
+
+@cache
+def _shipped(use: str) -> Workload:
+    file = resources.files("tuner.families.attention.workloads").joinpath(f"{use}.toml")
+    return Workload(use, _parse(file.read_text(encoding="utf-8")))
+
+
+def _parse(text: str) -> tuple[WorkPoint, ...]:
+    try:
+        table = Table(tomllib.loads(text), "")
+        rows = table.take("point")
+        table.done()
+    except MalformedCluster as error:
+        raise MalformedWorkload(_line(error)) from None
+    return read_points(rows)
+
+
+def _point(values: object, where: str) -> WorkPoint:
+    try:
+        table = Table(values, where)
+        batch_size = table.whole("batch_size", 1, MAX_BATCH)
+        new_tokens = table.whole("new_tokens", 1, MAX_NEW, 1)
+        # A sequence at decode has a token in the cache, so there is no default.
+        least = 1 if new_tokens == 1 else 0
+        cached_tokens = table.whole("cached_tokens", least, MAX_CACHED, None if least else 0)
+        weight = table.take("weight", 1.0)
+        table.done()
+    except MalformedCluster as error:
+        raise MalformedWorkload(_line(error)) from None
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise MalformedWorkload(f"{where}.weight must be a number, not {weight!r:.60}")
+    if not 0 < weight <= MAX_WEIGHT:  # which a NaN is not either
+        raise MalformedWorkload(
+            f"{where}.weight must be more than 0 and at most {MAX_WEIGHT:g}, not {weight!r:.60}"
+        )
+    return WorkPoint(batch_size, new_tokens, cached_tokens, float(weight))
+
+
+def _line(error: Exception) -> str:
+    """A field's or a value's text may be long, or of several lines."""
+    return " ".join(str(error).split())[:300]
+
+
+def _is_unabsorbed(problem: Attention) -> bool:
+    """Whether this is latent attention before absorption, as far as a shape can tell."""
+    return problem.group == 1 and problem.Lq != problem.Lv
+
+
+def _merged(points: Iterable[WorkPoint]) -> tuple[WorkPoint, ...]:
+    """Points of one size as one, with the sum of their weights."""
+    weights: dict[tuple[int, int, int], float] = {}
+    for point in points:
+        weights[point.size] = weights.get(point.size, 0.0) + point.weight
+    return tuple(WorkPoint(*size, weight) for size, weight in weights.items())
+
+
+def _unknown(use: str) -> str:
+    near = did_you_mean(use, USES) or f"; the uses are {', '.join(USES)}"
+    return f"no use is called {use[:200]!r}{near}"
+
+
+_NEEDS = {
+    Phase.EXTEND: "give a point new_tokens, 2 or more",
+    Phase.PREFILL: "give a point new_tokens, 2 or more, and no cached_tokens",
+    Phase.DECODE: "leave new_tokens out of a point",
+}

@@ -1,0 +1,43 @@
+"""What an engine would run without this tuner, at every point that its files must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tuner.devices.table import Device
+from tuner.engines.config_files import launch_config, read_lenient
+from tuner.engines.engine import Engine
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
+from tuner.problems.points import Config, Gemm, Point
+
+
+def incumbents(
+    engine: Engine,
+    problem: FusedMoe,
+    device: Device,
+    triton: str,
+    gemms: Sequence[Gemm],
+    batch_sizes: Iterable[int],
+) -> dict[Point, dict[str, Config]]:
+    """By point: "default", and "shipped" where the loader finds a file.
+
+    The points are those of the engine's own batch sizes, of `batch_sizes`, and of the shipped
+    file: once there is a file, the engine no longer falls back to its heuristic.
+    """
+    shipped = _shipped_sizes(engine, problem, device, triton)
+    found: dict[Point, dict[str, Config]] = {}
+    for size in sorted({*BATCH_SIZES, *batch_sizes, *shipped}):
+        by_name = engine.incumbents(problem, device, size, triton)
+        for gemm in gemms:
+            configs = {name: launch_config(pair[gemm]) for name, pair in by_name.items()}
+            found[Point(size, gemm)] = configs
+    return found
+
+
+def _shipped_sizes(engine: Engine, problem: FusedMoe, device: Device, triton: str) -> set[int]:
+    sizes: set[int] = set()
+    for gemm in Gemm:
+        path = engine.find_file(engine.package_root, problem, device, gemm, triton)
+        if path:
+            sizes.update(read_lenient(path).entries)
+    return sizes

@@ -1,0 +1,171 @@
+"""Engine config files -> does every entry compile and fit on a device?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.compile import Farm, KernelCompiler
+from tuner.devices.table import Device
+from tuner.engines.config_files import launch_config, read_config_file
+from tuner.engines.engine import Engine
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
+from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.results import Compiled
+from tuner.render import table
+from tuner.tuning.report import config_cells, config_json
+
+# A file's name does not say them. Shared memory depends on K only where a block does not divide
+# it, and on top_k not at all; both are as in the models that these files are mostly for.
+DEFAULT_HIDDEN_SIZE = 7168
+DEFAULT_TOP_K = 8
+
+
+@dataclass(frozen=True)
+class CheckedEntry:
+    """One entry of one file, compiled for a device."""
+
+    file: Path
+    gemm: Gemm
+    batch_size: int
+    config: Config
+    compiled: Compiled
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Every entry of every file."""
+
+    device: Device
+    entries: Sequence[CheckedEntry]
+
+    @property
+    def fits(self) -> bool:
+        return all(entry.compiled.ok for entry in self.entries)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `tuner check --json` prints."""
+        return {
+            "device": self.device.name,
+            "entries": [
+                {
+                    "file": str(entry.file),
+                    "gemm": entry.gemm.value,
+                    "batch_size": entry.batch_size,
+                    "config": config_json(entry.config),
+                    "shared_bytes": entry.compiled.shared_bytes,
+                    "limit_bytes": self.device.shared_optin_bytes,
+                    "fits": entry.compiled.ok,
+                    "status": entry.compiled.status.value,
+                    "detail": entry.compiled.detail,
+                }
+                for entry in self.entries
+            ],
+        }
+
+    def as_text(self) -> str:
+        headers = ("gemm", "M", "M N K blocks", "group", "warps", "stages", "shared", "limit")
+        lines = []
+        for file in dict.fromkeys(entry.file for entry in self.entries):
+            rows = [
+                (
+                    entry.gemm.value,
+                    entry.batch_size,
+                    *config_cells(entry.config),
+                    entry.compiled.shared_bytes,
+                    self.device.shared_optin_bytes,
+                    "fits" if entry.compiled.ok else entry.compiled.status.value,
+                    entry.compiled.detail,
+                )
+                for entry in self.entries
+                if entry.file == file
+            ]
+            lines += [str(file), table((*headers, "verdict", "detail"), rows), ""]
+        bad = sum(not entry.compiled.ok for entry in self.entries)
+        verdict = f"{bad} cannot run" if bad else "all can run"
+        return "\n".join([*lines, f"{len(self.entries)} entries on {self.device.name}: {verdict}"])
+
+
+def check_files(
+    files: Sequence[Path],
+    device: Device,
+    engine: Engine,
+    *,
+    hidden_size: int | None = None,
+    top_k: int | None = None,
+) -> CheckReport:
+    """Compile every entry of the files for the device, for the gemms that each file serves.
+
+    A file without `_down` serves both gemms where the engine has no such file beside it.
+
+    Raises MalformedConfigFile or BadProblem for a file whose name or content is not an
+    engine's, before anything is compiled.
+    """
+    kernels = lift_fused_moe(engine)
+    plans = [_read(path, engine, hidden_size, top_k) for path in files]
+    with Farm() as farm:
+        entries = [
+            entry
+            for problem, parts in plans
+            for entry in _compile(farm, kernels, device, problem, parts)
+        ]
+    return CheckReport(device, entries)
+
+
+_Parts = list[tuple[Path, Candidate]]
+
+
+def _read(
+    path: Path, engine: Engine, hidden_size: int | None, top_k: int | None
+) -> tuple[FusedMoe, _Parts]:
+    key = parse_file_name(path.name)
+    problem = _problem(key, hidden_size or DEFAULT_HIDDEN_SIZE, top_k or DEFAULT_TOP_K)
+    entries = read_config_file(path).entries
+    gemms = [key.gemm]
+    beside = path.with_name(f"{path.stem}_down.json")
+    if key.gemm is Gemm.UP and not (engine.has_down_files() and beside.exists()):
+        gemms.append(Gemm.DOWN)
+    return problem, [
+        (path, Candidate(Point(size, gemm), launch_config(_as_run(entries[size], gemm, key))))
+        for gemm in gemms
+        for size in sorted(entries)
+    ]
+
+
+def _as_run(config: Config, gemm: Gemm, key: FileKey) -> Config:
+    """TMA is for the down gemm's own file; the engine takes the key away elsewhere."""
+    return config.replace(USE_TMA=0) if key.gemm is Gemm.UP else config
+
+
+def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
+    dtype = Dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
+    block = key.block_shape
+    if block is None and dtype is Dtype.INT4_W4A16:
+        block = (0, 128)  # the name leaves groups out
+    per_channel = key.per_channel_quant or (dtype is Dtype.INT8_W8A8 and block is None)
+    return FusedMoe(
+        E=key.E,
+        N=key.intermediate_size,
+        K=hidden_size,
+        top_k=min(top_k, key.E),
+        dtype=dtype,
+        block_shape=block,
+        per_channel_quant=per_channel,
+    )
+
+
+def _compile(
+    farm: Farm, kernels: FusedMoeKernels, device: Device, problem: FusedMoe, parts: _Parts
+) -> Iterator[CheckedEntry]:
+    compiler = KernelCompiler(farm, kernels.binder(problem, device.arch), device)
+    compiler.submit([candidate for _, candidate in parts])
+    results: dict[Candidate, Compiled] = {}
+    while batch := compiler.poll(wait=True):
+        results.update(batch)
+    for path, candidate in parts:
+        point = candidate.point
+        yield CheckedEntry(path, point.gemm, point.batch_size, candidate.config, results[candidate])

@@ -1,0 +1,323 @@
+"""A fused-MoE layer's trials and incumbents -> the entry to write for every point.
+
+Up and down are tuned apart and chosen together: an engine sorts the tokens of a batch once,
+by BLOCK_SIZE_M, and runs both gemms on that sort, so a pair must share its BLOCK_SIZE_M.
+An incumbent (what the engine would run anyway) is replaced only by a pair that is faster by
+more than the noise; a batch size is never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tuner.errors import NothingFits
+from tuner.problems.points import Config, Gemm, Point
+from tuner.problems.results import Entry, Incumbent, Status, Trial
+
+Choice = dict[Gemm, Config]
+
+FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M that go into the final
+FINALISTS = 3  # configurations of each, for each gemm
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When a faster time counts."""
+
+    noise: float  # relative: a gain over the incumbent below this is no gain
+    tie: float | None = None  # relative: times this near count as equal; None: the noise
+    one_config: bool = False  # the engine has one file for both gemms
+    trust_shipped: bool = False  # times are predictions: they do not overrule a tuned file
+
+    def beats(self, time_us: float, incumbent_us: float) -> bool:
+        """Whether a time is below the incumbent's by more than the noise."""
+        return time_us < incumbent_us * (1 - self.noise)
+
+    def ties(self, time_us: float, best_us: float, incumbent_us: float | None) -> bool:
+        """Whether a time counts as equal to the best one, and beats the incumbent as well."""
+        tie = self.noise if self.tie is None else self.tie
+        equal = time_us <= best_us * (1 + tie)
+        return equal and (incumbent_us is None or self.beats(time_us, incumbent_us))
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One batch size: its gemms' trials by configuration, and its incumbents."""
+
+    batch_size: int
+    trials: Mapping[Gemm, Mapping[Config, Trial]]
+    incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
+    block: int | None = None  # the BLOCK_SIZE_M of a gemm that is not tuned now, which must stay
+
+    @property
+    def predicted(self) -> bool:
+        trials = (trial for some in self.trials.values() for trial in some.values())
+        return any(trial.measurement.status is Status.PREDICTED for trial in trials)
+
+    def total_us(self, choice: Choice) -> float | None:
+        """Microseconds of the gemms in turn, or None where one of them has no time, or not the
+        BLOCK_SIZE_M that it must have.
+        """
+        total = 0.0
+        for gemm, config in choice.items():
+            if self.block not in (None, config["BLOCK_SIZE_M"]):
+                return None
+            trial = self.trials[gemm].get(config)
+            if trial is None or trial.measurement.median_us is None:
+                return None
+            total += trial.measurement.median_us
+        return total
+
+
+@dataclass(frozen=True)
+class MoeChooser:
+    """`choose` and `finalists` for one run."""
+
+    incumbents: Mapping[Point, Mapping[str, Config]]
+    policy: Policy
+    requested: Collection[int]  # batch sizes
+    # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now: its partner must share it.
+    blocks: Mapping[int, int] | None = None
+
+    def choose(self, trials: Sequence[Trial]) -> list[Entry]:
+        return choose(trials, self.incumbents, self.policy, self.requested, self.blocks)
+
+    def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+        return finalists(trials, self.incumbents, entries, self.requested, self.blocks)
+
+
+def choose(
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    policy: Policy,
+    requested: Collection[int],
+    blocks: Mapping[int, int] | None = None,
+) -> list[Entry]:
+    """One entry for each point that `incumbents` names, in order of batch size.
+
+    `requested` are the batch sizes that were tuned. The others get what the engine would
+    run there, or the nearest tuned pair where that does not fit: once a file exists the engine
+    no longer falls back to its heuristic, so a file must not leave a batch size out.
+
+    `blocks` has the BLOCK_SIZE_M of a gemm that is not tuned now, by batch size; only what shares
+    it is chosen there.
+
+    Raises NothingFits, naming the batch size, where no candidate of a requested point has a time.
+    """
+    fields = list(_fields(trials, incumbents, blocks))
+    entries: list[Entry] = []
+    choices: dict[int, Choice] = {}
+    neighbour: Choice | None = None
+    for field in fields:
+        if field.batch_size in requested:
+            neighbour, reason = _choose_at(field, policy, neighbour)
+            choices[field.batch_size] = neighbour
+            entries += _entries(field, neighbour, reason)
+    for field in fields:
+        if field.batch_size not in requested:
+            entries += _untuned(field, choices, entries)
+    return sorted(entries, key=lambda entry: entry.point)
+
+
+def finalists(
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    entries: Sequence[Entry],
+    requested: Collection[int],
+    blocks: Mapping[int, int] | None = None,
+) -> list[Trial]:
+    """The trials worth timing once more: at each requested point its incumbents, what was chosen
+    there and at the neighbouring batch sizes, and the fastest of the two best BLOCK_SIZE_M.
+    """
+    found: list[Trial] = []
+    sizes = sorted(requested)
+    chosen = {entry.point: entry.config for entry in entries}
+    for field in _fields(trials, incumbents, blocks):
+        if field.batch_size not in requested:
+            continue
+        at = sizes.index(field.batch_size)
+        near = sizes[max(at - 1, 0) : at + 2]
+        best = _best_blocks(field)
+        for gemm, timed in field.trials.items():
+            wanted = {pair[gemm] for pair in field.incumbents.values()}
+            wanted.update(chosen[Point(size, gemm)] for size in near)
+            for block in best:
+                wanted.update(_fastest_of(timed, block))
+            some = [timed[config] for config in sorted(wanted) if config in timed]
+            found += [trial for trial in some if trial.measurement.timed]
+    return found
+
+
+def _best_blocks(field: _Field) -> list[int]:
+    totals: dict[int, float] = {}
+    for choice in _choices(field, one_config=False):
+        total = field.total_us(choice)
+        if total is not None:
+            totals[next(iter(choice.values()))["BLOCK_SIZE_M"]] = total
+    return sorted(totals, key=lambda block: totals[block])[:FINAL_BLOCKS]
+
+
+def _fastest_of(timed: Mapping[Config, Trial], block: int) -> list[Config]:
+    same = [item for item in timed.items() if item[0]["BLOCK_SIZE_M"] == block]
+    return [config for config, _ in sorted(same, key=_time_then_key)[:FINALISTS]]
+
+
+def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -> Iterator[Entry]:
+    name, incumbent = _incumbent(field)
+    trials = {gemm: field.trials[gemm].get(config) for gemm, config in (incumbent or {}).items()}
+    if incumbent and all(trial is not None and trial.compiled.ok for trial in trials.values()):
+        for gemm, trial in trials.items():
+            assert trial is not None  # checked above
+            yield Entry(
+                point=Point(field.batch_size, gemm),
+                config=incumbent[gemm],
+                status=Status.INCUMBENT,
+                median_us=None,
+                compiled=trial.compiled,
+                incumbents={},
+                reason=f"not tuned: the {name} configuration stands",
+            )
+        return
+    nearest = min(choices, key=lambda batch_size: abs(batch_size - field.batch_size))
+    for entry in tuned:
+        if entry.point.batch_size == nearest:
+            yield replace(
+                entry,
+                point=Point(field.batch_size, entry.point.gemm),
+                status=Status.INCUMBENT,
+                median_us=None,
+                incumbents={},
+                reason=f"not tuned: the {name} configuration cannot run here; as at M={nearest}",
+            )
+
+
+def _fields(
+    trials: Sequence[Trial],
+    incumbents: Mapping[Point, Mapping[str, Config]],
+    blocks: Mapping[int, int] | None,
+) -> Iterator[_Field]:
+    timed: dict[Point, dict[Config, Trial]] = {point: {} for point in incumbents}
+    for trial in trials:
+        if trial.candidate.point in timed:
+            timed[trial.candidate.point][trial.candidate.config] = trial
+    for batch_size in sorted({point.batch_size for point in incumbents}):
+        points = sorted(point for point in incumbents if point.batch_size == batch_size)
+        names = {name for point in points for name in incumbents[point]}
+        yield _Field(
+            batch_size,
+            {point.gemm: timed[point] for point in points},
+            {
+                name: {point.gemm: incumbents[point][name] for point in points}
+                for name in names
+                if all(name in incumbents[point] for point in points)
+            },
+            (blocks or {}).get(batch_size),
+        )
+
+
+def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
+    best = _fastest(field, policy.one_config)
+    name, incumbent = _incumbent(field)
+    incumbent_us = field.total_us(incumbent) if incumbent else None
+    if best is None:
+        raise NothingFits(_why_nothing_fits(field))
+    best_us = field.total_us(best)
+    assert best_us is not None  # _fastest returns timed pairs only
+    if incumbent is not None and incumbent_us is not None:
+        if policy.trust_shipped and name == "shipped":
+            return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
+        if not policy.beats(best_us, incumbent_us):
+            return incumbent, _kept(name, field.predicted)
+    # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
+    if neighbour is not None:
+        neighbour_us = field.total_us(neighbour)
+        if neighbour_us is not None and policy.ties(neighbour_us, best_us, incumbent_us):
+            best, best_us = neighbour, neighbour_us
+    if incumbent_us is None:
+        return best, _why_replaced(field, name) if incumbent else "fastest"
+    gain = f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
+    return best, f"predicted {gain}" if field.predicted else gain
+
+
+def _why_nothing_fits(field: _Field) -> str:
+    why = f"no configuration compiles and fits at batch size {field.batch_size}"
+    if field.block is None:
+        return why
+    return f"{why} with the other gemm's BLOCK_SIZE_M={field.block}: tune both gemms together"
+
+
+def _why_replaced(field: _Field, name: str) -> str:
+    pair = field.incumbents[name].values()
+    if field.block is not None and any(c["BLOCK_SIZE_M"] != field.block for c in pair):
+        return f"fastest with BLOCK_SIZE_M={field.block}, which the other gemm has"
+    return f"the {name} configuration cannot run here"
+
+
+def _kept(name: str, predicted: bool) -> str:
+    if predicted:
+        return f"nothing is predicted to be clearly faster than the {name} configuration"
+    return f"the {name} configuration is as fast, within the noise"
+
+
+def _incumbent(field: _Field) -> tuple[str, Choice | None]:
+    """What the engine would run: its file's entry where it finds one, else its heuristic."""
+    for name in ("shipped", "default"):
+        if name in field.incumbents:
+            return name, dict(field.incumbents[name])
+    return "default", None
+
+
+def _fastest(field: _Field, one_config: bool) -> Choice | None:
+    best: tuple[float, Choice] | None = None
+    for choice in _choices(field, one_config):
+        total = field.total_us(choice)
+        if total is not None and (best is None or total < best[0]):
+            best = total, choice
+    return best[1] if best else None
+
+
+def _choices(field: _Field, one_config: bool) -> Iterator[Choice]:
+    """The pairs worth comparing: the fastest of each gemm for every BLOCK_SIZE_M."""
+    gemms = sorted(field.trials)
+    if one_config:
+        for config in field.trials[gemms[0]]:
+            yield dict.fromkeys(gemms, config)
+        return
+    by_block: dict[int, Choice] = {}
+    for gemm in gemms:
+        for config, trial in sorted(field.trials[gemm].items(), key=_time_then_key):
+            if trial.measurement.timed:
+                by_block.setdefault(config["BLOCK_SIZE_M"], {}).setdefault(gemm, config)
+    yield from (choice for choice in by_block.values() if len(choice) == len(gemms))
+
+
+def _time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
+    median_us = item[1].measurement.median_us
+    return (float("inf") if median_us is None else median_us, item[0].key)
+
+
+def _entries(field: _Field, choice: Choice, reason: str) -> Iterator[Entry]:
+    for gemm, config in sorted(choice.items()):
+        trial = field.trials[gemm][config]
+        assert trial.measurement.median_us is not None  # chosen pairs are timed
+        yield Entry(
+            point=Point(field.batch_size, gemm),
+            config=config,
+            status=trial.measurement.status,
+            median_us=trial.measurement.median_us,
+            compiled=trial.compiled,
+            incumbents={
+                name: _as_incumbent(field.trials[gemm].get(pair[gemm]), pair[gemm])
+                for name, pair in sorted(field.incumbents.items())
+            },
+            reason=reason,
+        )
+
+
+def _as_incumbent(trial: Trial | None, config: Config) -> Incumbent:
+    if trial is None:
+        return Incumbent(config, Status.NOT_RECORDED)
+    failed = not trial.compiled.ok
+    status = trial.compiled.status if failed else trial.measurement.status
+    return Incumbent(config, status, trial.measurement.median_us, trial.compiled.shared_bytes)

@@ -1,0 +1,206 @@
+"""Fused-MoE winners -> the JSON files that the engine's own loader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
+from tuner.engines.engine import Engine
+from tuner.errors import ExportRefused
+from tuner.export.files import (
+    PROVENANCE,
+    prove_writable,
+    provenance_row,
+    read_sidecar,
+    replace_file,
+    sidecar_fields,
+)
+from tuner.export.selection import refuse_shared_files
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.points import Config, Gemm
+from tuner.problems.results import Status
+from tuner.store import Winner
+
+# What a measured row must share with the winners to be kept beside them.
+_OF_KERNELS = ("engine", "engine_version", "kernel_hash")
+
+
+@dataclass(frozen=True)
+class ConfigFileExport:
+    """One engine file to write: a gemm of a problem for a device and a Triton version."""
+
+    path: Path
+    problem: FusedMoe
+    gemm: Gemm
+    triton: str
+    entries: Mapping[int, Config]
+    provenance: Mapping[str, Any]  # the sidecar's JSON
+    statuses: Mapping[int, Status]
+
+    def text(self) -> str:
+        return config_file_text(self.entries)
+
+    @property
+    def sidecar(self) -> Path:
+        """`<root>/provenance/<folder under configs/>/<name>`."""
+        parts = list(self.path.parts)
+        last = len(parts) - 1 - parts[::-1].index("configs")
+        return Path(*parts[:last], PROVENANCE, *parts[last + 1 :])
+
+    def as_json(self) -> dict[str, Any]:
+        """What `tuner export --json` says of this family's files alone."""
+        return {"gemm": self.gemm.value, "batch_sizes": list(self.entries)}
+
+
+def plan_moe(
+    winners: Sequence[Winner], engine: Engine, device: Device, root: Path
+) -> list[ConfigFileExport]:
+    """The files to write under a root. What an earlier export of the problem measured with the
+    same kernels stays in them where the winner was only predicted.
+
+    Raises ExportRefused where two problems ask for one file, or where the engine would run up and
+    down with different BLOCK_SIZE_M.
+    """
+    both = engine.has_down_files()  # without, one file and one configuration serve both gemms
+    ours = [w for w in winners if isinstance(w.problem, FusedMoe)]
+    wanted = [w for w in ours if both or w.entry.point.gemm is Gemm.UP]
+    by_file = groupby(sorted(wanted, key=_file_key), key=_file_key)
+    files = [_plan(list(group), engine, device, root) for _, group in by_file]
+    refuse_shared_files((file.path, file.problem) for file in files)
+    if both:
+        refuse_unlike_blocks(files, engine, device, root)
+    return files
+
+
+def verify_moe(file: ConfigFileExport, engine: Engine, device: Device, root: Path) -> None:
+    """Raises ExportRefused where the engine's rules do not find what was written."""
+    found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
+    if found != file.path:
+        raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
+    entries = read_config_file(found).entries
+    for batch_size, config in file.entries.items():
+        picked = engine.pick(entries, batch_size)
+        if picked != config:
+            raise ExportRefused(f"{found}: {engine.name} picks {picked} at M={batch_size}")
+
+
+def refuse_unlike_blocks(
+    files: Sequence[ConfigFileExport], engine: Engine, device: Device, root: Path
+) -> None:
+    """Raises ExportRefused where the engine would run up and down with different BLOCK_SIZE_M.
+
+    It sorts a batch's tokens once, for both gemms: some versions stop at such a pair, others
+    change down's block, which nobody timed. A gemm without a file here is run as the engine would
+    without it: by a file that is there already, up also by the heuristic, down also by up's entry.
+    """
+    planned = {(file.problem, file.triton, file.gemm): file.entries for file in files}
+    for problem, triton in dict.fromkeys((file.problem, file.triton) for file in files):
+        up, down = (
+            planned.get((problem, triton, gemm))
+            or _entries_there(engine, problem, device, gemm, triton, root)
+            for gemm in (Gemm.UP, Gemm.DOWN)
+        )
+        for size in sorted({*up, *down}) if down else ():
+            first = (engine.pick(up, size) if up else engine.default_config(problem, device, size))[
+                "BLOCK_SIZE_M"
+            ]
+            second = engine.pick(down, size)["BLOCK_SIZE_M"]
+            if first != second:
+                raise ExportRefused(
+                    f"{problem.spec()} at M={size}: up has BLOCK_SIZE_M={first} and down has "
+                    f"{second}, but {engine.name} sorts a batch once for both: tune both gemms "
+                    "together (--gemm up,down)"
+                )
+
+
+def _entries_there(
+    engine: Engine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
+) -> Mapping[int, Config]:
+    """What the loader finds for a gemm that is not exported now; nothing where it finds none."""
+    name = engine.file_name(problem, device, gemm)
+    for place in (root, engine.package_root):
+        if (place / "configs").is_dir():
+            path = engine.find_file(place, problem, device, gemm, triton)
+            if path is not None and path.name == name:
+                return read_lenient(path).entries
+    return {}
+
+
+def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
+    """The files that come with the engine: the path under `configs/`, and where each lies."""
+    source = engine.package_root / "configs"
+    for path in sorted(source.rglob("*.json")):
+        yield path.relative_to(source), path
+
+
+def carry_packaged(engine: Engine, root: Path) -> int:
+    """Copy the files that come with the engine under `root`; returns how many were written.
+
+    A root that replaces the packaged one must carry the packaged files too, or the engine loses
+    them. Files that this tuner exported there are left alone.
+
+    Raises UnwritableOutput where the folder cannot be written.
+    """
+    prove_writable(root)
+    written = 0
+    for relative, path in packaged_files(engine):
+        target = root / "configs" / relative
+        data = path.read_bytes()
+        ours = (root / PROVENANCE / relative).exists()
+        if not ours and not (target.exists() and target.read_bytes() == data):
+            replace_file(target, data)
+            written += 1
+    return written
+
+
+def _file_key(winner: Winner) -> tuple[str, str, str]:
+    return winner.problem.spec(), winner.environment.triton, winner.entry.point.gemm.value
+
+
+def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> ConfigFileExport:
+    problem, triton = winners[0].layer, winners[0].environment.triton
+    gemm = winners[0].entry.point.gemm
+    path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
+    rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
+    file = ConfigFileExport(path, problem, gemm, triton, {}, {}, {})
+    kept = _measured_earlier(file, max(winners, key=lambda winner: winner.published_at))
+    rows |= {size: row for size, row in kept.items() if _is_weaker(rows.get(size), row)}
+    entries = {size: Config(row["config"]) for size, row in sorted(rows.items())}
+    provenance = {
+        **sidecar_fields(path.name, config_file_text(entries)),
+        "problem": problem.spec(),
+        "gemm": gemm.value,
+        "entries": {str(size): rows[size] for size in sorted(rows)},
+    }
+    statuses = {size: Status(rows[size]["status"]) for size in entries}
+    return ConfigFileExport(path, problem, gemm, triton, entries, provenance, statuses)
+
+
+def _measured_earlier(file: ConfigFileExport, newest: Winner) -> dict[int, dict[str, Any]]:
+    """The measured rows of the sidecar that is there, for the problem and the newest kernels.
+
+    There are none if the sidecar is not one of ours, or is of another problem with this file name.
+    """
+    provenance = read_sidecar(file.path, file.sidecar) or {}
+    now = asdict(newest.environment)
+    try:
+        if (provenance["problem"], provenance["gemm"]) != (file.problem.spec(), file.gemm.value):
+            return {}
+        rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
+        return {
+            size: row
+            for size, row in rows.items()
+            if row["status"] == Status.OK.value
+            and all(row["environment"][name] == now[name] for name in _OF_KERNELS)
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _is_weaker(row: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> bool:
+    return row is None or row["status"] != measured["status"]

@@ -1,0 +1,108 @@
+"""A fused-MoE layer in the process that owns a GPU: its candidates are checked and timed."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from tuner.compile.kernel import compile_kernel
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.families.fused_moe.inputs import grid_size
+from tuner.families.fused_moe.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.routing import load_routing
+from tuner.families.fused_moe.routing_file import RoutingFile
+from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.timing import Kernel, capture, race, time_graph
+from tuner.problems.points import Config, Point
+from tuner.problems.results import Measurement, Status
+from tuner.problems.text import parse_fused_moe
+
+Fields = dict[str, Any]
+
+
+class MoeSession:
+    """One layer on this process's GPU."""
+
+    def __init__(self, request: Fields) -> None:
+        properties = torch.cuda.get_device_properties(0)
+        self._arch = properties.major * 10 + properties.minor
+        self._kernels = lift_fused_moe(find_engine(request["engine"]))
+        self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
+        problem = parse_fused_moe(request["problem"])
+        captured = _captured(request["routing"], problem) if request["routing"] else None
+        self._layer = Layer(problem, request["seed"], properties.L2_cache_size, captured)
+        self._copy_rate = copy_bytes_per_us()
+        largest = max(read_point(fields).batch_size for fields in request["points"])
+        self.ready: Fields = {"needed_bytes": self._layer.needed_bytes(largest)}
+
+    def measure(self, request: Fields) -> Fields:
+        """One candidate: check it, then time it."""
+        point, config = read_point(request), Config(request["config"])
+        inputs = self._layer.inputs(point)
+        try:
+            kernel = self._kernel(point, config)
+            launches = inputs.launches(kernel, config)
+            error = check(inputs, kernel, launches)
+        except triton.runtime.errors.OutOfResources as refusal:
+            return _answer(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
+        bound = WORST_ERROR[self._layer.problem.dtype]
+        if not error <= bound:
+            detail = f"differs from the reference by {error:.3g}, bound {bound}"
+            return _answer(Measurement(Status.WRONG_RESULT, detail=detail))
+        extra_us = padding_us(inputs, config, self._copy_rate)
+        best_us = request.get("best_us")
+        timed = time_graph(capture(kernel, launches), best_us and best_us - extra_us)
+        return _answer(replace(timed, detail=f"worst error {error:.2g}"), extra_us)
+
+    def race(self, request: Fields) -> Fields:
+        """Several candidates of one point, timed in turn."""
+        point = read_point(request)
+        inputs = self._layer.inputs(point)
+        graphs = []
+        for fields in request["configs"]:
+            config = Config(fields)
+            kernel = self._kernel(point, config)
+            graphs.append(capture(kernel, inputs.launches(kernel, config)))
+        samples = race(graphs, request["rounds"])
+        return {
+            "measurements": [
+                _answer(
+                    Measurement(Status.OK, statistics.median(s), min(s), len(s)),
+                    padding_us(inputs, Config(fields), self._copy_rate),
+                )
+                for s, fields in zip(samples, request["configs"], strict=True)
+            ],
+            "cold_by": self._layer.cold_by(point),
+        }
+
+    def _kernel(self, point: Point, config: Config) -> Kernel:
+        binding = self._kernels.bind(
+            self._layer.problem, point.gemm, point.batch_size, config, self._arch
+        )
+        compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
+        return Kernel(compiled, binding, (grid_size(binding),))
+
+
+def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:
+    file = RoutingFile(Path(routing["path"]), routing["sha256"])
+    return load_routing(file, problem).to("cuda")
+
+
+def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
+    """`extra_us`: what the candidate costs the engine beside its own launch."""
+    median_us, min_us = measurement.median_us, measurement.min_us
+    said = [measurement.detail, f"{extra_us:.2f} us for padded rows" if extra_us else ""]
+    whole = replace(
+        measurement,
+        median_us=None if median_us is None else median_us + extra_us,
+        min_us=None if min_us is None else min_us + extra_us,
+        detail="; ".join(filter(None, said)),
+    )
+    return measurement_fields(whole)

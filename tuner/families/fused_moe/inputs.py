@@ -1,0 +1,313 @@
+"""Inputs of the fused-MoE kernels, their launch by name, and the dense result to compare with.
+
+Everything takes `device` "cpu" or "cuda". Weights are made, and the reference computed, one
+expert at a time, so neither needs the float32 weights of a whole layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tuner.engines.sglang.fused_moe.binding import GROUPED, kernel_name
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.quantise import (
+    pack_nibbles,
+    quantise,
+    quantise_unsigned,
+    spread,
+    unpack_nibbles,
+)
+from tuner.kernels.binding import Binding, Constant, Descriptor, Integer, Pointer, TypeConstant
+from tuner.problems.points import Gemm
+
+TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+STORED_TYPES = {Dtype.FP8_W8A8: torch.float8_e4m3fn, Dtype.INT8_W8A8: torch.int8}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One gemm's weights as the engine holds them; shapes as in `tuner.kernels.fused_moe`."""
+
+    problem: FusedMoe
+    gemm: Gemm
+    b: Tensor  # (E, n, k), or (E, n, k / 2) bytes for int4
+    scale: Tensor | None
+    zero: Tensor | None
+
+    def dense(self, expert: int) -> Tensor:
+        """(n, k) float32: what the quantised weights stand for."""
+        b = self.b[expert]
+        if kernel_name(self.problem) == GROUPED:
+            return self._dense_grouped(expert, b)
+        if self.scale is None:
+            return b.float()
+        shape = self.problem.gemm_shape(self.gemm)
+        tile = _weight_tile(self.problem, shape)
+        scale = self.scale[expert].reshape(-(-shape[0] // tile[0]), -1)
+        return b.float() * spread(scale, tile, b.shape)
+
+    def _dense_grouped(self, expert: int, b: Tensor) -> Tensor:
+        assert self.scale is not None and self.problem.block_shape is not None
+        tile = (1, self.problem.block_shape[1])
+        int4 = self.problem.dtype is Dtype.INT4_W4A16
+        levels = unpack_nibbles(b, 1).float() if int4 else b.float()
+        if self.zero is None:
+            zero: Tensor | float = 8.0 if int4 else 128.0
+        else:
+            packed = self.zero[expert]
+            found = unpack_nibbles(packed, 0) if int4 else packed
+            zero = spread(found.float(), tile, levels.shape)
+        return (levels - zero) * spread(self.scale[expert].float(), tile, levels.shape)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """A (rows, k) with a scale a tile, where the engine quantises it."""
+
+    a: Tensor
+    scale: Tensor | None
+    tile: tuple[int, int]
+
+    def dense(self) -> Tensor:
+        """(rows, k) float32."""
+        a = self.a.float()
+        if self.scale is None:
+            return a
+        scale = self.scale.reshape(-(-a.shape[0] // self.tile[0]), -1)
+        return a * spread(scale, self.tile, a.shape)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts each token goes to."""
+
+    ids: Tensor  # (M, top_k) int32, distinct in a row
+    weights: Tensor  # (M, top_k) float32
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A routing sorted by expert, each expert's slots padded to whole blocks."""
+
+    sorted_ids: Tensor  # (EM,) int32: token * top_k + choice; M * top_k for padding
+    expert_ids: Tensor  # (ceil(EM / BLOCK_SIZE_M),) int32
+    used: Tensor  # (1,) int32: slots that hold blocks
+
+
+def make_weights(
+    problem: FusedMoe,
+    gemm: Gemm,
+    *,
+    device: str,
+    seed: int,
+    compute: str = "bf16",
+    zero_points: bool = False,
+) -> Weights:
+    """Random weights, quantised as the problem says; `compute` is the 16-bit type beside them."""
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = problem.gemm_shape(gemm)
+    made: tuple[list[Tensor], ...] = ([], [], [])
+    for _ in range(problem.E):
+        x = _random(shape, device, generator) / shape[1] ** 0.5
+        parts = _quantise_weight(problem, x, TORCH_TYPES[compute], zero_points)
+        for kept, part in zip(made, parts, strict=True):
+            if part is not None:
+                kept.append(part)
+    b, scale, zero = (torch.stack(parts) if parts else None for parts in made)
+    assert b is not None
+    return Weights(problem, gemm, b, scale, zero)
+
+
+def make_activations(
+    problem: FusedMoe,
+    gemm: Gemm,
+    batch_size: int,
+    *,
+    device: str,
+    seed: int,
+    compute: str = "bf16",
+) -> Activations:
+    """Random activations: a row a token for up, a row a slot for down."""
+    rows = batch_size if gemm is Gemm.UP else batch_size * problem.top_k
+    k = problem.gemm_shape(gemm)[1]
+    x = _random((rows, k), device, torch.Generator(device).manual_seed(seed))
+    if problem.dtype not in STORED_TYPES:
+        return Activations(x.to(TORCH_TYPES[compute]), None, (1, 1))
+    if problem.block_shape:
+        tile = (1, problem.block_shape[1])
+    else:
+        tile = (1, k) if problem.per_channel_quant else (rows, k)
+    a, scale = quantise(x, tile, STORED_TYPES[problem.dtype])
+    return Activations(a, scale.view(-1) if tile[0] > 1 else scale, tile)
+
+
+def random_routing(
+    problem: FusedMoe, batch_size: int, *, device: str, seed: int, skew: float = 0.0
+) -> Routing:
+    """Each token's experts drawn without repeats, the r-th likeliest with weight r ** -skew."""
+    generator = torch.Generator(device).manual_seed(seed)
+    noise = torch.rand((batch_size, problem.E), device=device, generator=generator)
+    rank = torch.randperm(problem.E, device=device, generator=generator) + 1
+    scores = -skew * rank.log() - (-noise.clamp_min(1e-20).log()).log()  # Gumbel's top-k draw
+    ids = scores.topk(problem.top_k, dim=1).indices
+    weights = torch.rand(ids.shape, device=device, generator=generator) + 0.1
+    return Routing(ids.to(torch.int32), weights / weights.sum(1, keepdim=True))
+
+
+def align(routing: Routing, experts: int, block_m: int, slots: int) -> Slots:
+    """`moe_align_block_size`: `slots` is EM, the length to allocate (`padded_slots`)."""
+    flat = routing.ids.flatten().long()
+    order = flat.argsort(stable=True)
+    expert = flat[order]
+    counts = flat.bincount(minlength=experts)
+    padded = (counts + block_m - 1) // block_m * block_m
+    within = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[expert]
+    sorted_ids = torch.full((slots,), flat.numel(), dtype=torch.int32, device=flat.device)
+    sorted_ids[(padded.cumsum(0) - padded)[expert] + within] = order.to(torch.int32)
+    blocks = torch.arange(experts, device=flat.device).repeat_interleave(padded // block_m)
+    expert_ids = torch.zeros(-(-slots // block_m), dtype=torch.int32, device=flat.device)
+    expert_ids[: blocks.numel()] = blocks.to(torch.int32)
+    return Slots(sorted_ids, expert_ids, padded.sum().to(torch.int32).view(1))
+
+
+def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:
+    """A with its rows in slot order, as a down gemm with TMA reads it."""
+    valid = (slots.sorted_ids < activations.a.shape[0]).nonzero().view(-1)
+    source = slots.sorted_ids[valid].long()
+
+    def placed(x: Tensor) -> Tensor:
+        out = torch.zeros((rows, x.shape[1]), dtype=x.dtype, device=x.device)
+        out.view(_bytes(x))[valid] = x.view(_bytes(x))[source]  # fp8 cannot be indexed
+        return out
+
+    scale = None if activations.scale is None else placed(activations.scale)
+    return Activations(placed(activations.a), scale, activations.tile)
+
+
+def operands(
+    weights: Weights, activations: Activations, routing: Routing, slots: Slots, output: Tensor
+) -> dict[str, Tensor]:
+    """The kernels' tensors by parameter name; `output` is C (slots, n)."""
+    tensors = {
+        "a_ptr": activations.a,
+        "b_ptr": weights.b,
+        "c_ptr": output,
+        "a_scale_ptr": activations.scale,
+        "b_scale_ptr": weights.scale,
+        "b_zp_ptr": weights.zero,
+        "topk_weights_ptr": routing.weights,
+        "sorted_token_ids_ptr": slots.sorted_ids,
+        "expert_ids_ptr": slots.expert_ids,
+        "num_tokens_post_padded_ptr": slots.used,
+        "a_desc": activations.a,
+        "b_desc": weights.b,
+    }
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) -> None:
+    """Run a lifted kernel (`load_lifted`) once on the tensors' device."""
+    values = launch_values(module, binding, tensors)
+    getattr(module, binding.function)[(grid_size(binding),)](*values, **binding.options)
+
+
+def launch_values(
+    module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]
+) -> list[object]:
+    """A value for each of the kernel's parameters, in order."""
+    return [_value(module, binding, tensors, p.name) for p in binding.parameters]
+
+
+def grid_size(binding: Binding) -> int:
+    """Blocks of a launch: tiles of C, M side padded as EM says."""
+    number = {
+        name: argument.value
+        for name, argument in binding.arguments.items()
+        if isinstance(argument, Integer | Constant) and isinstance(argument.value, int)
+    }
+    rows = -(-number["EM"] // number["BLOCK_SIZE_M"])
+    return rows * -(-number["N"] // number["BLOCK_SIZE_N"])
+
+
+def reference(
+    weights: Weights, activations: Activations, routing: Routing, slots: Tensor | None = None
+) -> Tensor:
+    """(slots, n) float32: C of the slots asked for, all by default, from the dense operands."""
+    top_k = routing.ids.shape[1]
+    experts = routing.ids.flatten()
+    chosen = torch.arange(experts.numel(), device=experts.device) if slots is None else slots
+    n = weights.problem.gemm_shape(weights.gemm)[0]
+    out = torch.empty((chosen.numel(), n), dtype=torch.float32, device=experts.device)
+    a = activations.dense()
+    for expert in experts[chosen].unique().tolist():
+        at = (experts[chosen] == expert).nonzero().view(-1)
+        rows = chosen[at] // top_k if weights.gemm is Gemm.UP else chosen[at]
+        out[at] = a[rows] @ weights.dense(expert).T
+    if weights.gemm is Gemm.DOWN:
+        out *= routing.weights.flatten()[chosen].unsqueeze(1)
+    return out
+
+
+def worst_error(output: Tensor, expected: Tensor) -> float:
+    """Largest |difference| / (|expected| + its root mean square); infinite for a NaN."""
+    difference = (output.float() - expected).abs()
+    error = (difference / (expected.abs() + expected.square().mean().sqrt())).max()
+    return float("inf") if error.isnan() else error.item()
+
+
+def _value(
+    module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor], name: str
+) -> object:
+    argument = binding.arguments[name]
+    if isinstance(argument, Pointer):
+        return tensors[name]
+    if isinstance(argument, Descriptor):
+        tensor = tensors[name]
+        return TensorDescriptor(tensor, tensor.shape, tensor.stride(), list(argument.block))
+    if isinstance(argument, TypeConstant):
+        return module.tl.dtype(argument.dtype)
+    return argument.value
+
+
+def _random(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:
+    """Normal numbers whose rows and columns differ in size, so that a wrong scale shows."""
+    x = torch.randn(shape, device=device, generator=generator)
+    rows = torch.rand((shape[0], 1), device=device, generator=generator)
+    columns = torch.rand((1, shape[1]), device=device, generator=generator)
+    return x * (rows + 0.25) * (columns + 0.25)
+
+
+def _weight_tile(problem: FusedMoe, shape: tuple[int, int]) -> tuple[int, int]:
+    if problem.block_shape:
+        return problem.block_shape
+    by_row = problem.per_channel_quant or problem.dtype is Dtype.INT8_W8A16
+    return (1, shape[1]) if by_row else shape
+
+
+def _quantise_weight(
+    problem: FusedMoe, x: Tensor, compute: torch.dtype, zero_points: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if problem.dtype.weight_bits == 16:
+        return x.to(compute), None, None
+    if kernel_name(problem) == GROUPED:
+        assert problem.block_shape is not None
+        bits, group = problem.dtype.weight_bits, problem.block_shape[1]
+        b, scale, zero = quantise_unsigned(x, group, bits, compute, zero_points)
+        if bits == 4:
+            b, zero = pack_nibbles(b, 1), None if zero is None else pack_nibbles(zero, 0)
+        return b, scale, zero
+    tile = _weight_tile(problem, (x.shape[0], x.shape[1]))
+    b, scale = quantise(x, tile, STORED_TYPES.get(problem.dtype, torch.int8))
+    if problem.block_shape or problem.per_channel_quant:
+        return b, scale, None  # (blocks, blocks) or (n, 1)
+    return b, scale.view(-1) if problem.dtype is Dtype.INT8_W8A16 else scale.view(()), None
+
+
+def _bytes(x: Tensor) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]

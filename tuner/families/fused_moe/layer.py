@@ -1,0 +1,221 @@
+"""One fused-MoE layer on the GPU: its tensors, its references, and the time of a kernel on it.
+
+Times are like serving's: a CUDA graph of launches over different routings, so that the weights
+come from HBM and not from L2. A result is compared with a float32 reference on outputs that
+were filled with NaN before its time counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tuner.engines.sglang.fused_moe.binding import padded_slots
+from tuner.families.fused_moe.inputs import (
+    TORCH_TYPES,
+    Activations,
+    Routing,
+    Slots,
+    Weights,
+    align,
+    make_activations,
+    make_weights,
+    operands,
+    random_routing,
+    reference,
+    sort_activations,
+    worst_error,
+)
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.kernels.binding import Descriptor
+from tuner.measure.timing import LAUNCHES, Kernel, arguments, blocks
+from tuner.problems.points import Config, Gemm, Point
+
+CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are compared: a uniform and a skewed one
+SKEWED = 3  # of the routings, those drawn from a Zipf distribution over the experts
+SKEW = 0.8
+COPIED_BYTES = 1 << 28
+# Largest |difference| / (|expected| + rms) of a right kernel: three to four times the worst seen
+# over all outputs on an H200, which is given beside it. A wrong row or scale errs by about 1.
+WORST_ERROR = {
+    Dtype.BFLOAT16: 0.015,  # 0.0036: outputs are rounded to 16 bits
+    Dtype.FLOAT16: 0.015,
+    Dtype.FP8_W8A8: 0.03,  # 0.0092: Hopper's fp8 tensor cores add up in fewer bits than float32
+    Dtype.INT8_W8A8: 0.015,  # 0.0036
+    Dtype.INT8_W8A16: 0.015,  # 0.0035
+    Dtype.INT4_W4A16: 0.08,  # 0.023: weights are rounded to 16 bits before they are multiplied
+}
+
+
+@dataclass
+class PointInputs:
+    """What the launches of one point share, made once. Tensors live on the GPU."""
+
+    point: Point
+    weights: Sequence[Weights]  # more than one copy where one would stay in L2
+    activations: Activations
+    routings: Sequence[Routing]
+    output: Tensor  # C (M * top_k, n)
+    _slots: dict[int, list[Slots]] = field(default_factory=dict)
+    _sorted: dict[int, list[Activations]] = field(default_factory=dict)
+
+    @cached_property
+    def references(self) -> list[Tensor]:
+        """(M * top_k, n) float32 for each of the CHECKED routings."""
+        return [reference(self.weights[0], self.activations, self.routings[i]) for i in CHECKED]
+
+    def launches(self, kernel: Kernel, config: Config) -> list[list[Any]]:
+        """The kernel's arguments for each routing in turn."""
+        block_m = config["BLOCK_SIZE_M"]
+        slots = self._slots_of(block_m)
+        tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
+        rows = self._sorted_of(block_m) if tma else [self.activations] * len(self.routings)
+        return [
+            arguments(
+                kernel.binding,
+                operands(
+                    self.weights[i % len(self.weights)], rows[i], routing, slots[i], self.output
+                ),
+            )
+            for i, routing in enumerate(self.routings)
+        ]
+
+    def _slots_of(self, block_m: int) -> list[Slots]:
+        if block_m not in self._slots:
+            problem = self.weights[0].problem
+            em = padded_slots(self.point.batch_size * problem.top_k, problem.E, block_m)
+            self._slots[block_m] = [align(r, problem.E, block_m, em) for r in self.routings]
+        return self._slots[block_m]
+
+    def _sorted_of(self, block_m: int) -> list[Activations]:
+        if block_m not in self._sorted:
+            experts = self.weights[0].problem.E
+            valid = self.activations.a.shape[0]
+            rows = valid + min(valid, experts + 1) * (block_m - 1)
+            slots = self._slots_of(block_m)
+            self._sorted[block_m] = [sort_activations(self.activations, s, rows) for s in slots]
+        return self._sorted[block_m]
+
+
+class Layer:
+    """The tensors of one problem. `captured` are routings to use instead of random ones."""
+
+    def __init__(
+        self, problem: FusedMoe, seed: int, l2_bytes: int, captured: Tensor | None = None
+    ) -> None:
+        self.problem = problem
+        self._seed = seed
+        self._l2_bytes = l2_bytes
+        self._captured = captured
+        self._weights: dict[Gemm, Weights] = {}
+        self._inputs: dict[Point, PointInputs] = {}
+
+    def inputs(self, point: Point) -> PointInputs:
+        if point not in self._inputs:
+            self._inputs[point] = self._make(point)
+        return self._inputs[point]
+
+    def cold_by(self, point: Point) -> str:
+        """How the weights are kept out of L2."""
+        copies = len(self.inputs(point).weights)
+        return "different routings" if copies == 1 else f"{copies} copies of the weights"
+
+    def needed_bytes(self, batch_size: int) -> int:
+        """Device memory for the largest batch size's tensors, references included."""
+        problem = self.problem
+        weights = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits // 8
+        slots = batch_size * problem.top_k
+        widest = max(2 * problem.N, problem.K)
+        outputs = slots * widest * (2 + 4 * (len(CHECKED) + 1))  # bf16, float32 twice, a difference
+        return weights + outputs
+
+    def _make(self, point: Point) -> PointInputs:
+        problem, gemm = self.problem, point.gemm
+        compute = "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
+        if gemm not in self._weights:
+            self._weights[gemm] = make_weights(
+                problem, gemm, device="cuda", seed=self._seed, compute=compute
+            )
+        weights = self._weights[gemm]
+        routings = self._routings(point.batch_size)
+        copies = self._copies(weights, routings)
+        n, _ = problem.gemm_shape(gemm)
+        shape = (point.batch_size * problem.top_k, n)
+        return PointInputs(
+            point,
+            [weights, *(replace(weights, b=weights.b.clone()) for _ in range(copies - 1))],
+            make_activations(
+                problem,
+                gemm,
+                point.batch_size,
+                device="cuda",
+                seed=self._seed + 1,
+                compute=compute,
+            ),
+            routings,
+            torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
+        )
+
+    def _routings(self, batch_size: int) -> list[Routing]:
+        def make(i: int) -> Routing:
+            skew = SKEW if i >= LAUNCHES - SKEWED else 0.0
+            seed = self._seed + 100 + i
+            return random_routing(self.problem, batch_size, device="cuda", seed=seed, skew=skew)
+
+        routings = [make(i) for i in range(LAUNCHES)]
+        if self._captured is None:
+            return routings
+        rows = torch.arange(batch_size, device="cuda")
+        return [
+            replace(r, ids=self._captured[(rows + i * batch_size) % len(self._captured)])
+            for i, r in enumerate(routings)
+        ]
+
+    def _copies(self, weights: Weights, routings: Sequence[Routing]) -> int:
+        """1 where the experts of a graph's launches are more than L2 holds; else one a launch."""
+        touched = torch.cat([r.ids.flatten() for r in routings]).unique().numel()
+        touched_bytes = touched * weights.b[0].nbytes
+        return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
+
+
+def check(inputs: PointInputs, kernel: Kernel, launches: Sequence[list[Any]]) -> float:
+    """The worst error against the references, on outputs that held NaN before each launch."""
+    worst = 0.0
+    for expected, i in zip(inputs.references, CHECKED, strict=True):
+        inputs.output.fill_(float("nan"))
+        kernel.compiled[blocks(kernel.grid)](*launches[i])
+        worst = max(worst, worst_error(inputs.output, expected))
+    return worst
+
+
+def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> float:
+    """What a down gemm with TMA costs beside its own launch.
+
+    It reads its rows in sorted order, so the engine applies the activation function to the
+    padding slots too, and quantises them: 9 bytes a column are read and written (twice N and
+    once N of 16 bits, once more N of 16 and N of 8).
+    """
+    if not config.get("USE_TMA"):
+        return 0.0
+    problem = inputs.weights[0].problem
+    valid = inputs.point.batch_size * problem.top_k
+    rows = min(valid, problem.E + 1) * (config["BLOCK_SIZE_M"] - 1)
+    return rows * problem.N * 9 / bytes_per_us
+
+
+def copy_bytes_per_us() -> float:
+    """Bytes that a large copy on this GPU reads and writes in a microsecond."""
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    target.copy_(source)
+    end.record()
+    end.synchronize()
+    return 2 * COPIED_BYTES / (float(start.elapsed_time(end)) * 1e3)

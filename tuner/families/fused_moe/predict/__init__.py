@@ -1,0 +1,1 @@
+"""Times of a fused-MoE layer from a model of the device."""

@@ -1,0 +1,110 @@
+"""What the winners that an engine ships say about configurations: a prior, kept small.
+
+Every shipped entry votes for its value on each axis, with a weight that falls with its distance
+from the problem at hand. The votes become smoothed shares, so that a thin corpus says little
+and an empty one nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tuner.devices.table import Device, devices
+from tuner.engines.sglang.package import ShippedFile
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Config, Point
+
+AXES = (
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "GROUP_SIZE_M",
+    "num_warps",
+    "num_stages",
+)
+SMOOTHING = 1.0  # votes that every value of an axis has from the start
+
+
+@dataclass(frozen=True)
+class Voter:
+    """A shipped file, and how much its problem has to do with the one at hand."""
+
+    file: ShippedFile
+    weight: float
+
+
+class Prior:
+    """How common a configuration's values are among winners of similar problems."""
+
+    def __init__(self, problem: FusedMoe, device: Device, files: Iterable[ShippedFile]) -> None:
+        self._problem = problem
+        arch_of = {known.name: known.arch for known in devices()}
+        self._voters = [
+            Voter(file, weight)
+            for file in files
+            if file.entries and (weight := _likeness(problem, device, file, arch_of))
+        ]
+        self._shares = lru_cache(maxsize=None)(self._count)
+
+    def shortfall(self, point: Point, config: Config) -> float:
+        """How much rarer than the commonest values a configuration's are: 0 is the commonest.
+
+        The mean over the axes of log(commonest share / its share).
+        """
+        shares = self._shares(point)
+        return sum(shares[axis].get(config[axis], shares[axis][0]) for axis in AXES) / len(AXES)
+
+    def _count(self, point: Point) -> dict[str, dict[int, float]]:
+        """For every axis, the shortfall of each value; that of a value without votes is at 0."""
+        votes: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
+        for voter in self._voters:
+            for batch_size, config in voter.file.entries.items():
+                weight = voter.weight * self._nearness(voter.file, batch_size, point)
+                for axis in AXES if weight > 1e-3 else ():
+                    if axis in config:
+                        votes[axis][config[axis]] = votes[axis].get(config[axis], 0.0) + weight
+        return {axis: _shortfalls(counted) for axis, counted in votes.items()}
+
+    def _nearness(self, file: ShippedFile, batch_size: int, point: Point) -> float:
+        """Of an entry to a point: tokens an expert, by octaves, and the gemm it was tuned for."""
+        wanted = point.batch_size / self._problem.E
+        octaves = math.log2(max(1, batch_size) / file.key.E / wanted)
+        # A file without a `_down` twin was tuned for the sum of both gemms.
+        same = 1.0 if file.key.gemm is point.gemm else 0.5
+        return same * math.exp(-abs(octaves))
+
+
+def _shortfalls(votes: Mapping[int, float]) -> dict[int, float]:
+    most = SMOOTHING + max(votes.values(), default=0.0)
+    return {
+        value: math.log(most / (SMOOTHING + count)) for value, count in {0: 0.0, **votes}.items()
+    }
+
+
+def _likeness(
+    problem: FusedMoe, device: Device, file: ShippedFile, arch_of: Mapping[str, int]
+) -> float:
+    """Between a shipped file's problem and device and those at hand, at most 1.
+
+    Each thing that differs makes its winners less likely to be winners here.
+    """
+    key = file.key
+    if key.device not in arch_of:
+        return 0.0
+    dtype = Dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
+    weight = 1.0
+    if dtype is not problem.dtype:
+        same_widths = (dtype.weight_bits, dtype.activation_bits) == (
+            problem.dtype.weight_bits,
+            problem.dtype.activation_bits,
+        )
+        weight *= 0.3 if same_widths else 0.1
+    if key.block_shape != problem.block_shape:
+        weight *= 0.3
+    if key.device != device.name:
+        weight *= 0.7 if arch_of[key.device] == device.arch else 0.3
+    octaves = abs(math.log2(key.intermediate_size / problem.N))
+    return weight * math.exp(-octaves / 2)

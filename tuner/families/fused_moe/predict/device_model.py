@@ -1,0 +1,209 @@
+"""The microseconds that a fused-MoE kernel should take on a device; docs/predict.md explains it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tuner.devices.table import Device
+from tuner.families.fused_moe.predict.padding import Load, expected_load
+from tuner.families.fused_moe.predict.tensor_cores import ARCHS, tensor_step
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Config, Gemm, Point
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one block asks of its SM."""
+
+    shared_bytes: int
+    n_regs: int  # a thread's
+    n_spills: int = 0  # bytes a thread spills
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What no data sheet gives. docs/predict.md has each one's reason and the result's
+    sensitivity to it; those marked (H200) were set or changed by one recording of that card.
+    """
+
+    launch_us: float = 2.5
+    start_ns: float = 1500.0  # a block's launch and its chain of dependent loads (H200)
+    end_ns: float = 500.0  # its stores
+    empty_ns: float = 700.0  # a block without rows: launch and one load
+    dram_latency_ns: float = 700.0  # loaded (H200)
+    l2_latency_ns: float = 300.0
+    dram_efficiency: float = 0.92  # of the data sheet's bandwidth (H200)
+    short_row: float = 0.62  # of that, where a row's piece is half a cache line (H200)
+    mma_efficiency: float = 0.85
+    shared_bytes_per_clock: float = 128.0
+    converted_per_clock: float = 128.0  # elements, to a wider type (H200)
+    step_clocks: float = 100.0  # a block's barrier and the latency of its multiply-adds
+    step_instructions: float = 100.0  # a warp's: loop, addresses, scales (H200)
+    copy_instructions: float = 10.0  # for 16 bytes copied: address, mask, copy (H200)
+    rescale_instructions: float = 2.0  # an accumulator's, where a step has scales of its own
+    spill_bytes_per_clock: float = 64.0  # between a block and its SM's L1 cache (H200)
+    norm: float = 3.0  # how softly limits add: infinity is their maximum (H200)
+
+
+CACHE_LINE_BYTES = 128
+DRAM_PAGE_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One launch, in microseconds: its total and the limits that it was made of."""
+
+    total_us: float
+    latency_us: float  # waves of blocks, each a chain of dependent loads and steps
+    sm_us: float  # the busiest of an SM's units
+    dram_us: float
+    empty_us: float  # blocks without rows
+    blocks_per_sm: int
+
+
+def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
+    """Blocks that an SM holds at once, at least 1."""
+    registers = math.ceil(max(footprint.n_regs, 16) / 8) * 8 * 32 * warps
+    reserved = 1024  # bytes of shared memory that the system keeps for each block
+    return max(
+        1,
+        min(
+            device.shared_per_sm_bytes // (footprint.shared_bytes + reserved),
+            device.registers_per_sm // registers,
+            device.max_warps_per_sm // warps,
+            device.max_blocks_per_sm,
+        ),
+    )
+
+
+class DeviceModel:
+    """Predicts launches of one problem on one device."""
+
+    def __init__(
+        self, device: Device, problem: FusedMoe, constants: Constants = Constants()
+    ) -> None:
+        self._device = device
+        self._problem = problem
+        self._constants = constants
+        self._arch = ARCHS[device.arch]
+        self._a_bytes = problem.dtype.activation_bits / 8
+        self._b_bytes = problem.dtype.weight_bits / 8
+        self._tensor_step = lru_cache(maxsize=None)(self._make_tensor_step)
+
+    def predict(self, point: Point, config: Config, footprint: Footprint) -> Prediction:
+        """The time of one launch at `point`."""
+        c, device, problem = self._constants, self._device, self._problem
+        columns, reduced = problem.gemm_shape(point.gemm)
+        load = expected_load(point.batch_size, problem.E, problem.top_k, config["BLOCK_SIZE_M"])
+        tiles_n = math.ceil(columns / config["BLOCK_SIZE_N"])
+        steps = math.ceil(reduced / config["BLOCK_SIZE_K"])
+        resident = blocks_per_sm(device, config["num_warps"], footprint)
+        per_sm = load.blocks * tiles_n / device.sm_count
+        serial, busy = self._step_clocks(load, config, footprint)
+        end_clocks = load.rows * config["BLOCK_SIZE_N"] * 2 / self._arch.l2_bytes_per_clock
+        chain_ns = self._chain_ns(load, config, steps, serial / self._arch.clock_ghz)
+        latency_us = _rounds(per_sm / resident) * chain_ns / 1e3
+        sm_us = _rounds(per_sm) * (steps * busy + end_clocks) / self._arch.clock_ghz / 1e3
+        dram_us = self._dram_us(point, load, config)
+        together = sum(t**c.norm for t in (latency_us, sm_us, dram_us)) ** (1 / c.norm)
+        empty = load.empty_blocks * tiles_n / device.sm_count / resident
+        empty_us = empty * c.empty_ns / 1e3
+        return Prediction(
+            c.launch_us + together + empty_us, latency_us, sm_us, dram_us, empty_us, resident
+        )
+
+    def _step_clocks(self, load: Load, config: Config, footprint: Footprint) -> tuple[float, float]:
+        """Clocks of a step along k: of one block alone, and of its SM's busiest unit."""
+        c, warps = self._constants, config["num_warps"]
+        depth, threads = config["BLOCK_SIZE_K"], 32 * warps
+        a, b = self._a_bytes * depth, self._b_bytes * config["BLOCK_SIZE_N"] * depth
+        mma, read, converted = self._tensor_step(config)
+        copied = config["BLOCK_SIZE_M"] * a + b
+        shared = (copied + read) / c.shared_bytes_per_clock
+        instructions = c.step_instructions + c.copy_instructions * copied / 16 / threads
+        accumulators = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] / threads
+        instructions += accumulators * self._accumulator_instructions()
+        # An SM's four schedulers issue one warp's instruction a clock each.
+        issue = max(1.0, warps / 4) * instructions + converted / c.converted_per_clock
+        spilt = 2 * footprint.n_spills * threads / c.spill_bytes_per_clock
+        l2 = (load.rows * a + b) / self._arch.l2_bytes_per_clock
+        mma /= c.mma_efficiency
+        alone = c.step_clocks + max(mma, read / c.shared_bytes_per_clock) + issue + spilt
+        return alone, max(mma, shared, issue, l2) + spilt
+
+    def _make_tensor_step(self, config: Config) -> tuple[float, float, float]:
+        step = tensor_step(self._problem, self._device, config)
+        return step.mac_clocks, step.shared_read_bytes, step.converted
+
+    def _accumulator_instructions(self) -> float:
+        c, problem = self._constants, self._problem
+        if not problem.dtype.value.endswith("w8a8"):
+            return 0.0
+        # int8's sums are converted to fp32 in every step, whatever their scales.
+        converts = problem.dtype is Dtype.INT8_W8A8
+        rescales = problem.block_shape is not None
+        return c.rescale_instructions * rescales + c.rescale_instructions * converts
+
+    def _chain_ns(self, load: Load, config: Config, steps: int, step_ns: float) -> float:
+        """Nanoseconds of one block, from its launch to its stores.
+
+        A step needs its tile, which was asked for when the step `depth` before it was done;
+        so `depth` steps take a latency and a step, or their own time if that is more.
+        """
+        c, depth = self._constants, max(1, config["num_stages"] - 1)
+        # An expert's first block brings its weights from memory; the others find them in L2.
+        first = min(1.0, load.experts / load.blocks)
+        latency = c.l2_latency_ns + first * (c.dram_latency_ns - c.l2_latency_ns)
+        rounds, last = divmod(steps - 1, depth)
+        loop = rounds * max(latency + step_ns, depth * step_ns) + (last + 1) * step_ns
+        return c.start_ns + latency + loop + c.end_ns
+
+    def _dram_us(self, point: Point, load: Load, config: Config) -> float:
+        c, device, problem = self._constants, self._device, self._problem
+        columns, reduced = problem.gemm_shape(point.gemm)
+        routed = point.batch_size * problem.top_k
+        weights = columns * reduced * self._b_bytes  # of one expert
+        b = self._refetched(load, config, weights) * weights
+        a = self._activation_bytes(point, load, config, columns, reduced)
+        b_us, rest_us = (n / device.bandwidth_gbs / 1e3 for n in (b, a + routed * columns * 2))
+        piece = config["BLOCK_SIZE_K"] * self._b_bytes
+        efficiency = c.dram_efficiency
+        if piece < CACHE_LINE_BYTES and reduced * self._b_bytes > DRAM_PAGE_BYTES:
+            b_us /= c.short_row ** math.log2(CACHE_LINE_BYTES / piece)
+        return (b_us + rest_us) / efficiency
+
+    def _refetched(self, load: Load, config: Config, weights: float) -> float:
+        """Experts' weights that come from memory, again where L2 has lost them in between.
+
+        Blocks of one expert that a group runs side by side share its weights; otherwise all of
+        the expert's weights pass before the next block asks for them.
+        """
+        each = load.blocks / load.experts  # blocks an expert
+        apart = math.ceil(each / config["GROUP_SIZE_M"]) if each > 1 else 1
+        lost = max(0.0, 1 - self._device.l2_bytes / weights)
+        return load.experts * (1 + (apart - 1) * lost)
+
+    def _activation_bytes(
+        self, point: Point, load: Load, config: Config, columns: int, reduced: int
+    ) -> float:
+        """Rows of A that come from memory: once, and again for each column of tiles where a
+        group's rows and the weights beside them do not stay in L2.
+        """
+        group = min(config["GROUP_SIZE_M"], load.blocks)
+        row = reduced * self._a_bytes
+        experts = max(1.0, group * load.experts / load.blocks)
+        beside = group * load.rows * row
+        beside += experts * config["BLOCK_SIZE_N"] * reduced * self._b_bytes
+        lost = max(0.0, 1 - self._device.l2_bytes / beside)
+        routed = point.batch_size * self._problem.top_k
+        kept = point.gemm is Gemm.UP and point.batch_size * row <= self._device.l2_bytes
+        once = point.batch_size if kept else routed
+        passes = math.ceil(columns / config["BLOCK_SIZE_N"]) - 1
+        return once * row + routed * row * passes * lost
+
+
+def _rounds(share: float) -> float:
+    """Rounds of work: of more than one, the last is half full on average."""
+    return share + 0.5 if share > 1 else 1.0

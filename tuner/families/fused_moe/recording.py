@@ -1,0 +1,258 @@
+"""The file format of recordings: times that were measured once, for a search without a GPU.
+
+A recording is a gzip CSV of one problem on one device, a row per (M, gemm, config). Its columns:
+the problem (E, N, K, topk, dtype, block, and per_channel_quant where it is true), the point
+(M, gemm), the configuration (all columns from BLOCK_SIZE_M to the one before `shared`), what was
+compiled (shared, n_regs, n_spills) and what was measured (min_us, median_us, status).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from tuner.devices.table import Device, find_device
+from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
+from tuner.families.fused_moe.problem import Dtype, FusedMoe, parse_dtype
+from tuner.measure.recording_file import read_packed, unpack, write_text
+from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.results import Compiled, Measurement, Status, Trial
+
+_PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
+_POINT = ("M", "gemm")
+_CONFIG = (
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "GROUP_SIZE_M",
+    "num_warps",
+    "num_stages",
+)
+_FIGURES = ("shared", "n_regs", "n_spills", "min_us", "median_us", "status")
+_GEMMS = [gemm.value for gemm in Gemm]
+SPILL_BYTES = 4  # the column counts spilled registers, as Triton's launcher does
+_UNMEASURED = {Status.PREDICTED, Status.INCUMBENT, Status.NOT_RECORDED}
+_STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
+_FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Every trial of one problem on one device."""
+
+    path: Path
+    problem: FusedMoe
+    trials: Mapping[Candidate, Trial]
+    sha256: str  # of the unpacked text: the same for the same rows, however they were packed
+    # Columns do not say whether fp8 without blocks has one scale a tensor or one a channel.
+    says_channels: bool = field(default=False, compare=False)
+
+    @property
+    def points(self) -> list[Point]:
+        """The recorded points, ascending."""
+        return sorted({candidate.point for candidate in self.trials})
+
+    @property
+    def device(self) -> Device | None:
+        """The GPU that the file's name starts with, `h200_...`; None where it names no GPU."""
+        try:
+            return find_device(self.path.name.partition("_")[0])
+        except UnknownDevice:
+            return None
+
+    def check(self, problem: FusedMoe, points: Iterable[Point], device: Device) -> None:
+        """Raises BadInput where the recording is of something else, and names what it holds."""
+        ours, theirs = problem.spec(), self.problem.spec()
+        if not self.says_channels:
+            ours, theirs = (s.removesuffix(",per_channel_quant") for s in (ours, theirs))
+        if ours != theirs:
+            raise BadInput(f"{self.path} holds {self.problem.spec()}, not {problem.spec()}")
+        if self.device not in (None, device):
+            raise BadInput(f"{self.path} was recorded on {self.device.name}, not {device.name}")
+        held = self.points
+        if missing := [str(point) for point in points if point not in held]:
+            has = ", ".join(map(str, held))
+            raise BadInput(f"{self.path} has nothing for {', '.join(missing)}; it holds {has}")
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording. Raises MalformedRecording with the file, the line and the column."""
+    text = unpack(path, read_packed(path))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        rows = _Rows(path, next(reader, []))
+        for cells in reader:
+            rows.add(reader.line_num, cells)
+    except csv.Error as error:
+        raise MalformedRecording(f"{path}, line {reader.line_num}: {error}") from None
+    if rows.problem is None:
+        raise MalformedRecording(f"{path} holds no rows")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Recording(path, rows.problem, rows.trials, digest, "per_channel_quant" in rows.column)
+
+
+def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> None:
+    """Write what was measured of `trials`; the same trials make the same bytes.
+
+    Raises UnwritableOutput.
+    """
+    measured = [trial for trial in trials if trial.measurement.status not in _UNMEASURED]
+    extra = sorted({name for trial in measured for name in trial.candidate.config} - {*_CONFIG})
+    channels = problem.per_channel_quant
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    columns = (*_PROBLEM, *["per_channel_quant"] * channels, *_POINT, *_CONFIG, *extra, *_FIGURES)
+    writer.writerow(columns)
+    block = "" if problem.block_shape is None else "{},{}".format(*problem.block_shape)
+    about = [problem.E, problem.N, problem.K, problem.top_k, problem.dtype.value, block]
+    for trial in measured:
+        writer.writerow([*about, *["true"] * channels, *_cells(trial, (*_CONFIG, *extra))])
+    write_text(path, text.getvalue())
+
+
+def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
+    point, config = trial.candidate.point, trial.candidate.config
+    compiled, measured = trial.compiled, trial.measurement
+    spills = None if compiled.n_spills is None else compiled.n_spills // SPILL_BYTES
+    figures = (compiled.shared_bytes, compiled.n_regs, spills)
+    times = (measured.min_us, measured.median_us, measured.status.value)
+    # An absent key is an empty cell: what Triton takes then is not the recording's to say.
+    values = [config.get(name) for name in config_columns]
+    return [point.batch_size, point.gemm.value, *values, *figures, *times]
+
+
+class _Rows:
+    """Reads one row after another, and knows where it is for errors."""
+
+    def __init__(self, path: Path, header: Sequence[str]) -> None:
+        self._path, self._line, self._cells = path, 1, header
+        self.column = {name: index for index, name in enumerate(header)}
+        if len(self.column) < len(header):
+            raise MalformedRecording(f"{path}, line 1: a column is named twice")
+        for name in (*_PROBLEM, *_POINT, *_CONFIG, *_FIGURES):
+            if name not in self.column:
+                near = did_you_mean(name, header)
+                raise MalformedRecording(f"{path}, line 1: column {name} is missing{near}")
+        self._config_columns = header[self.column["BLOCK_SIZE_M"] : self.column["shared"]]
+        self.trials: dict[Candidate, Trial] = {}
+        self.problem: FusedMoe | None = None
+        self._problem_cells: dict[str, str] = {}
+        self._configs: dict[tuple[str, ...], Config] = {}
+
+    def add(self, line: int, cells: Sequence[str]) -> None:
+        self._line, self._cells = line, cells
+        if len(cells) != len(self.column):
+            raise MalformedRecording(
+                f"{self._path}, line {line}: {len(cells)} cells under {len(self.column)} columns"
+            )
+        self._same_problem()
+        candidate = Candidate(self._point(), self._config())
+        if candidate in self.trials:
+            self._fail("BLOCK_SIZE_M", f"{candidate.point} {candidate.config.key} is there twice")
+        measurement = self._measurement()
+        self.trials[candidate] = Trial(candidate, self._compiled(measurement.status), measurement)
+
+    def _fail(self, column: str, what: str) -> NoReturn:
+        raise MalformedRecording(f"{self._path}, line {self._line}, column {column}: {what}")
+
+    def _cell(self, column: str) -> str:
+        return self._cells[self.column[column]]
+
+    def _whole(self, column: str) -> int:
+        text = self._cell(column)
+        if not _is_whole(text):
+            self._fail(column, f"{text!r} is not a whole number")
+        return int(text)
+
+    def _time(self, column: str) -> float:
+        try:
+            time_us = float(self._cell(column))
+        except ValueError:
+            time_us = math.nan
+        if not 0 < time_us < math.inf:
+            self._fail(column, f"{self._cell(column)!r} is not a time in microseconds")
+        return time_us
+
+    def _same_problem(self) -> None:
+        cells = {name: self._cell(name) for name in (*_PROBLEM, *self._channel_column())}
+        if self.problem is None:
+            self.problem, self._problem_cells = self._read_problem(), cells
+        elif cells != self._problem_cells:
+            column = next(name for name in cells if cells[name] != self._problem_cells[name])
+            first = self._problem_cells[column]
+            self._fail(column, f"{cells[column]!r}, but {first!r} in the first row")
+
+    def _channel_column(self) -> list[str]:
+        return [name for name in ("per_channel_quant",) if name in self.column]
+
+    def _read_problem(self) -> FusedMoe:
+        try:
+            dtype, block = parse_dtype(self._cell("dtype")), self._block()
+            return FusedMoe(
+                E=self._whole("E"),
+                N=self._whole("N"),
+                K=self._whole("K"),
+                top_k=self._whole("topk"),
+                dtype=dtype,
+                block_shape=block,
+                # int8 without blocks is quantised per channel: the kernel has nothing else.
+                per_channel_quant=(dtype is Dtype.INT8_W8A8 and block is None)
+                or any(self._cell(name).lower() == "true" for name in self._channel_column()),
+            )
+        except BadProblem as error:
+            self._fail("dtype", str(error))
+
+    def _block(self) -> tuple[int, int] | None:
+        text = self._cell("block")
+        if text.lower() in ("", "none", "0", "0,0"):
+            return None
+        n, comma, k = text.replace(" ", "").partition(",")
+        if not (comma and _is_whole(n) and _is_whole(k)):
+            self._fail("block", f"{text!r} is not a block like 128,128")
+        return int(n), int(k)
+
+    def _point(self) -> Point:
+        gemm = self._cell("gemm")
+        if gemm not in _GEMMS:
+            self._fail("gemm", f"{gemm!r} is neither up nor down{did_you_mean(gemm, _GEMMS)}")
+        return Point(self._whole("M"), Gemm(gemm))
+
+    def _config(self) -> Config:
+        cells = tuple(self._cell(name) for name in self._config_columns)
+        if cells not in self._configs:  # each stands in a row of every point
+            # An empty cell is an absent key: what Triton takes then is not ours to say.
+            names = [name for name, cell in zip(self._config_columns, cells, strict=True) if cell]
+            self._configs[cells] = Config({name: self._whole(name) for name in names})
+        return self._configs[cells]
+
+    def _measurement(self) -> Measurement:
+        text = self._cell("status")
+        if text not in _STATUSES:
+            self._fail("status", f"unknown status {text!r}{did_you_mean(text, _STATUSES)}")
+        status = _STATUSES[text]
+        if status is Status.OK:
+            return Measurement(status, self._time("median_us"), self._time("min_us"))
+        for column in ("median_us", "min_us"):
+            if self._cell(column):
+                self._fail(column, f"a time, though the status is {text}")
+        return Measurement(status)
+
+    def _compiled(self, status: Status) -> Compiled:
+        shared, n_regs, n_spills = (
+            self._whole(name) if self._cell(name) else None for name in _FIGURES[:3]
+        )
+        if n_spills is not None:
+            n_spills *= SPILL_BYTES
+        failed = status in _FAILS_TO_COMPILE
+        return Compiled(status if failed else Status.OK, shared, n_regs, n_spills)
+
+
+def _is_whole(text: str) -> bool:
+    # int() also reads "1_0", signs, spaces and digits of other scripts.
+    return text.isascii() and text.isdigit() and len(text) <= 12

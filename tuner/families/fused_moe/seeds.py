@@ -1,0 +1,129 @@
+"""Known winners -> the first configurations to try.
+
+The files that an engine ships are other problems' winners. Each entry votes for its
+configuration, by how near its problem is to the one at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cache, partial
+from itertools import zip_longest
+
+from tuner.devices.table import Device, find_device
+from tuner.engines.sglang.fused_moe.file_names import FileKey
+from tuner.engines.sglang.package import ShippedFile
+from tuner.errors import UnknownDevice
+from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.problems.points import Config, Gemm, Part, Point
+from tuner.tuning.space import Space
+
+# A vote halves with each unit of distance: an octave of batch size or of N, half an octave of
+# anything that matters less. None of these was fitted to a recording.
+_HALF = 0.5
+_LIMIT = 16  # seeds a point: more than any budget spends
+
+
+def seeds_for(
+    points: Iterable[Point],
+    problem: FusedMoe,
+    device: Device,
+    spaces: Mapping[Part, Space],
+    shipped: Iterable[ShippedFile],
+    *,
+    known: Mapping[Point, Sequence[Config]] | None = None,
+    foreseen: Mapping[Point, Sequence[Config]] | None = None,
+    without: Container[tuple[int, int]] = (),
+) -> dict[Point, list[Config]]:
+    """For each point: `known` ones, then the shipped files' by votes; legal, no two alike.
+
+    `known` are configurations sure to be worth a try, such as what the engine runs now.
+    `foreseen` are those that a model of the device ranks first; they take turns with the votes,
+    as the two err in different places.
+    `without` leaves out the files of these (E, N), so that a search can be judged honestly.
+    """
+    files = [file for file in shipped if (file.key.E, file.key.N) not in without]
+    ballots = {
+        gemm: _ballots(files, problem, device, gemm, spaces[gemm])
+        for gemm in Gemm
+        if gemm in spaces
+    }
+    seeds = {}
+    for point in points:
+        space = spaces[point.gemm]
+        first = [space.nearest(config) for config in (known or {}).get(point, ())]
+        voted = _elect(_votes(ballots[point.gemm], point.batch_size), space)
+        modelled = [space.nearest(config) for config in (foreseen or {}).get(point, ())]
+        turns = (c for pair in zip_longest(modelled, voted) for c in pair if c is not None)
+        seeds[point] = list(dict.fromkeys([*first, *turns]))
+    return seeds
+
+
+def _ballots(
+    files: Iterable[ShippedFile], problem: FusedMoe, device: Device, gemm: Gemm, space: Space
+) -> list[tuple[float, int, Config]]:
+    """(distance, batch size, legal configuration) of each entry."""
+    nearest = cache(space.nearest)  # files share most of their configurations
+    away = cache(partial(_device_distance, device=device))
+    ballots = []
+    for file in files:
+        distance = _problem_distance(file.key, problem, gemm) + away(file.key.device)
+        ballots += [(distance, size, nearest(config)) for size, config in file.entries.items()]
+    return ballots
+
+
+def _votes(ballots: Iterable[tuple[float, int, Config]], batch_size: int) -> dict[Config, float]:
+    votes: dict[Config, float] = defaultdict(float)
+    for distance, near_size, config in ballots:
+        votes[config] += _HALF ** (distance + _octaves(near_size, batch_size))
+    return votes
+
+
+def _elect(votes: dict[Config, float], space: Space) -> list[Config]:
+    """Most votes first. A winner takes half of its grid neighbours' votes with it.
+
+    Near-equals would fill the list otherwise, and the search steps to neighbours anyway.
+    """
+    elected: list[Config] = []
+    while votes and len(elected) < _LIMIT:
+        winner = max(votes, key=lambda config: (votes[config], config))
+        elected.append(winner)
+        del votes[winner]
+        for near in space.neighbours(winner):
+            if near in votes:
+                votes[near] *= _HALF
+    return elected
+
+
+def _problem_distance(key: FileKey, problem: FusedMoe, gemm: Gemm) -> float:
+    return (
+        _dtype_distance(key, problem)
+        + _octaves(key.E, problem.E) / 2
+        + _octaves(key.intermediate_size, problem.N)
+        + (key.gemm is not gemm)
+    )
+
+
+def _dtype_distance(key: FileKey, problem: FusedMoe) -> float:
+    wide = (Dtype.BFLOAT16, Dtype.FLOAT16)
+    dtype = None if problem.dtype in wide else problem.dtype.value  # as the engine's names have it
+    blocks = (key.block_shape is None) != (problem.block_shape is None)
+    if key.dtype == dtype:
+        return blocks
+    narrow = problem.dtype.activation_bits == 8 and (key.dtype or "").endswith("w8a8")
+    return (2 if narrow else 4) + blocks
+
+
+def _device_distance(name: str, device: Device) -> int:
+    if name == device.name:
+        return 0
+    try:
+        return 1 if find_device(name).arch == device.arch else 2
+    except UnknownDevice:
+        return 2
+
+
+def _octaves(a: int, b: int) -> float:
+    return abs(math.log2(a / b))

@@ -1,0 +1,246 @@
+"""Puts the rooms' parts together for one tuning run of a fused-MoE layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from tuner.compile.candidates import Binder
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
+from tuner.engines.sglang.package import ShippedFile
+from tuner.errors import BadInput, UnwritableOutput
+from tuner.families.fused_moe.baselines import incumbents
+from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
+from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.measure.replay import Replay
+from tuner.problems.points import Candidate, Config, Gemm, Part, Point
+from tuner.problems.results import MeasureKind, Trial
+from tuner.store import Store
+from tuner.store.current_winners import WINNING
+from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.run import NOISE, Request, Session
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Effort, Space, space_for
+from tuner.tuning.tune import Listed, Plan, Strategy
+
+# Kernels compiled for a prediction: about 0.4 s each of one core.
+PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
+FORESEEN = 4  # of a search's seeds at a point, those that the device model names
+PREDICT_PER_BLOCK = 4  # of those, the most with one BLOCK_SIZE_M that are offered to a point
+
+
+class MoeSession(Session):
+    """The tuning run of a fused-MoE layer."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert isinstance(request.problem, FusedMoe)  # what makes this the session to open
+        self._problem = request.problem
+        self._check_gemms()
+        self.points = self._points()  # a batch size that the recording lacks is refused here
+        self.file_names = self._file_names()
+        self._partner: Mapping[int, Config] = {}
+
+    def _look_up(self, store: Store) -> None:
+        """The stored entries of the gemm that is not tuned now, by batch size: the engine runs
+        both with one BLOCK_SIZE_M.
+        """
+        request = self.request
+        if len(request.gemms) == 1 and request.engine.has_down_files():
+            found = store.winners_in(self._problem, self.environment)
+            others = [w.entry for w in found if w.entry.point.gemm not in request.gemms]
+            others.sort(key=lambda entry: WINNING.index(entry.status))  # the best one last
+            self._partner = {entry.point.batch_size: entry.config for entry in others}
+
+    def _points(self) -> tuple[Point, ...]:
+        request = self.request
+        recorded = self._recording.points if self._recording else None
+        known = sorted({p.batch_size for p in recorded}) if recorded else list(BATCH_SIZES)
+        sizes = request.batch_sizes or known
+        points = tuple(Point(size, gemm) for size in sorted(set(sizes)) for gemm in request.gemms)
+        if self._recording:
+            self._recording.check(self._problem, points, request.device)
+        return points
+
+    @cached_property
+    def tries(self) -> dict[str, int]:
+        """How many configurations each size may be tried with, all gemms together."""
+        each = self._budget.per_point
+        if self.request.source.kind is MeasureKind.PREDICT:
+            blocks = len(self._spaces[self.points[0].gemm].axes["BLOCK_SIZE_M"])
+            each = blocks * PREDICT_PER_BLOCK
+        return {point.size: each * len(self.request.gemms) for point in self.points}
+
+    # Parts
+
+    @cached_property
+    def _recording(self) -> Recording | None:
+        path = self.request.source.recording
+        return read_recording(path) if path else None
+
+    @cached_property
+    def _kernels(self) -> FusedMoeKernels:
+        return lift_fused_moe(self.request.engine)
+
+    @property
+    def _kernel_hash(self) -> str:
+        return self._kernels.lifted.hash
+
+    @property
+    def _recording_sha256(self) -> str:
+        return self._recording.sha256 if self._recording else ""
+
+    def _binder(self) -> Binder:
+        return self._kernels.binder(self._problem, self.request.device.arch)
+
+    def _prove_recordable(self, path: Path, add: bool) -> None:
+        super()._prove_recordable(path, add)
+        if add:
+            raise UnwritableOutput(f"{path}: a fused-MoE layer needs a recording to itself")
+
+    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
+        write_recording(path, self._problem, trials)
+
+    @cached_property
+    def _spaces(self) -> dict[Part, Space]:
+        request = self.request
+        wide = request.wide
+        if wide is None:
+            measured = request.source.kind is MeasureKind.GPU
+            wide = measured or request.effort is Effort.EXHAUSTIVE
+        return {
+            gemm: space_for(self._problem, request.device, gemm, wide=wide)
+            for gemm in request.gemms
+        }
+
+    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
+        request = self.request
+        if self._recording:
+            replay = Replay(self._recording)
+            return SerialBench(replay, replay, self.points), self._search()
+        if request.source.kind is MeasureKind.GPU:
+            return self._gpu, self._search()
+        predictor = Predictor(request.device, self._problem, self._corpus)
+        legal = {point: self._legal(point) for point in self.points}
+        one_config = not request.engine.has_down_files()
+        chosen = predictor.shortlist_all(
+            legal, PREDICT_KERNELS[request.effort], one_config=one_config
+        )
+        listed = [
+            Candidate(point, config)
+            for point, some in chosen.items()
+            for config in _best_of_each_block(some)
+        ]
+        return SerialBench(self._compiler, predictor, self.points), Listed(listed)
+
+    def _legal(self, point: Point) -> Sequence[Config]:
+        """The configurations of a point's space that go with what the other gemm has there."""
+        configs = self._spaces[point.gemm].configs()
+        partner = self._partner.get(point.batch_size)
+        if partner is None:
+            return configs
+        return [c for c in configs if c["BLOCK_SIZE_M"] == partner["BLOCK_SIZE_M"]]
+
+    def _search(self) -> Strategy:
+        request = self.request
+        if request.effort is Effort.EXHAUSTIVE:  # nothing to learn from on the way
+            return Listed(
+                [
+                    Candidate(point, config)
+                    for point in self.points
+                    for config in self._spaces[point.gemm].configs()
+                ]
+            )
+        seeds = seeds_for(
+            self.points,
+            self._problem,
+            request.device,
+            self._spaces,
+            self._corpus,
+            known=self._known(),
+            foreseen=self._foreseen(),
+        )
+        return Search(self._spaces, self.points, seeds, self._budget, request.seed)
+
+    @cached_property
+    def _budget(self) -> Budget:
+        size = max(len(space) for space in self._spaces.values())
+        return budget_for(self.request.effort, len(self.points), size)
+
+    def _plan(self) -> Plan:
+        source = self.request.source.kind
+        predicted = source is MeasureKind.PREDICT
+        policy = Policy(
+            noise=CLEAR_GAIN if predicted else NOISE[source],
+            tie=0.0 if predicted else None,  # a threshold against losses must not cost gains
+            one_config=not self.request.engine.has_down_files() and len(self.request.gemms) > 1,
+            trust_shipped=predicted,
+        )
+        return Plan(
+            requested=self.points,
+            incumbents=self._incumbents,
+            chooser=MoeChooser(
+                self._incumbents,
+                policy,
+                requested={p.batch_size for p in self.points},
+                blocks={size: config["BLOCK_SIZE_M"] for size, config in self._partner.items()},
+            ),
+        )
+
+    @cached_property
+    def _incumbents(self) -> Mapping[Point, Mapping[str, Config]]:
+        request = self.request
+        return incumbents(
+            request.engine,
+            self._problem,
+            request.device,
+            self._triton,
+            request.gemms,
+            [point.batch_size for point in self.points],
+        )
+
+    def _foreseen(self) -> dict[Point, list[Config]]:
+        """What the device model ranks first on the engine's own grid, which it knows best."""
+        request = self.request
+        predictor = Predictor(request.device, self._problem, self._corpus)
+        grids = {g: space_for(self._problem, request.device, g) for g in request.gemms}
+        return {
+            point: predictor.shortlist(point, grids[point.gemm].configs(), FORESEEN)
+            for point in self.points
+        }
+
+    def _known(self) -> dict[Point, Sequence[Config]]:
+        found = {point: list(self._incumbents[point].values()) for point in self.points}
+        for point, configs in found.items():
+            if point.batch_size in self._partner:  # one candidate at least has its BLOCK_SIZE_M
+                configs.append(self._partner[point.batch_size])
+        return {**found}
+
+    @cached_property
+    def _corpus(self) -> list[ShippedFile]:
+        return list(self.request.engine.shipped())
+
+    def _file_names(self) -> dict[Part, str]:
+        request = self.request
+        gemms = [g for g in request.gemms if g is Gemm.UP or request.engine.has_down_files()]
+        return {
+            gemm: request.engine.file_name(self._problem, request.device, gemm) for gemm in gemms
+        }
+
+    def _check_gemms(self) -> None:
+        request = self.request
+        if request.gemms == (Gemm.DOWN,) and not request.engine.has_down_files():
+            engine = f"{request.engine.name} {request.engine.version}"
+            raise BadInput(f"{engine} reads no _down files: tune up, or both")
+
+
+def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
+    """The first few of each BLOCK_SIZE_M: a pair of gemms has to share that value."""
+    kept: dict[int, list[Config]] = {}
+    for config in ranked:
+        kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)
+    return [config for some in kept.values() for config in some[:PREDICT_PER_BLOCK]]

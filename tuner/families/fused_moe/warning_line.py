@@ -1,0 +1,142 @@
+"""An engine's warning that it found no config file -> the problem whose file it missed.
+
+The line names E, N, the dtype and the GPU. It does not name the hidden size K and top_k, which are
+those of the presets that divide into the same E and N.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tuner.engines.sglang.fused_moe.shared_experts import (
+    NEWEST,
+    Version,
+    fuses_in_some_release,
+    parse_version,
+)
+from tuner.errors import BadProblem
+from tuner.families.fused_moe.problem import Dtype, parse_dtype
+from tuner.models.model import Model
+from tuner.models.table import presets
+from tuner.problems.points import Gemm
+
+# Where releases kept their config files, newest last: the folder, and the first release without it.
+_LAYOUTS: tuple[tuple[str, Version], ...] = (
+    ("fused_moe_triton/configs/E=", (0, 4, 7)),
+    ("fused_moe_triton/configs/triton_", (0, 5, 11)),
+)
+_NAME = re.compile(
+    r"E=(?P<E>\d{1,7}),N=(?P<N>\d{1,7}),device_name=(?P<device>[^,/\\]*?)"
+    r"(?:,dtype=(?P<dtype>\w+?))?"
+    r"(?:,block_shape=\[(?P<n>\d{1,6}),\s*(?P<k>\d{1,6})\])?"
+    r"(?P<per_channel>,per_channel_quant=True)?(?P<down>_down)?\.json"
+)
+
+
+@dataclass(frozen=True)
+class MissingFile:
+    """What the name and place of an engine's config file say."""
+
+    E: int
+    N: int
+    device_name: str
+    dtype: Dtype | None  # None: the engine writes no type for unquantised weights
+    block_shape: tuple[int, int] | None
+    per_channel_quant: bool
+    gemm: Gemm
+    file_name: str
+    before: Version | None  # the engine is older than this release, told by its folders
+
+
+def parse_config_name(text: str) -> MissingFile | None:
+    """Find an engine's config file name in a line, a path or by itself; None if there is none.
+
+    Raises BadProblem for a dtype that is not known.
+    """
+    match = _NAME.search(text)
+    if not match:
+        return None
+    place = text.replace("\\", "/")
+    dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
+    block = (int(match["n"]), int(match["k"])) if match["n"] else None
+    return MissingFile(
+        E=int(match["E"]),
+        N=int(match["N"]),
+        device_name=match["device"],
+        dtype=dtype,
+        block_shape=block,
+        # int8_w8a8 without blocks is always per channel; older releases do not write it.
+        per_channel_quant=bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block),
+        gemm=Gemm.DOWN if match["down"] else Gemm.UP,
+        file_name=match[0],
+        before=next((version for folder, version in _LAYOUTS if folder in place), None),
+    )
+
+
+@dataclass(frozen=True)
+class Match:
+    """A preset that can be divided into a file's E and N."""
+
+    model: Model
+    tp: int
+    ep: int
+    fused: int  # how many of E are shared experts
+
+    @property
+    def top_k(self) -> int:
+        return self.model.top_k + (self.model.n_shared_experts if self.fused else 0)
+
+
+def matches(missing: MissingFile) -> tuple[Match, ...]:
+    """The presets whose experts divide into the file's E and N, the plainest divisions alone:
+    without expert parallelism where there are any, and with a tp of a power of two where there are.
+    """
+    found = [match for model in presets() for match in _divisions(model, missing)]
+    found = [match for match in found if match.ep == 1] or found
+    return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
+
+
+def _divisions(model: Model, missing: MissingFile) -> list[Match]:
+    if missing.before and (not model.since or parse_version(model.since) >= missing.before):
+        return []
+    if not missing.N or model.intermediate % missing.N:
+        return []
+    moe_tp = model.intermediate // missing.N
+    fusions = {0}
+    if fuses_in_some_release(model.architecture):
+        # Before 0.4.7 there was a copy for each rank.
+        old = missing.before is not None and missing.before <= (0, 4, 7)
+        fusions.add(moe_tp if old else model.n_shared_experts)
+    found = []
+    for fused in sorted(fusions):
+        routed = missing.E - fused
+        if routed > 0 and model.E % routed == 0:
+            ep = model.E // routed
+            found.append(Match(model, moe_tp * ep, ep, fused))
+    return found
+
+
+def choose(
+    missing: MissingFile, hidden_size: int | None, top_k: int | None
+) -> tuple[int, int, str]:
+    """(K, top_k, where they are from). Given ones narrow the presets down.
+
+    Raises BadProblem, which names the presets that match, unless all agree.
+    """
+    if hidden_size and top_k:
+        return hidden_size, top_k, "hidden size and top_k as given"
+    found = [
+        match
+        for match in matches(missing)
+        if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k)
+    ]
+    shapes = sorted({(match.model.hidden, match.top_k) for match in found})
+    if len(shapes) == 1:
+        names = " and ".join(f"{m.model.name} at tp={m.tp}" for m in found)
+        return *shapes[0], f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
+    these = "; ".join(f"{m.model.name} ({m.model.hidden}, {m.top_k})" for m in found)
+    raise BadProblem(
+        f"{missing.file_name} names neither the hidden size nor top_k: add --hidden-size and "
+        f"--top-k ({these or 'no preset up to ' + NEWEST + ' matches'})"
+    )

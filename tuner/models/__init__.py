@@ -1,0 +1,1 @@
+"""What a model's checkpoint says of itself."""

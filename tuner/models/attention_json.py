@@ -1,0 +1,213 @@
+"""A model's config.json -> AttentionShape, as sglang's model classes read it (0.4.4 to 0.5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tuner.errors import MalformedCheckpoint
+from tuner.families.fused_moe.problem import Dtype
+from tuner.models.attention import AttentionShape, Layers
+from tuner.models.fields import (
+    MAX_SIZE,
+    Json,
+    architecture_of,
+    language_fields,
+    parse,
+    read_file,
+    size,
+    torch_dtype,
+)
+from tuner.models.layer_counts import LAYERS, count_layers
+
+_Q_HEADS = ("num_attention_heads", "n_heads", "n_head")
+_KV_HEADS = (
+    *("num_key_value_heads", "kv_n_heads", "num_kv_heads", "n_head_kv"),
+    *("multi_query_group_num", "num_attention_groups"),
+)
+_HIDDEN = ("hidden_size", "d_model")
+# As sglang's get_context_length reads it.
+_CONTEXT = (
+    *("max_sequence_length", "seq_length", "max_seq_len"),
+    *("model_max_length", "max_position_embeddings"),
+)
+
+# Classes that give sliding layers a window: the checkpoint's field, and what sglang takes off it,
+# as its kernels count only the tokens before a query's own. Others read none (Mixtral, Qwen, Llama,
+# and Llama 4, whose chunks the Triton backend does not look at).
+_GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+_GEMMA4 = (
+    *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    "Gemma4UnifiedForConditionalGeneration",
+)
+_MIMO_V2 = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM")
+WINDOWED: dict[str, tuple[str, int]] = {
+    **dict.fromkeys(("GptOssForCausalLM", *_GEMMA, *_GEMMA4), ("sliding_window", 1)),
+    **dict.fromkeys(_MIMO_V2, ("sliding_window_size", 0)),
+}
+# Where no list says which layers slide: one in so many sees everything.
+_FULL_EVERY = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Gemma3ForConditionalGeneration": 6}
+_GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
+_CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}  # what counts where none is told
+_MAX_CAP = 1000
+_MAX_HEADS = 4096
+_OWN_BACKEND = ("DeepseekV4ForCausalLM",)
+
+
+@dataclass(frozen=True)
+class Attending:
+    """What a config.json says of attention, whether or not the model has experts."""
+
+    name: str
+    architecture: str
+    attention: AttentionShape
+
+
+def read_attention(path: Path) -> Attending:
+    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
+    file, data, name = read_file(path)
+    try:
+        config = parse(data)
+        return Attending(name, architecture_of(config), attention_shape(config))
+    except MalformedCheckpoint as error:
+        raise MalformedCheckpoint(f"{file}: {error}") from None
+
+
+def attention_or_none(config: Json) -> AttentionShape | None:
+    """For those who need the experts alone: None for what cannot be read."""
+    try:
+        return attention_shape(config)
+    except MalformedCheckpoint:
+        return None
+
+
+def attention_shape(config: Json) -> AttentionShape:
+    """The attention of a config.json. Raises MalformedCheckpoint."""
+    architecture = architecture_of(config)
+    if architecture in _OWN_BACKEND:
+        raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
+    fields = language_fields(config)
+    latent = size(fields, ("kv_lora_rank",)) or 0
+    kinds = [_latent(fields)] if latent else _kinds(fields, architecture)
+    return AttentionShape(
+        layers=tuple(kinds),
+        kv_lora_rank=latent,
+        qk_rope_head_dim=_required(fields, ("qk_rope_head_dim",)) if latent else 0,
+        logit_cap=_logit_cap(fields, architecture),
+        context_length=_context_length(fields),
+        dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
+    )
+
+
+def _latent(fields: Json) -> Layers:
+    heads = _heads(fields)
+    nope, rope = (_required(fields, (f"qk_{part}_head_dim",)) for part in ("nope", "rope"))
+    value = _required(fields, ("v_head_dim",))
+    return Layers(heads, heads, nope + rope, value, count=size(fields, LAYERS) or 0)
+
+
+def _kinds(fields: Json, architecture: str) -> list[Layers]:
+    """The layers that see everything, and then those with a window, of what there are."""
+    full = _base(fields)
+    seeing_all, sliding = count_layers(fields, _FULL_EVERY.get(architecture, 1))
+    if architecture not in WINDOWED:
+        if sliding:
+            raise MalformedCheckpoint(
+                f"how sglang runs the sliding layers of {architecture} is not known: "
+                "name the problem itself, extend_attention:q_heads=.."
+            )
+        return [replace(full, count=seeing_all)]
+    windowed = replace(full, window=_window(fields, architecture))
+    if architecture == "GptOssForCausalLM":
+        full, windowed = replace(full, sinks=True), replace(windowed, sinks=True)
+    if architecture in _MIMO_V2:
+        full = replace(full, sinks=bool(fields.get("add_full_attention_sink_bias")))
+        windowed = _sliding_of_mimo(fields, windowed)
+    if architecture in _GEMMA4:
+        full = _full_of_gemma4(fields, full)
+    kinds = [replace(full, count=seeing_all), replace(windowed, count=sliding)]
+    # Where no layer is counted, no list was read: there are some of both.
+    return [kind for kind in kinds if kind.count or not (seeing_all or sliding)]
+
+
+def _base(fields: Json) -> Layers:
+    heads = _heads(fields)
+    inner = fields.get("attn_config")  # DBRX
+    nested = size(inner, _KV_HEADS) if isinstance(inner, Mapping) else None
+    kv_heads = nested or size(fields, _KV_HEADS) or heads
+    head_dim = size(fields, ("head_dim",)) or _divided(_required(fields, _HIDDEN), heads)
+    return Layers(heads, kv_heads, head_dim, size(fields, ("v_head_dim",)) or head_dim)
+
+
+def _heads(fields: Json) -> int:
+    heads = _required(fields, _Q_HEADS)
+    if heads > _MAX_HEADS:
+        raise MalformedCheckpoint(f"{heads} query heads are more than the {_MAX_HEADS} read here")
+    return heads
+
+
+def _sliding_of_mimo(fields: Json, layers: Layers) -> Layers:
+    return replace(
+        layers,
+        q_heads=size(fields, ("swa_num_attention_heads",)) or layers.q_heads,
+        kv_heads=size(fields, ("swa_num_key_value_heads",)) or layers.kv_heads,
+        head_dim=size(fields, ("swa_head_dim",)) or layers.head_dim,
+        v_head_dim=size(fields, ("swa_v_head_dim", "swa_head_dim")) or layers.v_head_dim,
+        sinks=bool(fields.get("add_swa_attention_sink_bias")),
+    )
+
+
+def _full_of_gemma4(fields: Json, layers: Layers) -> Layers:
+    """Its plain fields are the sliding layers'."""
+    head_dim = size(fields, ("global_head_dim",)) or layers.head_dim
+    kv_heads = size(fields, ("num_global_key_value_heads",)) or layers.kv_heads
+    return replace(layers, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim)
+
+
+def _window(fields: Json, architecture: str) -> int:
+    name, less = WINDOWED[architecture]
+    window = _required(fields, (name,)) - less
+    if window < 1:
+        raise MalformedCheckpoint(f"{name} should be more than {less}, not {window + less}")
+    return window
+
+
+def _logit_cap(fields: Json, architecture: str) -> float:
+    if architecture not in _CAPPED:
+        return 0.0
+    cap = fields.get("attn_logit_softcapping")
+    if cap is None:
+        cap = _CAPPED[architecture]
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not abs(cap) <= _MAX_CAP:
+        raise MalformedCheckpoint(f"attn_logit_softcapping should be a number, not {cap!r:.60}")
+    method = fields.get("attn_logit_softcapping_method", "tanh")
+    if method != "tanh":
+        raise MalformedCheckpoint(f"attn_logit_softcapping_method {method!r:.60} is not known")
+    return float(round(cap, 3)) if cap > 0 else 0.0
+
+
+def _context_length(fields: Json) -> int:
+    length = size(fields, _CONTEXT) or 0
+    scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
+        return length
+    factor = scaling.get("factor", 1)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < MAX_SIZE:
+        return length
+    return length if scaling.get("rope_type") == "llama3" else int(factor * length)
+
+
+def _required(fields: Json, names: tuple[str, ...]) -> int:
+    found = size(fields, names)
+    if not found:
+        raise MalformedCheckpoint(f"its attention has no {names[0]}")
+    return found
+
+
+def _divided(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise MalformedCheckpoint(
+            f"it names no head_dim, and {heads} heads do not divide hidden_size {hidden}"
+        )
+    return hidden // heads

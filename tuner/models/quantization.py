@@ -1,0 +1,123 @@
+"""What a checkpoint's quantization_config says of its experts' weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import MalformedCheckpoint
+from tuner.families.fused_moe.problem import Dtype
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The scheme of the experts' weights."""
+
+    kind: str  # the checkpoint's own word, for messages
+    dtype: Dtype | None  # None: no Triton fused-MoE kernel reads the format
+    block_shape: tuple[int, int] | None = None
+    per_channel_quant: bool = False
+
+
+def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
+    """Read the quantization_config of `config`, or of none: the weights' plain type.
+
+    Raises MalformedCheckpoint where a field is missing or of another type. A format that no Triton
+    fused-MoE kernel reads is no error here: a dtype to run instead can still be chosen.
+    """
+    quant = config.get("quantization_config") or config.get("compression_config")
+    if config.get("expert_dtype") == "fp4":  # DeepSeek V4 stores experts so beside fp8 layers
+        return Quantization("mxfp4", None)
+    if not quant:
+        return Quantization("none", Dtype.FLOAT16 if torch_dtype == "float16" else Dtype.BFLOAT16)
+    if not isinstance(quant, Mapping):
+        raise MalformedCheckpoint("quantization_config is not an object")
+    method = str(quant.get("quant_method", "")).lower().replace("_", "-")
+    if method.startswith("modelopt"):
+        return _modelopt(quant)
+    if "config_groups" in quant:
+        return _compressed_tensors(quant)
+    read = _METHODS.get(method)
+    return read(quant) if read else Quantization(method or "an unnamed format", None)
+
+
+def _fp8(quant: Json) -> Quantization:
+    block = quant.get("weight_block_size")
+    shape = _block(block) if block else None
+    if shape and shape[0] == 1:
+        return Quantization("mxfp8", None)
+    return Quantization("fp8", Dtype.FP8_W8A8, shape)
+
+
+def _blockwise_int8(quant: Json) -> Quantization:
+    return Quantization("blockwise_int8", Dtype.INT8_W8A8, _block(quant.get("weight_block_size")))
+
+
+def _packed(quant: Json) -> Quantization:
+    """gptq, awq and their kin: groups along k."""
+    bits = quant.get("bits", quant.get("w_bit", 4))
+    group = quant.get("group_size", quant.get("q_group_size", 128))
+    return _groups(str(quant["quant_method"]), bits, group)
+
+
+def _modelopt(quant: Json) -> Quantization:
+    algo = str(quant.get("quant_algo", quant["quant_method"])).lower()
+    return Quantization(f"modelopt {algo}", Dtype.FP8_W8A8 if algo == "fp8" else None)
+
+
+def _compressed_tensors(quant: Json) -> Quantization:
+    groups = quant["config_groups"]
+    group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping) or not isinstance(group, Mapping):
+        raise MalformedCheckpoint("quantization_config has no weights in its first config group")
+    inputs = group.get("input_activations")
+    input_bits = inputs.get("num_bits") if isinstance(inputs, Mapping) else 16
+    bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
+    name = f"compressed-tensors {kind}{bits}"
+    if input_bits != 16:
+        dtype = {"int8": Dtype.INT8_W8A8, "float8": Dtype.FP8_W8A8}.get(f"{kind}{bits}")
+        if dtype is None or input_bits != 8:
+            return Quantization(f"{name} with {input_bits}-bit activations", None)
+        return _weights_and_activations(name, dtype, weights)
+    if kind != "int":
+        return Quantization(f"{name} with 16-bit activations", None)
+    return _groups(name, bits, weights.get("group_size"))
+
+
+def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantization:
+    strategy = weights.get("strategy")
+    if strategy == "block":
+        return Quantization(name, dtype, _block(weights.get("block_structure")))
+    if strategy == "tensor" and dtype is Dtype.INT8_W8A8:
+        return Quantization(f"{name} per tensor", None)
+    return Quantization(name, dtype, per_channel_quant=strategy == "channel")
+
+
+def _groups(name: str, bits: object, group: object) -> Quantization:
+    dtype = {4: Dtype.INT4_W4A16, 8: Dtype.INT8_W8A16}.get(bits if isinstance(bits, int) else 0)
+    if isinstance(group, int) and group > 0:
+        return Quantization(name, dtype, (0, group) if dtype else None)
+    # One group along the whole of k: the kernel has no int4 path without groups.
+    return Quantization(name, dtype if dtype is Dtype.INT8_W8A16 else None)
+
+
+def _block(value: object) -> tuple[int, int]:
+    match value:
+        case [int() as n, int() as k] if n > 0 and k > 0 and max(n, k) < 1 << 20:
+            return n, k
+    raise MalformedCheckpoint(f"a quantisation block is two positive numbers, not {value!r:.60}")
+
+
+_METHODS = {
+    "fp8": _fp8,
+    "blockwise-int8": _blockwise_int8,
+    "w8a8-int8": lambda _: Quantization("w8a8_int8", Dtype.INT8_W8A8, per_channel_quant=True),
+    "w8a8-fp8": lambda _: Quantization("w8a8_fp8", Dtype.FP8_W8A8, per_channel_quant=True),
+    **dict.fromkeys(
+        ("gptq", "gptq-marlin", "awq", "awq-marlin", "auto-round", "moe-wna16"), _packed
+    ),
+}

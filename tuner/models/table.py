@@ -1,0 +1,78 @@
+"""The table of well-known models (models.toml)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from importlib import resources
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from tuner.errors import UnknownModel, did_you_mean
+from tuner.families.fused_moe.problem import Dtype
+from tuner.models.attention import AttentionShape, Layers
+from tuner.models.model import Model
+
+
+@cache
+def presets() -> tuple[Model, ...]:
+    """Every model of the table, in its order."""
+    text = resources.files("tuner.models").joinpath("models.toml").read_text(encoding="utf-8")
+    return tuple(_model(row) for row in tomllib.loads(text)["model"])
+
+
+def find_preset(text: str) -> Model:
+    """The preset of that name or alias; case, an organisation before a slash, spaces,
+    underscores and hyphens do not matter. Raises UnknownModel, which names the nearest.
+    """
+    if model := _by_key().get(_key(text)):
+        return model
+    near = did_you_mean(text, [name for m in presets() for name in (m.name, *m.aliases)])
+    hint = near or "; `tuner models` lists the presets"
+    raise UnknownModel(f"no preset, folder or config.json is called {text[:200]!r}{hint}")
+
+
+@cache
+def _by_key() -> dict[str, Model]:
+    return {_key(name): model for model in presets() for name in (model.name, *model.aliases)}
+
+
+def _key(text: str) -> str:
+    return re.sub(r"[\s_-]+", "", text.rpartition("/")[2]).casefold()
+
+
+def _model(row: dict[str, Any]) -> Model:
+    dtype, block, attention = row.get("dtype"), row.get("block_shape"), row.get("attention")
+    converted: dict[str, Any] = {
+        "aliases": tuple(row.get("aliases", ())),
+        "dtype": Dtype(dtype) if dtype else None,
+        "block_shape": (block[0], block[1]) if block else None,
+        "attention": _attention(attention, row["source"]) if attention else None,
+    }
+    return Model(**{**row, **converted})
+
+
+def _attention(row: dict[str, Any], source: str) -> AttentionShape:
+    """The shape of a row's attention; a source of its own replaces the row's."""
+    heads = {name: row.get(name, 0) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
+    if "kv_lora_rank" in row:
+        heads["kv_heads"] = heads["q_heads"]
+        heads["head_dim"] = row["qk_nope_head_dim"] + row["qk_rope_head_dim"]
+    heads["v_head_dim"] = heads["v_head_dim"] or heads["head_dim"]
+    common = {**heads, "count": row.get("layers", 0), "sinks": row.get("sinks", False)}
+    kinds = [Layers(**common)]
+    if "windowed" in row:
+        kinds.append(Layers(**{**common, **row["windowed"]}))
+    return AttentionShape(
+        layers=tuple(kinds),
+        kv_lora_rank=row.get("kv_lora_rank", 0),
+        qk_rope_head_dim=row.get("qk_rope_head_dim", 0),
+        logit_cap=row.get("logit_cap", 0.0),
+        context_length=row.get("context_length", 0),
+        source=row.get("source", source),
+    )
