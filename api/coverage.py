@@ -7,8 +7,8 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest
+from tuner.problems.registry import family_named
 from tuner.problems.results import Environment
 from tuner.store.lookups import Held, Lookups, Seen
 from workers.nightly import Standing, judge
@@ -19,7 +19,7 @@ _FIELDS = ("engine_version", "kernel_hash", "triton", "torch", "cuda", "driver")
 
 def stored_rows(held: Iterable[Held], environments: Iterable[Seen]) -> list[dict[str, Any]]:
     """What is stored, and whether its environment is its device's newest."""
-    newest: dict[tuple[str, str, str, bool], Seen] = {}
+    newest: dict[tuple[str, str, str, str], Seen] = {}
     for seen in environments:
         kind = _kind(seen.environment, seen.family)
         if kind not in newest or newest[kind].newest < seen.newest:
@@ -49,11 +49,11 @@ def watched_rows(
     return rows
 
 
-def _kind(environment: Environment, family: str) -> tuple[str, str, str, bool]:
+def _kind(environment: Environment, family: str) -> tuple[str, str, str, str]:
     # A recording and a model of the device are environments beside the device's own.
     source = environment.driver.partition(" ")[0]
     measured = "gpu" if source and source != "recording" else source
-    return environment.device, environment.engine, measured, family == FusedMoe.family
+    return environment.device, environment.engine, measured, family_named(family).name
 
 
 def _stored_row(held: Held, newest: Environment) -> dict[str, Any]:

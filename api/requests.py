@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-
 from api.schemas_in import SubmitJob, WatchIn
 from tuner.devices.table import find_device
+from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
-from tuner.families.attention.workloads import WorkPoint, read_points
-from tuner.families.fused_moe.models import Resolved, resolve, resolve_model
-from tuner.families.fused_moe.warning_line import parse_config_name
 from tuner.jobs.job import JobRequest
-from tuner.models.config_json import parse_checkpoint
+from tuner.jobs.targets import Target, reader_of, resolve_target
+from tuner.models.serving import Serving
 from tuner.models.table import find_preset
-from tuner.problems.points import Gemm
-from tuner.problems.text import FAMILIES, Problem, names_attention, parse_attention
+from tuner.problems.registry import families, find_family
 from workers.settings import Settings
 from workers.watches import Watch, engine_version
 
@@ -38,23 +34,20 @@ def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[
     Raises BadInput, or RequestValidationError for a field that does not apply to the problem.
     """
     check_measure(body.measure, settings)
-    if isinstance(body.model, str) and names_attention(body.model):
-        _refuse_layer_fields(body)
-    problem, notes, label = _resolve(body)
+    target, label = _target(body)
+    (problem,) = target.problems
     request = JobRequest(
         problem=problem,
         device=body.device,
         engine=body.engine,
         measure=body.measure,
-        batch_sizes=tuple(body.batch_sizes) if body.batch_sizes else None,
-        gemms=tuple(gemm for gemm in Gemm if gemm in body.gemms),
-        workload=_workload(body),
+        selection=target.family.read_selection(problem, body.fields(target.family.selecting)),
         effort=body.effort,
-        wide=body.wide,
+        wide=body.fields(target.family.searching).get("wide"),
         seed=body.seed,
         model=body.name or label,
     )
-    return request, notes
+    return request, target.notes
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
@@ -73,57 +66,25 @@ def check_measure(measure: str, settings: Settings) -> None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
-def _refuse_layer_fields(body: SubmitJob) -> None:
-    """Raises RequestValidationError for each field that an attention problem has no use for."""
-    fields = SubmitJob.model_fields
-    given = [
-        name
-        for name in _OF_LAYERS
-        if name in body.model_fields_set
-        and (name == "gemms" or getattr(body, name) != fields[name].default)
-    ]
-    if given:
-        sent = body.model_dump(mode="json", include=body.model_fields_set)
-        raise RequestValidationError([_mistake(name, sent[name]) for name in given], body=sent)
-
-
-def _mistake(name: str, value: object) -> dict[str, Any]:
-    text = f"{name} {_OF_LAYERS[name]}: leave it out for an attention problem"
-    return {"type": "value_error", "loc": ("body", name), "msg": text, "input": value}
-
-
-def _workload(body: SubmitJob) -> str | tuple[WorkPoint, ...]:
-    if isinstance(body.workload, list):
-        return read_points([point.model_dump() for point in body.workload])
-    return body.workload or ""
-
-
-def _resolve(body: SubmitJob) -> tuple[Problem, tuple[str, ...], str]:
+def _target(body: SubmitJob) -> tuple[Target, str]:
     """The problem, what was assumed of its model, and the model's name where it has one."""
-    if isinstance(body.model, str) and names_attention(body.model):
-        return parse_attention(body.model), (), ""
-    resolved, label = _resolve_layer(body)
-    return resolved.problem, resolved.notes, label
-
-
-def _resolve_layer(body: SubmitJob) -> tuple[Resolved, str]:
-    options: dict[str, Any] = {
-        "tp": body.tp,
-        "ep": body.ep,
-        "dtype": body.dtype,
-        "block_shape": body.block_shape,
-        "engine_version": engine_version(body.engine),
-        "device": find_device(body.device),
-        "fuse_shared": body.fuse_shared,
-    }
+    shaping = tuple(option for family in families() for option in family.shaping)
+    name, _ = parse_spec(body.engine)
+    serving = Serving(
+        engine=name,
+        engine_version=engine_version(body.engine),
+        device=find_device(body.device),
+        tp=body.tp,
+        dtype=body.dtype,
+        options=body.fields(shaping),
+    )
+    given = body.model_fields_set
     if isinstance(body.model, dict):
         name = body.name or "config.json"
-        model = parse_checkpoint(json.dumps(body.model).encode(), name)
-        return resolve_model(model, **options), name
-    options |= {"hidden_size": body.hidden_size, "top_k": body.top_k}
+        data = json.dumps(body.model).encode()
+        return resolve_target(data, serving, name=name, given=given), name
     text = _plain_name(body.model)
-    label = text if _is_preset(text) else ""
-    return resolve(text, **options), label
+    return resolve_target(text, serving, given=given), text if _is_preset(text) else ""
 
 
 def _plain_name(text: str) -> str:
@@ -136,4 +97,4 @@ def _plain_name(text: str) -> str:
 
 
 def _is_preset(text: str) -> bool:
-    return text.partition(":")[0] not in FAMILIES and parse_config_name(text) is None
+    return find_family(text) is None and reader_of(text) is None

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
 from tuner.errors import did_you_mean
-from tuner.families.attention.workloads import (
-    MAX_BATCH,
-    MAX_CACHED,
-    MAX_NEW,
-    MAX_POINTS,
-    MAX_WEIGHT,
-)
-from tuner.families.fused_moe.problem import Dtype
+from tuner.jobs.fields import BatchSize, Count, Flag, Seed
 from tuner.jobs.job import JobState
-from tuner.problems.points import Gemm
-from tuner.tuning.space import Effort
+from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import Option, families
+from tuner.tuning.request import Effort
 
-
-def _number(value: object) -> object:
-    # Pydantic would take "8" and true; but its strict numbers refuse 8.0, which JSON calls whole.
-    if isinstance(value, str | bool):
-        raise ValueError("should be a number")
-    return value
-
-
-# The bounds come first: behind a validator of ours they would not show in the schema.
-Count = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_number)]
-Size = Annotated[int, Field(ge=1, le=1 << 24), BeforeValidator(_number)]
-BatchSize = Annotated[int, Field(ge=1, lt=1 << 20), BeforeValidator(_number)]
-Groups = Annotated[int, Field(ge=0, lt=1 << 20), BeforeValidator(_number)]
-# Up to where every JSON reader has whole numbers exactly.
-Seed = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_number)]
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT), BeforeValidator(_number)]
-Sequences = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_number)]
-NewTokens = Annotated[int, Field(ge=1, le=MAX_NEW), BeforeValidator(_number)]
-CachedTokens = Annotated[int, Field(ge=0, le=MAX_CACHED), BeforeValidator(_number)]
-Flag = Annotated[bool, Field(strict=True)]
 ModelText = Annotated[
     str,
     Field(
@@ -53,6 +28,10 @@ ModelText = Annotated[
         examples=["deepseek-r1"],
     ),
 ]
+
+
+# Fields that came later: a body without them is the body that it was before, and replays it.
+_LATER = ("workload", "page_size", "kv_splits")
 
 
 class Strict(BaseModel):
@@ -71,16 +50,7 @@ class Strict(BaseModel):
         return values
 
 
-class WorkPointIn(Strict):
-    """One size to tune attention for."""
-
-    batch_size: Sequences
-    new_tokens: NewTokens = Field(1, description="Of the longest sequence; 1 is decode.")
-    cached_tokens: CachedTokens = Field(0, description="Of a sequence, on average.")
-    weight: Weight = Field(1.0, description="How much of the work it is, beside the others.")
-
-
-class SubmitJob(Strict):
+class _SubmitJob(Strict):
     """A tuning job to queue."""
 
     model_config = ConfigDict(
@@ -95,47 +65,37 @@ class SubmitJob(Strict):
     device: DeviceName
     name: Name | None = Field(None, description="What to call the model in lists.")
     tp: Count = Field(1, description="Tensor-parallel size.")
-    ep: Count = Field(1, description="Expert-parallel size.")
     dtype: Dtype | None = Field(None, description="Default: the model's own.")
-    block_shape: tuple[Groups, BatchSize] | None = Field(
-        None, description="Quantisation block (n, k); default: the model's own."
-    )
-    fuse_shared: Flag | None = Field(
-        None,
-        description="Count shared experts among the routed ones; default: as the engine does.",
-    )
-    hidden_size: Size | None = Field(None, description="For a warning that lacks it.")
-    top_k: Count | None = Field(None, description="For a warning that lacks it.")
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
-    batch_sizes: list[BatchSize] | None = Field(
-        None,
-        min_length=1,
-        max_length=64,
-        description="A fused-MoE layer's tokens; default: the engine's own.",
-    )
-    gemms: list[Gemm] = Field(
-        [Gemm.UP, Gemm.DOWN], min_length=1, max_length=2, description="A fused-MoE layer's."
-    )
-    workload: (
-        Literal["chat", "long-context", "offline"]
-        | Annotated[list[WorkPointIn], Field(min_length=1, max_length=MAX_POINTS)]
-        | None
-    ) = Field(None, description="Attention's: a use, or its points; default: chat.")
     effort: Effort = Effort.STANDARD
-    wide: Flag | None = Field(
-        None,
-        description="Search beyond the engine's own grid; default: where times are measured.",
-    )
     seed: Seed = 0
     urgent: Flag = Field(False, description="Before the jobs that wait.")
+
+    def fields(self, options: Iterable[Option]) -> dict[str, Any]:
+        """The values of some families' fields, as JSON has them; those that are null left out."""
+        values = self.model_dump(mode="json", include={option.name for option in options})
+        return {name: value for name, value in values.items() if value is not None}
 
     def canonical(self) -> bytes:
         """Equal for equal requests, however their JSON was written."""
         values = self.model_dump(mode="json")
-        if values["workload"] is None:  # as a body was before there were workloads
-            del values["workload"]
+        for name in _LATER:
+            if values.get(name) is None:
+                values.pop(name, None)
         return json.dumps(values, sort_keys=True).encode()
+
+
+def _family_fields() -> dict[str, Any]:
+    """What families add to a submission, by name; the first family that has a name defines it."""
+    schemas = [family.module("schema").FIELDS for family in families()]
+    return {name: field for schema in reversed(schemas) for name, field in schema.items()}
+
+
+if TYPE_CHECKING:
+    SubmitJob = _SubmitJob
+else:
+    SubmitJob = create_model("SubmitJob", __base__=_SubmitJob, **_family_fields())
 
 
 class Page(Strict):

@@ -5,33 +5,21 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
 
 
-class WorkPointOut(BaseModel):
-    """One size that attention is tuned for."""
-
-    batch_size: int
-    new_tokens: int
-    cached_tokens: int
-    weight: float
-
-
 class RequestOut(BaseModel):
-    """What a job tunes."""
+    """What a job tunes; each family adds the fields that it was asked with."""
+
+    model_config = ConfigDict(extra="allow")
 
     problem: str
     device: str
     engine: str
     measure: str
-    batch_sizes: list[int] | None = Field(None, description="Absent for attention.")
-    gemms: list[str] | None = Field(None, description="Absent for attention.")
-    workload: str | list[WorkPointOut] | None = Field(
-        None, description="Attention's: a use, its points, or null: the usual; else absent."
-    )
     effort: str
     wide: bool | None
     seed: int
@@ -80,6 +68,8 @@ class EventOut(BaseModel):
 
 class PointOut(BaseModel):
     """What a configuration is for: a gemm of a fused-MoE layer, or a stage of attention."""
+
+    model_config = ConfigDict(extra="allow")
 
     gemm: str | None = Field(None, description="Of a fused-MoE layer: up or down; else absent.")
     part: str | None = Field(

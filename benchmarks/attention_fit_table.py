@@ -18,9 +18,10 @@ from tuner.compile.environment import installed_triton
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.check import check_attention
-from tuner.families.attention.models import resolve_attention
+from tuner.families.attention.check import check_problems
+from tuner.families.attention.models import resolve
 from tuner.families.attention.problem import Attention
+from tuner.models.serving import Serving
 
 RESULT = Path("benchmarks/results/attention_fit.json")
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
@@ -49,11 +50,11 @@ def main() -> None:
 def measure() -> Iterator[Row]:
     for version, name, (model, tp) in itertools.product(VERSIONS, DEVICES, MODELS):
         device, engine = find_device(name), find_engine(f"sglang=={version}")
-        resolved = resolve_attention(model, tp=tp, engine_version=version, device=device)
+        resolved = resolve(model, Serving(engine_version=version, device=device, tp=tp))
         for problem in resolved.problems:
             about = {"engine": version, "device": name, "model": model, "shape": shape(problem)}
             try:
-                report = check_attention([problem], device, engine)
+                report = check_problems([problem], device, engine)
             except UnsupportedKernel as refusal:
                 part = problem.parts[0].value
                 yield {**about, "part": part, "status": "unsupported", "detail": str(refusal)}

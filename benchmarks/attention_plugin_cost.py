@@ -30,12 +30,12 @@ from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attent
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.kernels import KERNELS, Kernel
 from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, Stage
 from tuner.kernels.launcher import Tensor
 from tuner.kernels.lift import load_lifted
-from tuner.problems.points import Config, Point, Stage
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 ARCH = 90
 POINTS = {

@@ -18,11 +18,13 @@ from typing import Any
 from sqlalchemy import Connection, insert, text
 
 from tuner.devices.table import devices
-from tuner.families.fused_moe.problem import BATCH_SIZES, Dtype, FusedMoe
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.jobs.job import JobRequest, JobState, Priority
-from tuner.problems.points import Gemm, Point
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Point
+from tuner.problems.records import RunKey
 from tuner.problems.results import Environment, MeasureKind
-from tuner.store import RunKey, Store, database_url
+from tuner.store import Store, database_url
 from tuner.store.job_rows import new_job_row
 from tuner.store.job_tables import job_events, jobs
 from tuner.store.rows import environment_row, run_row

@@ -20,11 +20,10 @@ from typing import Any
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import LAUNCHERS, lift_attention
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.kernels.binding import Argument, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launcher, Tensor
-from tuner.problems.points import Point, Stage
-from tuner.problems.text import parse_attention
+from tuner.problems.points import Point
 
 RESULT = Path("benchmarks/results/l40s_log.json")
 PROGRAM = Path(__file__).with_name("l40s_log_compile.py")

@@ -22,12 +22,11 @@ from typing import Any
 from tuner.devices.table import find_device
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.predict.steps import AttentionConstants
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.recording import read_attention_recording
 from tuner.families.attention.space import lesser
-from tuner.problems.points import Config, Point, Stage
+from tuner.problems.points import Config, Point
 from tuner.problems.results import Trial
-from tuner.problems.text import parse_attention
 
 SWEEP = Path("benchmarks/results/h200/attention_sweep.csv.gz")
 RESULT = Path("benchmarks/results/predict_attention.json")

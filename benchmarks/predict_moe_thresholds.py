@@ -28,8 +28,9 @@ from tuner.engines.engine import Engine, find_engine
 from tuner.families.fused_moe.baselines import incumbents
 from tuner.families.fused_moe.choose import Policy, choose
 from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Trial
 
 RECORDINGS = {

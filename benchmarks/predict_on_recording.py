@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.package import ShippedFile
+from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.corpus import Prior
 from tuner.families.fused_moe.predict.device_model import Constants
 from tuner.families.fused_moe.predict.predictor import Predictor

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import BadProblem
+from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.predictor import Predictor
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Config, Gemm, Point
-from tuner.tuning.space import space_for
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Point
 
 BATCH_SIZES = (1, 16, 128, 1024, 4096)
 

@@ -23,15 +23,18 @@ import optuna
 
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import UnknownDevice
+from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.space import space_for
 from tuner.families.fused_moe.tuning import FORESEEN
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.points import Candidate, Config, Point
+from tuner.tuning.request import Effort
 from tuner.tuning.search import Budget, Search, budget_for
-from tuner.tuning.space import Effort, Space, space_for
+from tuner.tuning.space import Space
 
 RECORDING = Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")
 RESULTS = Path("benchmarks/results")
@@ -111,7 +114,7 @@ def seeds_from(
     }
     predictor = Predictor(device, problem, files)
     foreseen = {
-        point: predictor.shortlist(point, setting.spaces[point.gemm].configs(), FORESEEN)
+        point: predictor.shortlist(point, setting.spaces[point.part].configs(), FORESEEN)
         for point in setting.points
         if model
     }
@@ -128,7 +131,7 @@ def random_search(setting: Setting, meter: Meter, seed: int) -> None:
         for gemm, space in setting.spaces.items()
     }
     for point in setting.points:
-        for config in rng.sample(pools[point.gemm], setting.budget.per_point):
+        for config in rng.sample(pools[point.part], setting.budget.per_point):
             meter.time_us(Candidate(point, config))
 
 
@@ -149,9 +152,9 @@ def plain_tpe(*, limit_kernels: bool) -> Contender:
             for point, study in studies.items():
                 if len(meter.tried[point]) < setting.budget.per_point:
                     spent = sum(map(len, kernels.values())) >= setting.budget.kernels
-                    pool = kernels[point.gemm] if limit_kernels and spent else None
+                    pool = kernels[point.part] if limit_kernels and spent else None
                     _tpe_step(setting, meter, point, study, pool)
-                    kernels[point.gemm].update(dict.fromkeys(meter.tried[point]))
+                    kernels[point.part].update(dict.fromkeys(meter.tried[point]))
 
     return contend
 
@@ -163,7 +166,7 @@ def _tpe_step(
     study: optuna.Study,
     pool: dict[Config, None] | None,
 ) -> None:
-    space = setting.spaces[point.gemm]
+    space = setting.spaces[point.part]
     trial = study.ask()
     config = space.at(
         {name: trial.suggest_int(name, 0, len(v) - 1) for name, v in space.axes.items()}

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Point, Stage
+from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.problems.points import Config, Point, Problem
+from tuner.problems.records import RunKey, Winner
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -17,8 +18,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.problems.text import Problem, parse_attention
-from tuner.store import RunKey, Store, Winner
+from tuner.store import Store
 
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 EXTEND = parse_attention(f"extend_attention:{_SHAPE}")

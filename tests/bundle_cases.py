@@ -12,8 +12,10 @@ from tuner.deploy.bundle.manifest import manifest_text
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.problem import BATCH_SIZES
-from tuner.problems.points import Config, Gemm, Point
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.records import RunKey, Winner
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -23,8 +25,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.problems.text import parse_problem
-from tuner.store import RunKey, Store, Winner
+from tuner.store import Store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CAPTURES = Path(__file__).parent / "data" / "cluster"
@@ -53,7 +54,7 @@ def config(point: Point) -> Config:
     return Config(
         {
             "BLOCK_SIZE_M": 16,
-            "BLOCK_SIZE_N": 64 if point.gemm is Gemm.UP else 128,
+            "BLOCK_SIZE_N": 64 if point.part is Gemm.UP else 128,
             "BLOCK_SIZE_K": 128,
             "GROUP_SIZE_M": 1 + point.batch_size % 7,
             "num_warps": 4,

@@ -2,9 +2,11 @@
 
 TunerError                      the root: catch this to catch them all
 ├── BadInput                    the caller can fix it; exit code 2
+│   ├── OptionsRefused
 │   ├── UnknownDevice
 │   ├── UnknownModel
 │   ├── UnknownEngine
+│   ├── UnsupportedFamily
 │   ├── BadProblem
 │   │   └── IndivisibleShape
 │   ├── MalformedCheckpoint
@@ -41,7 +43,7 @@ An error's message defaults to the first line of its class's docstring.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class TunerError(Exception):
@@ -59,6 +61,16 @@ class BadInput(TunerError):
     exit_code = 2
 
 
+class OptionsRefused(BadInput):
+    """Options do not apply to what is asked for."""
+
+    def __init__(self, reasons: Mapping[str, str], flags: Mapping[str, str]) -> None:
+        """By the name of a field: what it is for, and its flag at the command line."""
+        self.reasons = reasons
+        said = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
+        super().__init__("; ".join(said))
+
+
 class UnknownDevice(BadInput):
     """The device table has no such GPU."""
 
@@ -69,6 +81,10 @@ class UnknownModel(BadInput):
 
 class UnknownEngine(BadInput):
     """No such engine, or no such version of it, is on this machine."""
+
+
+class UnsupportedFamily(BadInput):
+    """A family of kernels is not tuned for that engine."""
 
 
 class BadProblem(BadInput):

@@ -11,13 +11,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.engines.engine import find_engine, kernel_hash
 from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
-from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.job import JobRequest
 from tuner.problems.records import Published
+from tuner.problems.registry import family_of
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
@@ -219,16 +217,15 @@ class _Kernels:
 
 def _kernels_now(request: JobRequest) -> _Kernels:
     version = engine_version(request.engine)
-    is_layer = isinstance(request.problem, FusedMoe)
-    return _kernels(request.engine, version, is_layer, int(time.monotonic() // 60))
+    family = family_of(request.problem).name
+    return _kernels(request.engine, version, family, int(time.monotonic() // 60))
 
 
 @lru_cache(maxsize=64)
-def _kernels(spec: str, version: str | None, is_layer: bool, minute: int) -> _Kernels:
+def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
     """As of a minute ago: the sources may change in place below a worker that runs for weeks."""
     try:
-        engine = find_engine(spec)
-        found = lift_fused_moe(engine).lifted.hash if is_layer else lift_attention(engine).hash
+        found = kernel_hash(find_engine(spec), family)
     except UnknownEngine:
         return _Kernels(version)
     except UnsupportedKernel as error:

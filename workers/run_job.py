@@ -31,9 +31,8 @@ from tuner.errors import (
 from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.problems.results import MeasureKind
 from tuner.store import Leases
-from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source, parse_source
-from tuner.tuning.run import Request
+from tuner.tuning.run import Request, open_run
 from workers.child import GPU_VARIABLE, Outcome, Result
 from workers.settings import Settings, read_settings
 
@@ -64,7 +63,7 @@ def read_lease(values: Mapping[str, Any]) -> Lease:
 def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
     """Tune what the lease's job asks for, and publish."""
     try:
-        with open_session(_session_request(lease.request, settings)) as session:
+        with open_run(_session_request(lease.request, settings)) as session:
             session.run(leases.store(lease), progress=lambda trial: None)
     except StaleLease:
         return Result(Outcome.STALE)
@@ -93,9 +92,7 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
         device=find_device(request.device),
         engine=find_engine(request.engine),
         source=source,
-        batch_sizes=request.batch_sizes,
-        gemms=request.gemms,
-        workload=request.work,
+        selection=request.selection,
         effort=request.effort,
         wide=request.wide,
         seed=request.seed,

@@ -32,10 +32,10 @@ from typing import Any
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, parse_spec
 from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
-from tuner.families.fused_moe.models import resolve
-from tuner.families.fused_moe.problem import parse_dtype
 from tuner.jobs.job import JobRequest
-from tuner.problems.text import Problem, names_attention, parse_attention
+from tuner.jobs.targets import refuse_options, resolve_target
+from tuner.models.serving import Serving
+from tuner.problems.dtypes import parse_dtype
 from tuner.toml_table import Table
 from tuner.tuning.request import parse_effort, parse_source
 
@@ -95,32 +95,34 @@ class Watch:
             name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
             try:
                 parse_spec(self.engine)
-                yield JobRequest(
-                    problem=_problem(model, tp, ep, dtype, version, device),
-                    device=device,
-                    engine=self.engine,
-                    measure=self.measure,
-                    batch_sizes=self.batch_sizes or None,
-                    effort=parse_effort(self.effort),
-                    model=model,
-                )
+                yield self._request(model, tp, ep, dtype, version, device)
             except TunerError as error:
                 yield f"{name} on {device}", str(error)
 
-
-def _problem(
-    text: str, tp: int, ep: int, dtype: str | None, version: str | None, device: str
-) -> Problem:
-    if names_attention(text):
-        return parse_attention(text)
-    return resolve(
-        text,
-        tp=tp,
-        ep=ep,
-        dtype=parse_dtype(dtype) if dtype else None,
-        engine_version=version,
-        device=find_device(device),
-    ).problem
+    def _request(
+        self, model: str, tp: int, ep: int, dtype: str | None, version: str | None, device: str
+    ) -> JobRequest:
+        serving = Serving(
+            engine=parse_spec(self.engine)[0],
+            engine_version=version,
+            device=find_device(device),
+            tp=tp,
+            dtype=parse_dtype(dtype) if dtype else None,
+            options={"ep": ep},
+        )
+        target = resolve_target(model, serving)
+        (problem,) = target.problems
+        sizes = {"batch_sizes": self.batch_sizes} if self.batch_sizes else {}
+        refuse_options(target.family, sizes)
+        return JobRequest(
+            problem=problem,
+            device=device,
+            engine=self.engine,
+            measure=self.measure,
+            selection=target.family.read_selection(problem, sizes),
+            effort=parse_effort(self.effort),
+            model=model,
+        )
 
 
 @dataclass(frozen=True)

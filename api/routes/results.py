@@ -27,9 +27,9 @@ from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
 from tuner.export import loadable, packaged_files, stored_winners
 from tuner.problems.points import Candidate
+from tuner.problems.records import Winner
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Incumbent, Trial
-from tuner.problems.text import parse_problem
-from tuner.store import Winner
 from tuner.store.lookups import parse_trial_place, trial_place
 
 router = APIRouter(prefix="/v1", tags=["results"])
@@ -100,7 +100,7 @@ def export(
         root = Path(folder)
         export_files(tuned, found, card, root, allow_predicted=wanted.allow_predicted)
         # The packaged files beside them, without a copy of each.
-        files = {f"configs/{path.as_posix()}": file for path, file in packaged_files(found)}
+        files = {path.as_posix(): file for path, file in packaged_files(tuned, found)}
         files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
         data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})
     tag = f'"{hashlib.sha256(data).hexdigest()}"'

@@ -23,11 +23,10 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import CHOICES, AttentionKernels, lift_attention
 from tuner.families.attention.inputs import launch, make_inputs
 from tuner.families.attention.lengths import EDGES
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.kernels.lift import load_lifted
 from tuner.problems.points import Config, Point
-from tuner.problems.text import parse_attention
 
 SAMPLES = 60
 

@@ -28,12 +28,11 @@ from tuner.engines.sglang.attention.binding import LAUNCHERS, AttentionKernels, 
 from tuner.engines.sglang.plugin import apply_here
 from tuner.families.attention.inputs import Inputs, make_inputs
 from tuner.families.attention.lengths import ragged
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, parse_attention
 from tuner.kernels.launcher import Tensor as Outside
 from tuner.measure.gpu import INPUT_SEED
 from tuner.measure.timing import LAUNCHES, race
 from tuner.problems.points import Point
-from tuner.problems.text import parse_attention
 
 ROUNDS = 15
 MODULES = {Phase.EXTEND: "extend_attention", Phase.DECODE: "decode_attention"}

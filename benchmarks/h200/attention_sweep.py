@@ -20,11 +20,11 @@ from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.families.attention.problem import parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.measure.gpu import open_gpu_bench
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Trial
-from tuner.problems.text import parse_attention
 
 Row = list[Any]
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.families.attention.problem import Attention
-from tuner.problems.text import parse_attention
+from tuner.families.attention.problem import Attention, parse_attention
 
 RESULTS = Path(__file__).parents[1] / "results" / "h200"
 NAMES = {

@@ -27,12 +27,15 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.export import export_device
 from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import open_gpu_bench
 from tuner.measure.gpu_worker import Limits
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.records import RunKey
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Environment, MeasureKind, Trial
-from tuner.problems.text import parse_problem
-from tuner.store import RunJournal, RunKey, Store
+from tuner.store import Store
+from tuner.tuning.journal import RunJournal
 from tuner.tuning.tune import Listed, Plan, tune
 
 PROBLEM = parse_problem("fused_moe:E=8,N=128,K=256,top_k=2,dtype=bfloat16")

@@ -19,7 +19,7 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, override_co
 
 from tuner.engines.sglang.fused_moe.engine_layer import publish_settings
 from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.text import parse_problem
+from tuner.problems.registry import parse_problem
 
 PROCEDURE_BATCH_SIZES = (2, 16, 128, 1024, 4096)
 PROCEDURE_CONFIGS = 10

@@ -15,9 +15,10 @@ from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import open_gpu_bench
-from tuner.problems.points import Candidate, Config, Gemm, Point
-from tuner.problems.text import parse_problem
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import parse_problem
 
 ROUNDS = 31
 
@@ -64,7 +65,7 @@ def main() -> None:
             configs = sorted(set(named.values()))
             times = bench.race(point, configs, ROUNDS)
             us = {name: times[config].median_us for name, config in named.items()}
-            rows.append({"batch_size": point.batch_size, "gemm": point.gemm.value, "us": us})
+            rows.append({"batch_size": point.batch_size, "gemm": point.part.value, "us": us})
         bench.close()
     Path(sys.argv[3]).write_text(json.dumps({"problem": problem.spec(), "rows": rows}, indent=1))
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.families.fused_moe.recording import read_recording
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.points import Candidate, Config, Point
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
@@ -122,7 +122,7 @@ def best_pair_us(recorded: dict[Candidate, float], size: int) -> float:
     best: dict[tuple[Gemm, int], float] = {}
     for candidate, us in recorded.items():
         if candidate.point.batch_size == size:
-            key = candidate.point.gemm, candidate.config["BLOCK_SIZE_M"]
+            key = candidate.point.part, candidate.config["BLOCK_SIZE_M"]
             best[key] = min(us, best.get(key, math.inf))
     blocks = {block for _, block in best}
     return min(sum(best.get((gemm, block), math.inf) for gemm in Gemm) for block in blocks)

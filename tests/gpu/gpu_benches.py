@@ -13,11 +13,11 @@ from tuner.engines.engine import Engine, find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.families.attention.problem import Attention
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.gpu_worker import Limits
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.results import Trial
-from tuner.problems.text import Problem
 
 POINTS = tuple(Point(size, gemm) for size in (3, 8, 256) for gemm in Gemm)
 

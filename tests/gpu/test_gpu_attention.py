@@ -9,11 +9,10 @@ from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
-from tuner.problems.text import parse_attention
 
 pytestmark = pytest.mark.gpu
 

@@ -10,10 +10,11 @@ from tuner.devices.table import find_device
 from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, NotEnoughMemory
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu_worker import Limits
-from tuner.problems.points import Candidate, Gemm, Point
+from tuner.problems.points import Candidate, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 pytestmark = pytest.mark.gpu
 SMALL = "E=16,N=256,K=512,top_k=4"

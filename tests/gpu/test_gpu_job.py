@@ -13,10 +13,10 @@ from gpu_benches import this_device
 
 from tuner.engines.config_files import launch_config, read_lenient
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.families.fused_moe.recording import read_recording
-from tuner.problems.points import Candidate, Config, Gemm, Point
-from tuner.problems.text import parse_problem
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import parse_problem
 
 pytestmark = pytest.mark.gpu
 PROBLEM = "fused_moe:E=16,N=256,K=512,top_k=4,dtype=bfloat16"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.records import RunKey
 from tuner.problems.results import Compiled, Environment, MeasureKind, Measurement, Status, Trial
-from tuner.store import RunKey, Store
+from tuner.store import Store
 
 PROBLEM = FusedMoe(E=256, N=64, K=7168, top_k=8, dtype=Dtype.INT8_W8A8, per_channel_quant=True)
 ENVIRONMENT = Environment("NVIDIA_L40S", "sglang", "0.5.16", "3.6.0", kernel_hash="ab" * 32)

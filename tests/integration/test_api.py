@@ -19,10 +19,11 @@ from store_writer import KEY
 
 from api.settings import ApiSettings
 from tuner.engines.sglang.plugin.files import file_name
+from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Job, JobState
-from tuner.problems.points import Config, Gemm, Point
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Status
-from tuner.problems.text import parse_problem
 from tuner.store import JobStore, Leases, Store
 from workers.settings import Settings
 

@@ -12,13 +12,12 @@ from api_server import Server, serving
 from api.settings import ApiSettings
 from tuner.devices.table import find_device
 from tuner.engines.sglang.attention.binding import CHOICES
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.recording import write_attention_recording
 from tuner.families.attention.space import attention_space
 from tuner.jobs.job import Ask, JobRequest
-from tuner.problems.points import Candidate, Point, Stage
+from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
-from tuner.problems.text import parse_attention
 from tuner.store import Leases, NightStore, Store
 from workers.child import Outcome
 from workers.nightly import Standing, plan, watch_list_of

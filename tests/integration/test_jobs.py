@@ -26,6 +26,7 @@ from tuner.errors import (
     StaleLease,
     UnknownJob,
 )
+from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import (
     FRESH,
     LEASE,
@@ -39,12 +40,12 @@ from tuner.jobs.job import (
     Submitted,
     read_request,
 )
-from tuner.problems.points import Gemm
+from tuner.problems.records import RunState
 from tuner.problems.results import Totals
-from tuner.store import JobStore, LeasedStore, Leases, RunState, Store
+from tuner.store import JobStore, LeasedStore, Leases, Store
 from tuner.store.connect import connect
 from tuner.store.job_tables import jobs as table
-from tuner.tuning.space import Effort
+from tuner.tuning.request import Effort
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", batch_sizes=(16, 2), model="deepseek-r1")
 ON_GPU = replace(REQUEST, measure="gpu")

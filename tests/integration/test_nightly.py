@@ -14,12 +14,14 @@ import pytest
 from api.coverage import stored_rows, watched_rows
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.jobs.job import JobRequest, JobState
-from tuner.problems.points import Config, Gemm, Point, Stage
+from tuner.problems.points import Config, Point
+from tuner.problems.records import RunKey
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
-from tuner.problems.text import parse_problem
-from tuner.store import JobStore, NightStore, RunKey, Store
+from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP

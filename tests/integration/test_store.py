@@ -15,9 +15,11 @@ from sqlalchemy import text
 from store_writer import BATCH, ENVIRONMENT, KEY, POINTS, PROBLEM, batch, number_of, trial
 
 from tuner.errors import UnusableStore
-from tuner.families.attention.problem import Attention, Phase
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
+from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.records import RunKey, RunState
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -29,9 +31,10 @@ from tuner.problems.results import (
     Totals,
     Trial,
 )
-from tuner.store import RunJournal, RunKey, RunState, Store
+from tuner.store import Store
 from tuner.store.connect import connect
 from tuner.store.lookups import Lookups
+from tuner.tuning.journal import RunJournal
 
 UP, DOWN = POINTS
 ATTENTION = Attention(Phase.EXTEND, 16, 1, 576, 512, Dtype.BFLOAT16)
@@ -246,14 +249,6 @@ class TestWinners:
         publish(store, key, *(entry(point) for point in reversed(points)))
         found = store.winners(device="NVIDIA_L40S", engine="sglang")
         assert [winner.entry.point for winner in found] == points
-
-    def test_families_can_be_asked_for_alone(self, store: Store) -> None:
-        publish(store, KEY, entry(UP, 1.0))
-        point = extend(4, 512, 0)
-        publish(store, replace(KEY, problem=ATTENTION, points=(point,)), entry(point, 2.0))
-        assert medians(store) == [1.0, 2.0]
-        assert medians(store, families=["fused_moe"]) == [1.0]
-        assert medians(store, families=["extend_attention"]) == [2.0]
 
     def test_winners_are_those_of_the_asked_for(self, store: Store) -> None:
         other_problem = replace(PROBLEM, N=128)

@@ -19,7 +19,8 @@ from sqlalchemy import inspect, make_url, text
 from store_writer import ENVIRONMENT, KEY, PROBLEM, trial
 
 from tuner.errors import UnusableStore
-from tuner.problems.points import Gemm, Point
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Point
 from tuner.problems.results import Totals
 from tuner.store import Store
 from tuner.store.connect import connect, writer

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tuner.jobs.job import JobRequest
-from tuner.problems.text import parse_problem
-from tuner.tuning.space import Effort
+from tuner.problems.registry import parse_problem
+from tuner.tuning.request import Effort
 from workers.fleet import celery_command
 from workers.gpus import worker_environ
 

@@ -13,10 +13,10 @@ from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.inputs import compared, launch, make_inputs, output_of, reference
 from tuner.families.attention.lengths import EDGES
+from tuner.families.attention.problem import parse_attention
 from tuner.families.fused_moe.inputs import worst_error
 from tuner.kernels.lift import load_lifted
 from tuner.problems.points import Config, Point
-from tuner.problems.text import parse_attention
 
 GQA = "q_heads=4,kv_heads=2,Lq=32,Lv=32,dtype=float16"
 MLA = "q_heads=4,kv_heads=1,Lq=288,Lv=256,dtype=float16"

@@ -29,10 +29,11 @@ from tuner.families.fused_moe.inputs import (
     sort_activations,
     worst_error,
 )
+from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import Binding, Constant
 from tuner.kernels.lift import load_lifted
-from tuner.problems.points import Config, Gemm
-from tuner.problems.text import parse_problem
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 
 SHAPE = "fused_moe:E=5,N=64,K=96,top_k=3,dtype="
 BLOCKS = "fused_moe:E=5,N=64,K=128,top_k=3,dtype="

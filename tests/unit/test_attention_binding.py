@@ -18,7 +18,7 @@ from interpret_attention import CASES
 
 from tuner.families.attention.lengths import kv_splits
 from tuner.families.attention.problem import Attention, Phase
-from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.dtypes import Dtype
 
 PROGRAM = Path(__file__).with_name("interpret_attention.py")
 SPLITS = Path(__file__).with_name("interpret_kv_splits.py")

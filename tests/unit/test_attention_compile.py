@@ -10,11 +10,10 @@ from tuner.compile import Farm, Job, KernelCompiler
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.kernels.binding import Constant
-from tuner.problems.points import Candidate, Config, Point, Stage
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
-from tuner.problems.text import parse_attention
 
 JIT = json.loads((Path(__file__).parents[1] / "data/attention/h200_jit.json").read_text())
 PROCESSES = 2

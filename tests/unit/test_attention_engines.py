@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
+from tuner.engines.sglang.attention.serving import REFUSED
 from tuner.errors import BadProblem
-from tuner.families.attention.models import REFUSED
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 from tuner.models.attention_json import WINDOWED
 

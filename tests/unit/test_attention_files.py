@@ -14,9 +14,10 @@ from tuner.engines.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.errors import MalformedConfigFile
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Stage
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 EXTEND = parse_problem("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 DECODE = parse_problem(

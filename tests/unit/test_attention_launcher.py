@@ -8,12 +8,11 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import CHOICES, lift_attention
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.families.attention.space import attention_space
 from tuner.kernels.binding import Constant, Pointer
 from tuner.kernels.launcher import Launcher, Tensor
-from tuner.problems.points import Candidate, Config, Point, Stage
-from tuner.problems.text import parse_attention
+from tuner.problems.points import Candidate, Config, Point
 
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"

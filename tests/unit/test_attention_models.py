@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import resolve_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
-from tuner.families.attention.models import find_attention, resolve_attention
+from tuner.families.attention.models import attention_problems, find_attention
 from tuner.families.attention.problem import Attention, Phase
-from tuner.families.fused_moe.problem import Dtype
-from tuner.models.attention import attention_problems
 from tuner.models.attention_json import attention_shape, read_attention
 from tuner.models.config_json import parse_checkpoint
 from tuner.models.model import Model
 from tuner.models.table import find_preset, presets
-from tuner.problems.text import parse_problem
+from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import parse_problem
 
 DATA = Path(__file__).parents[1] / "data" / "models"
 FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))

@@ -16,13 +16,12 @@ from tuner.families.attention.lengths import Lengths, kv_splits, ragged
 from tuner.families.attention.predict.model import AttentionModel
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.predict.tiles import Row, Tiles, count, launched, makespan
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.families.attention.recording import read_attention_recording
 from tuner.families.attention.space import attention_space, lesser
 from tuner.families.fused_moe.predict.device_model import Footprint
-from tuner.problems.points import Candidate, Config, Point, Stage
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
-from tuner.problems.text import parse_attention
 
 H200 = find_device("H200")
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"

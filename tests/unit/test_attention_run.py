@@ -12,19 +12,18 @@ from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.families.attention.buckets import Bucket, Together, buckets_of
 from tuner.families.attention.choose import AttentionChooser
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.families.attention.recording import read_attention_recording, write_attention_recording
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import Workload, WorkPoint
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure import recording_file
-from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.problems.text import names_attention, parse_attention
+from tuner.problems.text import names_attention
 from tuner.store import Store
-from tuner.tuning.open_run import open_session
-from tuner.tuning.request import Source
-from tuner.tuning.run import Request
-from tuner.tuning.space import Effort
+from tuner.tuning.request import Effort, Source
+from tuner.tuning.run import Request, open_run
 
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200/attention_sweep.csv.gz"
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -59,7 +58,7 @@ def store(tmp_path):
 
 
 def run(asked: Request, store: Store):
-    with open_session(asked) as session:
+    with open_run(asked) as session:
         return session.run(store, progress=lambda trial: None)
 
 
@@ -116,9 +115,9 @@ def test_exhaustive_tries_the_whole_space(store):
 
 def test_options_of_a_moe_layer_are_refused():
     with pytest.raises(BadInput, match="--workload, not --batch-sizes"):
-        open_session(request(PROBLEMS[0], batch_sizes=(1, 2)))
+        open_run(request(PROBLEMS[0], batch_sizes=(1, 2)))
     with pytest.raises(BadInput, match="leave --gemm out"):
-        open_session(request(PROBLEMS[0], gemms=(Gemm.UP,)))
+        open_run(request(PROBLEMS[0], gemms=(Gemm.UP,)))
 
 
 def test_a_problem_of_a_kind_nearly_right_names_the_right_one():
@@ -379,7 +378,7 @@ def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
     path.write_bytes(SWEEP.read_bytes())
     asked = request(PROBLEMS[0], source=Source(MeasureKind.REPLAY, path))
     with (
-        open_session(asked) as session,
+        open_run(asked) as session,
         pytest.raises(UnwritableOutput, match="is being replayed: record to another file"),
     ):
         session.run(store, lambda trial: None, record=tmp_path / "." / "h200.csv.gz")

@@ -21,9 +21,9 @@ from triton.runtime.jit import create_function_from_signature
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.families.fused_moe.inputs import launch_values
+from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import Integer
 from tuner.kernels.lift import load_lifted
-from tuner.problems.points import Gemm
 
 PROGRAM = Path(__file__).with_name("interpret_fused_moe.py")
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")

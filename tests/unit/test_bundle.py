@@ -25,10 +25,10 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
-from tuner.families.fused_moe.problem import BATCH_SIZES
-from tuner.problems.points import Config, Gemm, Point
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 from tuner.store import Store
 
 L40S, H20, RAY = CASES

@@ -36,11 +36,11 @@ from tuner.engines.sglang.plugin.files import (
     read_attention_file,
 )
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.records import Winner
 from tuner.problems.results import Status
-from tuner.problems.text import parse_attention
-from tuner.store import Store, Winner
+from tuner.store import Store
 
 L40S, H20, RAY = CASES
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -5,8 +5,8 @@ import pytest
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.attention.check import check_attention
-from tuner.problems.text import parse_attention
+from tuner.families.attention.check import check_problems
+from tuner.families.attention.problem import parse_attention
 
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 
@@ -18,7 +18,7 @@ def one_cache(monkeypatch, tmp_path_factory):
 
 def check(text, device, version):
     problem = parse_attention(text)
-    return check_attention([problem], find_device(device), find_engine(f"sglang=={version}"))
+    return check_problems([problem], find_device(device), find_engine(f"sglang=={version}"))
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import resolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.engines.sglang.fused_moe.warning_line import parse_config_name
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
-from tuner.families.fused_moe.models import find_model, resolve
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.families.fused_moe.warning_line import parse_config_name
+from tuner.families.fused_moe.models import find_model, moe_problem
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
-from tuner.models.model import moe_problem
 from tuner.models.table import find_preset, presets
-from tuner.problems.points import Gemm
+from tuner.problems.dtypes import Dtype
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = sorted(path.parent for path in (DATA / "models").glob("*/config.json"))

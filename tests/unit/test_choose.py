@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
 from tuner.families.fused_moe.choose import Policy, choose, finalists
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 EXACT = Policy(noise=0.0)
@@ -31,7 +32,7 @@ def both(batch_size: int, default: Config, shipped: Config | None = None):
 
 
 def chosen(entries, batch_size: int) -> dict[Gemm, Config]:
-    return {e.point.gemm: e.config for e in entries if e.point.batch_size == batch_size}
+    return {e.point.part: e.config for e in entries if e.point.batch_size == batch_size}
 
 
 def test_pair_shares_block_size_m_even_where_each_gemm_prefers_another():

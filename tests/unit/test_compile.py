@@ -20,14 +20,14 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable
+from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
-from tuner.problems.text import parse_problem
-from tuner.tuning.open_run import open_session
 from tuner.tuning.request import parse_source
-from tuner.tuning.run import Request
+from tuner.tuning.run import Request, open_run
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
@@ -347,7 +347,7 @@ def test_a_run_leaves_the_process_that_owns_the_gpu_a_core(monkeypatch, measure,
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 9, 11})
     engine, card = find_engine("sglang==0.5.16"), find_device("L40S")
-    with open_session(Request(INT8, card, engine, parse_source(measure))) as session:
+    with open_run(Request(INT8, card, engine, parse_source(measure))) as session:
         assert session._farm.processes == processes
 
 

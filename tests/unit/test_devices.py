@@ -10,7 +10,7 @@ import pytest
 
 from tuner.devices.table import devices, find_device
 from tuner.errors import UnknownDevice
-from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.dtypes import Dtype
 
 # CUDA programming guide: (a block's opt-in limit, an SM's, threads, warps)
 LIMITS = {

@@ -16,10 +16,12 @@ from tuner.devices.table import find_device
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.file_names import parse_file_name
-from tuner.engines.sglang.package import SGLang, ShippedFile
+from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Config, Gemm
+from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config
 
 L40S = find_device("L40S")
 H200 = find_device("H200")

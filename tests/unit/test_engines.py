@@ -17,8 +17,9 @@ from tuner.engines.engine import Engine, find_engine
 from tuner.engines.locate import version_order
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
 from tuner.errors import UnknownEngine, UnsupportedKernel
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Config, Gemm
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config
 
 L40S = find_device("L40S")
 MOE = "srt/layers/moe/moe_runner/triton_utils"

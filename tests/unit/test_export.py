@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from attention_cases import fill
+from cases import resolve, resolve_attention
 from real_sglang import RealSGLang
 from typer.testing import CliRunner
 
@@ -14,11 +15,12 @@ from tuner.cli import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import carry_packaged, export, select
-from tuner.families.attention.models import resolve_attention
-from tuner.families.fused_moe.models import resolve
-from tuner.families.fused_moe.problem import BATCH_SIZES
-from tuner.problems.points import Config, Gemm, Point
+from tuner.export import carry_packaged, export
+from tuner.export.selection import select
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.records import RunKey, Winner
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -28,8 +30,7 @@ from tuner.problems.results import (
     Status,
     Totals,
 )
-from tuner.problems.text import parse_problem
-from tuner.store import RunKey, Store, Winner
+from tuner.store import Store
 
 PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
 L40S = find_device("L40S")
@@ -108,7 +109,7 @@ def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tm
     ours = [
         Winner(problem, environment, w.entry, w.run_id, w.published_at)
         for w in winners()
-        if w.entry.point.gemm is Gemm.UP
+        if w.entry.point.part is Gemm.UP
     ]
     (file,) = export(ours, engine, h200, tmp_path, allow_predicted=False)
     before = file.path.read_bytes()

@@ -15,17 +15,19 @@ from typer.testing import CliRunner
 from tuner.cli import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.errors import ExportRefused
-from tuner.export import AttentionFileExport, ExportReport, export, export_device
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Gemm, Point, Stage
+from tuner.export import ExportReport, export, export_device
+from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.records import Winner
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
-from tuner.problems.text import parse_attention, parse_problem
-from tuner.store import Store, Winner
-from tuner.tuning.open_run import open_session
+from tuner.store import Store
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request
+from tuner.tuning.run import Request, open_run
 
 H200 = find_device("H200")
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
@@ -425,7 +427,7 @@ def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_p
     chosen = {}
     for name in names:
         problem, source = parse_attention(name), Source(MeasureKind.REPLAY, SWEEP)
-        with open_session(Request(problem, H200, engine, source=source)) as session:
+        with open_run(Request(problem, H200, engine, source=source)) as session:
             chosen[problem] = session.run(store, progress=lambda trial: None).entries
     report = device_report(store, engine, tmp_path)
     for file in attention_of(report):

@@ -7,15 +7,18 @@ import pytest
 from real_sglang import package
 
 from tuner.devices.table import find_device
-from tuner.engines.sglang.package import SGLang, ShippedFile
+from tuner.engines.sglang.package import SGLang
+from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.space import space_for
 from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.measure.replay import Replay
-from tuner.problems.points import Candidate, Gemm, Point
+from tuner.problems.points import Candidate, Point
+from tuner.tuning.request import Effort
 from tuner.tuning.search import Search, budget_for
-from tuner.tuning.space import Effort, space_for
 
 RECORDING = Path(__file__).parents[1] / "data/recordings/h200_E256_N64_K7168_top8_int8w8a8.csv.gz"
 H200 = find_device("H200")

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tuner.errors import BadInput
+from tuner.families.attention.problem import Stage
 from tuner.families.attention.workloads import WorkPoint, usual_workload
-from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.jobs.job import JobRequest, read_request
-from tuner.problems.points import Gemm, Point, Stage
-from tuner.problems.text import parse_problem
+from tuner.problems.points import Point
+from tuner.problems.registry import parse_problem
 
 LAYER = JobRequest(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")
 DECODE = JobRequest(

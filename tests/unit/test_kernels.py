@@ -10,11 +10,11 @@ from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, padded_slots
 from tuner.errors import BadProblem, UnsupportedKernel
-from tuner.families.fused_moe.problem import BATCH_SIZES
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.kernels.binding import ABSENT, Constant, Descriptor, Integer, Pointer
 from tuner.kernels.lift import Parameter, lift, load_lifted
-from tuner.problems.points import Config, Gemm
-from tuner.problems.text import parse_problem
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 FP8 = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")

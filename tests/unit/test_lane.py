@@ -8,9 +8,11 @@ import fake_gpu_child as fake
 import pytest
 
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import GpuBench
 from tuner.measure.gpu_worker import Lane, Limits, Ticket
-from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 
 POINT = Point(8, Gemm.UP)

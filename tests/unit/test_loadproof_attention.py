@@ -16,8 +16,8 @@ from tuner.deploy.load_proof import Load, LoadProof, Outcome, parse_log, prove_l
 from tuner.engines.sglang.plugin import backend, kernels
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.verdicts import Here, judge
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
 from tuner.problems.results import Status
 
 PLUGIN = Path(backend.__file__).parent

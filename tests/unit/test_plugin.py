@@ -15,9 +15,10 @@ from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.engines.sglang.plugin.verdicts import Here, judge, title
 from tuner.errors import UnsupportedKernel
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Stage
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 SPEC = "extend_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16"

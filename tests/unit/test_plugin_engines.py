@@ -28,11 +28,11 @@ from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.plugin.backend import BACKEND
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
-from tuner.families.attention.problem import Phase
+from tuner.families.attention.problem import Phase, Stage
 from tuner.kernels.launcher import Launcher
-from tuner.problems.points import Config, Stage
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")  # all of those on disk that have plugins
 PROGRAM = Path(__file__).with_name("attention_scheduler.py")

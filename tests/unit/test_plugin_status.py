@@ -13,9 +13,10 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.attention.status import attention_status
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Stage
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 GQA = "decode_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16,kv_splits="

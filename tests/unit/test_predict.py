@@ -29,14 +29,14 @@ from tuner.families.fused_moe.predict.tensor_cores import (
     tensor_step,
     uses_warpgroup,
 )
+from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import read_recording
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.problems.text import parse_problem
-from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request
-from tuner.tuning.space import space_for
+from tuner.tuning.run import Request, open_run
 
 RECORDING = (
     Path(__file__).parents[1] / "data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
@@ -308,7 +308,7 @@ class TestThreshold:
     def test_a_prediction_run_asks_for_it(self):
         engine = find_engine("sglang==0.5.16")
         asked = Request(INT8, L40S, engine, Source(MeasureKind.PREDICT), batch_sizes=(8,))
-        with open_session(asked) as session:
+        with open_run(asked) as session:
             chooser = session._plan().chooser
         assert chooser.policy == Policy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
 

@@ -6,7 +6,9 @@ import io
 
 import pytest
 
-from tuner.problems.points import Candidate, Config, Gemm, Part, Point, Stage
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning import progress
 

@@ -10,11 +10,12 @@ import pytest
 
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, MalformedRecording, UnwritableOutput
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
 from tuner.measure import recording_file
 from tuner.measure.replay import Replay
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 
 NAME = "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"

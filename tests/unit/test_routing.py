@@ -13,19 +13,18 @@ import torch
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.routing import load_routing
-from tuner.families.fused_moe.routing_file import RoutingFile, find_routing_file
 from tuner.measure.replay import Replay
+from tuner.measure.routing_file import RoutingFile, find_routing_file
+from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
 from tuner.tuning import run as base
 from tuner.tuning.bench import SerialBench
-from tuner.tuning.open_run import open_session
-from tuner.tuning.request import Source, parse_source
-from tuner.tuning.run import Request
-from tuner.tuning.space import Effort
+from tuner.tuning.request import Effort, Source, parse_source
+from tuner.tuning.run import Request, open_run
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"
@@ -163,7 +162,7 @@ def measured(store: Store, routing: Path | None) -> int:
         effort=Effort.QUICK,
         wide=False,
     )
-    with open_session(request) as session:
+    with open_run(request) as session:
         return session.run(store, lambda trial: None).totals.measurements
 
 

@@ -14,12 +14,16 @@ from real_sglang import package
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.package import SGLang
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
-from tuner.problems.points import Candidate, Config, Gemm, Point, Stage
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Measurement, Status
+from tuner.tuning.request import Effort
 from tuner.tuning.search import Budget, Search, budget_for
-from tuner.tuning.space import Effort, Space, space_for
+from tuner.tuning.space import Space
 
 DATA = Path(__file__).parents[1] / "data"
 TWINS = {(256, 256), (257, 256)}  # the recording's own key, with and without the shared expert
@@ -77,7 +81,7 @@ def test_the_recording_is_searched_to_its_best(
     assert math.prod(1 + regret for regret in regrets) ** 0.1 - 1 <= 0.003
     assert max(regrets) <= 0.02
     assert max(Counter(c.point for c in tried).values()) <= 45
-    assert len({(c.point.gemm, c.config) for c in tried}) <= 250
+    assert len({(c.point.part, c.config) for c in tried}) <= 250
 
 
 def best_us(results: Results, point: Point) -> float:
@@ -144,7 +148,7 @@ def test_the_budget_is_kept_whatever_fails(
 ) -> None:
     budget = Budget(per_point, kernels, seeds=4, wave=3)
     tried = finish(make(number, budget), landscape(number, failing), shuffled(number))
-    assert len({(c.point.gemm, c.config) for c in tried}) <= kernels
+    assert len({(c.point.part, c.config) for c in tried}) <= kernels
     assert max(Counter(c.point for c in tried).values(), default=0) <= per_point
     assert all(SPACE.legal(c.config) for c in tried)
 

@@ -9,12 +9,14 @@ import pytest
 from real_sglang import package
 
 from tuner.devices.table import find_device
-from tuner.engines.sglang.fused_moe.file_names import FileKey
-from tuner.engines.sglang.package import SGLang, ShippedFile
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.engines.sglang.package import SGLang
+from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.seeds import seeds_for
-from tuner.problems.points import Config, Gemm, Point
-from tuner.tuning.space import Space, space_for
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Point
+from tuner.tuning.space import Space
 
 FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))
 INT8 = FusedMoe(256, 64, 7168, 8, Dtype.INT8_W8A8, per_channel_quant=True)
@@ -107,6 +109,6 @@ def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, devi
     found = seeds_for(points, problem, find_device(device), there, shipped)
     for point in points:
         assert len(set(found[point])) == len(found[point]) == 16
-        assert all(there[point.gemm].legal(seed) for seed in found[point])
+        assert all(there[point.part].legal(seed) for seed in found[point])
     assert found[points[0]] != found[points[-1]]
     assert found == seeds_for(points, problem, find_device(device), there, reversed(shipped))

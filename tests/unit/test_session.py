@@ -13,13 +13,12 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
 from tuner.families.attention.workloads import Workload, WorkPoint
-from tuner.problems.points import Gemm
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
-from tuner.problems.text import parse_problem
 from tuner.store import Store
-from tuner.tuning.open_run import open_session
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request
+from tuner.tuning.run import Request, open_run
 
 ROOT = Path(__file__).parents[2]
 FP8 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
@@ -47,7 +46,7 @@ def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_p
     folder, database = tmp_path / "folder", tmp_path / "tuner.db"
     folder.mkdir()
     asked = request(text)
-    with Store.open(f"sqlite:///{database}") as store, open_session(asked) as session:
+    with Store.open(f"sqlite:///{database}") as store, open_run(asked) as session:
         with pytest.raises(UnwritableOutput, match="winners are stored: run it again"):
             # The folder is there when the run begins, and gone when it ends.
             session.run(
@@ -59,7 +58,7 @@ def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_p
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT state, reason FROM runs").fetchall() == [("done", "")]
     folder.mkdir()
-    with Store.open(f"sqlite:///{database}") as store, open_session(asked) as session:
+    with Store.open(f"sqlite:///{database}") as store, open_run(asked) as session:
         again = session.run(store, progress=lambda trial: None, record=folder / "trials.csv.gz")
     assert again.totals.measurements == 0
     assert (folder / "trials.csv.gz").is_file()
@@ -71,13 +70,13 @@ def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path
     with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         for gemm in Gemm:
             asked = replace(request(FP8), batch_sizes=sizes, gemms=(gemm,))
-            with open_session(asked) as session:
+            with open_run(asked) as session:
                 report = session.run(store, progress=lambda trial: None)
             alone[gemm] = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert len(alone[Gemm.UP]) == len(sizes)
     assert alone[Gemm.DOWN] == alone[Gemm.UP]
     free = replace(request(FP8), batch_sizes=sizes, gemms=(Gemm.DOWN,))
-    with Store.open("sqlite://") as store, open_session(free) as session:
+    with Store.open("sqlite://") as store, open_run(free) as session:
         report = session.run(store, progress=lambda trial: None)
     own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert own != alone[Gemm.DOWN]  # or nothing was held back

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import resolve
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
-from tuner.families.fused_moe.models import resolve
-from tuner.families.fused_moe.problem import Dtype
 from tuner.models.table import find_preset
+from tuner.problems.dtypes import Dtype
 
 ENGINES = Path(sys.prefix) / "share" / "tuner" / "engines"
 INT8 = Dtype.INT8_W8A8

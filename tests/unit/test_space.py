@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.engines.sglang.fused_moe.binding import takes_tma
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.problems.points import Config, Gemm
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config
 from tuner.problems.results import Status
-from tuner.tuning.space import Space, space_for
+from tuner.tuning.space import Space
 
 DATA = Path(__file__).parents[1] / "data"
 H200, L40S = find_device("H200"), find_device("L40S")
@@ -39,7 +42,7 @@ def recording() -> Recording:
 def space(
     problem: FusedMoe = FP8, device: str = "H200", gemm: Gemm = Gemm.UP, wide: bool = False
 ) -> Space:
-    return space_for(problem, find_device(device), gemm, wide=wide)
+    return space_for(problem, find_device(device), gemm, wide=wide, tma=takes_tma(problem))
 
 
 def test_the_default_space_is_the_engines_grid() -> None:
@@ -67,7 +70,7 @@ def _hopeless(problem: FusedMoe, device: str) -> int:
 def test_the_recordings_grid_is_the_space_but_for_the_hopeless(
     recording: Recording, gemm: Gemm
 ) -> None:
-    recorded = {c.config: t for c, t in recording.trials.items() if c.point.gemm is gemm}
+    recorded = {c.config: t for c, t in recording.trials.items() if c.point.part is gemm}
     legal = set(space(gemm=gemm).configs())
     assert legal < set(recorded)
     left_out = set(recorded) - legal

@@ -12,7 +12,8 @@ from tuner.families.fused_moe.choose import (
     choose,
     finalists,
 )
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.tuning.tune import RACE_ROUNDS, Listed, Plan, tune
 

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.errors import MalformedWatchList
 from tuner.jobs.job import JobRequest
-from tuner.tuning.space import Effort
+from tuner.tuning.request import Effort
 from workers.watches import REVALIDATE, Watch, read_watch, read_watch_list
 
 FULL = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tuner.families.attention.workloads
 from tuner.errors import MalformedWorkload
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, parse_attention
 from tuner.families.attention.workloads import (
     MAX_BATCH,
     MAX_CACHED,
@@ -27,8 +27,7 @@ from tuner.families.attention.workloads import (
     read_workload,
     usual_workload,
 )
-from tuner.families.fused_moe.problem import Dtype
-from tuner.problems.text import parse_attention
+from tuner.problems.dtypes import Dtype
 
 PREFILL_TOKENS = 8192  # sglang's chunked prefill has no larger batch of new tokens on most GPUs
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import app, command, guarded, print_json, say
+from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Json, ModelName, ProblemSpecs
-from tuner.cli.targets import Given, problems_to_ship
+from tuner.cli.targets import Asked, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def bundle(
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
-    from tuner.export import select
+    from tuner.export.selection import select
     from tuner.store import Store, database_url
 
     wanted = read_cluster(cluster)
@@ -81,8 +82,8 @@ def bundle(
     with Store.open(database_url(os.environ)) as store:
         winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
     parallel = wanted.parallel
-    given = Given(model, card, found.version, parallel.tp, None) if model else None
-    if chosen := problems_to_ship(problem or (), given, parallel.ep):
+    asked = Asked(model, card, found.name, found.version, parallel.tp) if model else None
+    if chosen := problems_to_ship(problem or (), asked, FamilyChoice(None, {"ep": parallel.ep})):
         winners = select(winners, chosen)
     built = build_bundle(
         winners, wanted, found, card, allow_predicted=allow_predicted, report=report

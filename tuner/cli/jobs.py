@@ -11,42 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli.app import command, print_json, say
+from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
-    Attention,
-    BatchSizes,
-    BlockShape,
     DeviceName,
     DtypeName,
     EffortName,
     EngineSpec,
-    Ep,
-    FuseShared,
-    Gemms,
-    HiddenSize,
     Json,
-    KvSplits,
     Measure,
-    PageSize,
     Seed,
     Server,
     Target,
-    TopK,
     Tp,
-    Wide,
-    WorkloadName,
 )
-from tuner.cli.targets import (
-    BOTH_GEMMS,
-    Given,
-    attention_work,
-    moe_work,
-    refuse_attention_options,
-    refuse_layer_options,
-)
+from tuner.cli.targets import Asked, resolve, selection_of
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.errors import TunerError
-    from tuner.families.attention.workloads import Workload, WorkPoint
     from tuner.jobs.client import Queue
     from tuner.jobs.job import Job, JobEvent, JobRequest, Priority
 
@@ -72,64 +53,41 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
 
 
 @command
+@with_family_options
 def submit(
     target: Target,
     device: DeviceName,
+    choice: FamilyChoice,
     tp: Tp = 1,
-    ep: Ep = 1,
     dtype: DtypeName = None,
-    block_shape: BlockShape = None,
-    fuse_shared: FuseShared = None,
-    hidden_size: HiddenSize = None,
-    top_k: TopK = None,
-    batch_sizes: BatchSizes = None,
-    gemm: Gemms = BOTH_GEMMS,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
-    wide: Wide = None,
     engine: EngineSpec = "sglang",
-    attention: Attention = False,
-    workload: WorkloadName = None,
-    page_size: PageSize = 1,
-    kv_splits: KvSplits = None,
     seed: Seed = 0,
     urgent: Annotated[bool, typer.Option("--urgent", help="Before the jobs that wait.")] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue a tuning job for a worker, and print its id; of attention, a job for each problem."""
+    """Queue a tuning job for a worker, and print its id; a model may take several."""
     from tuner.devices.table import find_device
-    from tuner.families.fused_moe.problem import parse_dtype
     from tuner.jobs.job import JobRequest, Priority
-    from tuner.problems.text import names_attention, parse_block_shape
-    from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms
+    from tuner.tuning.request import parse_effort
 
-    kind = parse_dtype(dtype) if dtype else None
-    given = Given(target, find_device(device), _engine_version(engine), tp, kind)
-    if attention or names_attention(target):
-        refuse_layer_options(
-            ep, block_shape, fuse_shared, hidden_size, top_k, batch_sizes, gemm, wide
-        )
-        found = attention_work(given, workload, page_size, kv_splits)
-    else:
-        refuse_attention_options(workload, page_size, kv_splits)
-        block = parse_block_shape(block_shape) if block_shape else None
-        found = moe_work(given, ep, block, hidden_size, top_k, fuse_shared)
+    name, version = _engine(engine)
+    found = resolve(Asked(target, find_device(device), name, version, tp, dtype), choice)
     requests = [
         JobRequest(
             problem=problem,
             device=device,
             engine=engine,
             measure=measure if server else _absolute(measure),
-            batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
-            gemms=parse_gemms(gemm),
-            workload=_workload(workload, points),
+            selection=selection_of(found.family, problem, choice),
             effort=parse_effort(effort),
-            wide=wide,
+            wide=choice.values.get("wide"),
             seed=seed,
-            model="" if ":" in target else target,
+            model=target if found.is_model and ":" not in target else "",
         )
-        for problem, points in found.work
+        for problem in found.problems
     ]
     for note in found.notes:
         say(note)
@@ -280,27 +238,18 @@ def _post(queue: Queue, request: JobRequest, priority: Priority, as_json: bool) 
     return {**answer.job.as_json(), "created": answer.created}
 
 
-def _workload(text: str | None, points: Workload | None) -> str | tuple[WorkPoint, ...]:
-    """A use by its name; the points of a file, which a worker does not have."""
-    from tuner.families.attention.workloads import USES
-
-    if points is None or text is None:
-        return ""
-    return text if text in USES else points.points
-
-
-def _engine_version(spec: str) -> str | None:
-    """The version here, or the one that is named: the engine need not be on this machine."""
-    from tuner.engines.engine import find_engine
+def _engine(spec: str) -> tuple[str, str | None]:
+    """Its name, and the version here or the one that is named: it need not be on this machine."""
+    from tuner.engines.engine import find_engine, parse_spec
     from tuner.errors import UnknownEngine
 
+    name, version = parse_spec(spec)
     try:
-        return find_engine(spec).version
+        return name, find_engine(spec).version
     except UnknownEngine:
-        name, equals, version = spec.partition("==")
-        if not equals:
+        if version is None:
             raise
-        return version.strip()
+        return name, version
 
 
 def _absolute(measure: str) -> str:

@@ -11,66 +11,44 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command, print_json, say
+from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
-    Attention,
-    BatchSizes,
-    BlockShape,
     DeviceName,
     DtypeName,
     EffortName,
     EngineSpec,
-    Ep,
-    FuseShared,
-    Gemms,
-    HiddenSize,
     Json,
-    KvSplits,
     Measure,
     ModelName,
-    PageSize,
     ProblemSpecs,
     Seed,
     Target,
-    TopK,
     Tp,
-    Wide,
-    WorkloadName,
 )
 from tuner.cli.targets import (
-    BOTH_GEMMS,
-    Given,
-    attention_to_check,
-    attention_work,
-    moe_work,
+    Asked,
+    check_files,
     problems_to_ship,
-    refuse_attention_options,
-    refuse_layer_options,
-    refuse_tp,
+    refuse_more_targets,
+    resolve,
+    selection_of,
 )
 
 if TYPE_CHECKING:
-    from tuner.families.attention.check import AttentionCheck
-    from tuner.families.fused_moe.check import CheckReport
     from tuner.tuning.report import Report
     from tuner.tuning.run import Request
 
 
 @command
+@with_family_options
 def tune(
     target: Target,
     device: DeviceName,
+    choice: FamilyChoice,
     tp: Tp = 1,
-    ep: Ep = 1,
     dtype: DtypeName = None,
-    block_shape: BlockShape = None,
-    fuse_shared: FuseShared = None,
-    hidden_size: HiddenSize = None,
-    top_k: TopK = None,
-    batch_sizes: BatchSizes = None,
-    gemm: Gemms = BOTH_GEMMS,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
-    wide: Wide = None,
     engine: EngineSpec = "sglang",
     gpus: Annotated[
         str, typer.Option(help="GPUs that share the points, as CUDA numbers them: 0,1.")
@@ -81,47 +59,30 @@ def tune(
     record: Annotated[
         Path | None, typer.Option(help="Write all that was measured as a recording.")
     ] = None,
-    attention: Attention = False,
-    workload: WorkloadName = None,
-    page_size: PageSize = 1,
-    kv_splits: KvSplits = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest configurations of a fused-MoE layer, or of attention, and store them."""
+    """Find the fastest configurations of a model's or a problem's kernels, and store them."""
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
-    from tuner.families.fused_moe.problem import parse_dtype
-    from tuner.problems.text import names_attention, parse_block_shape
-    from tuner.tuning.request import parse_batch_sizes, parse_effort, parse_gemms, parse_source
+    from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request
 
     card, found_engine = find_device(device), find_engine(engine)
-    kind = parse_dtype(dtype) if dtype else None
-    given = Given(target, card, found_engine.version, tp, kind)
-    if attention or names_attention(target):
-        refuse_layer_options(
-            ep, block_shape, fuse_shared, hidden_size, top_k, batch_sizes, gemm, wide
-        )
-        found = attention_work(given, workload, page_size, kv_splits)
-    else:
-        refuse_attention_options(workload, page_size, kv_splits)
-        block = parse_block_shape(block_shape) if block_shape else None
-        found = moe_work(given, ep, block, hidden_size, top_k, fuse_shared)
+    asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
+    found = resolve(asked, choice)
     requests = [
         Request(
             problem=problem,
-            device=given.device,
+            device=card,
             engine=found_engine,
-            batch_sizes=parse_batch_sizes(batch_sizes) if batch_sizes else None,
-            gemms=parse_gemms(gemm),
-            workload=points,
+            selection=selection_of(found.family, problem, choice),
             source=parse_source(measure, gpus=gpus, routing=routing),
             effort=parse_effort(effort),
-            wide=wide,
+            wide=choice.values.get("wide"),
             seed=seed,
         )
-        for problem, points in found.work
+        for problem in found.problems
     ]
     for note in found.notes:
         say(note)
@@ -136,10 +97,10 @@ def tune(
 
 def _run(request: Request, record: Path | None, add: bool) -> Report:
     from tuner.store import Store, database_url
-    from tuner.tuning.open_run import open_session
     from tuner.tuning.progress import Progress
+    from tuner.tuning.run import open_run
 
-    with open_session(request) as session:
+    with open_run(request) as session:
         for part, name in session.file_names.items():
             say(f"{part.value}: {name}")
         with (
@@ -150,6 +111,7 @@ def _run(request: Request, record: Path | None, add: bool) -> Report:
 
 
 @command
+@with_model_options
 def check(
     targets: Annotated[
         list[str],
@@ -158,13 +120,8 @@ def check(
         ),
     ],
     device: DeviceName,
-    attention: Annotated[
-        bool,
-        typer.Option("--attention", help="Check what the engine launches for a model's attention."),
-    ] = False,
+    choice: FamilyChoice,
     tp: Tp = 1,
-    hidden_size: HiddenSize = None,
-    top_k: TopK = None,
     engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
@@ -174,32 +131,32 @@ def check(
     """
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
-    from tuner.families.attention.check import check_attention
-    from tuner.families.fused_moe.check import check_files
 
     card, found = find_device(device), find_engine(engine)
-    report: AttentionCheck | CheckReport
-    if attention:
-        given = Given(targets[0], card, found.version, tp, None)
-        resolved = attention_to_check(given, targets[1:], hidden_size, top_k)
+    if choice.family is None:
+        reports = check_files([Path(target) for target in targets], card, found, tp, choice)
+    else:
+        refuse_more_targets(choice.family, targets)
+        asked = Asked(targets[0], card, found.name, found.version, tp)
+        resolved = resolve(asked, choice)
         for note in resolved.notes:
             say(note)
-        report = check_attention(resolved.problems, card, found)
-    else:
-        refuse_tp(tp)
-        files = [Path(target) for target in targets]
-        report = check_files(files, card, found, hidden_size=hidden_size, top_k=top_k)
+        module = resolved.family.module("check")
+        reports = [module.check_problems(resolved.problems, card, found)]
     if as_json:
-        print_json(report.as_json())
+        objects = [report.as_json() for report in reports]
+        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
     else:
-        typer.echo(report.as_text())
-    if not report.fits:
+        typer.echo("\n\n".join(report.as_text() for report in reports))
+    if not all(report.fits for report in reports):
         raise typer.Exit(1)
 
 
 @command
+@with_model_options
 def export(
     device: DeviceName,
+    choice: FamilyChoice,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; default: configs_out.")
     ] = None,
@@ -213,9 +170,7 @@ def export(
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
-    ep: Ep = 1,
     dtype: DtypeName = None,
-    fuse_shared: FuseShared = None,
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
@@ -223,16 +178,14 @@ def export(
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
-    from tuner.families.fused_moe.problem import parse_dtype
     from tuner.store import Store, database_url
 
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
-    if model is None and (tp, ep, dtype, fuse_shared) != (1, 1, None, None):
-        raise BadInput("--tp, --ep, --dtype and --fuse-shared are for a model: add --model NAME")
+    if model is None and (tp != 1 or dtype or choice.family or choice.values):
+        raise BadInput("--tp, --dtype and their like say how a model is served: add --model NAME")
     card, found = find_device(device), find_engine(engine)
-    kind = parse_dtype(dtype) if dtype else None
-    given = Given(model, card, found.version, tp, kind) if model else None
+    asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
     with Store.open(database_url(os.environ)) as store:
         report = export_device(
             store,
@@ -240,7 +193,7 @@ def export(
             found,
             None if into_engine else out or Path("configs_out"),
             allow_predicted=allow_predicted,
-            wanted=problems_to_ship(problem or (), given, ep, fuse_shared),
+            wanted=problems_to_ship(problem or (), asked, choice),
         )
     if as_json:
         print_json(report.as_json())

@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 from tuner.errors import UnknownDevice, did_you_mean
-from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.dtypes import Dtype
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
 

@@ -1,40 +1,26 @@
-"""What an LLM engine is on disk. Engines are read, never imported."""
+"""The only list of engines, and what an LLM engine is on disk. Engines are read, never imported."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
-from tuner.devices.table import Device
-from tuner.engines.config_files import ConfigFile, config_file_text, launch_config, read_config_file
 from tuner.engines.locate import Package, Place, find_packages, version_order
-from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
-from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang, ShippedFile
-from tuner.errors import UnknownEngine, did_you_mean
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.points import Config, Gemm
+from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
-__all__ = [
-    "ConfigFile",
-    "Engine",
-    "FileKey",
-    "ShippedFile",
-    "config_file_text",
-    "find_engine",
-    "launch_config",
-    "parse_file_name",
-    "parse_spec",
-    "read_config_file",
-]
+_PACKAGES = {"sglang": "tuner.engines.sglang"}
 
 
 class Engine(Protocol):
-    """One version of an engine on disk.
+    """One version of an engine on disk, whatever the family of kernels.
 
-    A `root` argument is a folder that holds `configs/`; `triton` a version such as "3.6.0".
-    Any method may raise UnsupportedKernel where the version's source is not as known.
+    What it has for a family is a module of that name in its package: `engine_module`.
     """
 
     @property
@@ -43,76 +29,47 @@ class Engine(Protocol):
     def version(self) -> str: ...
     @property
     def root(self) -> Path:
-        """The package's own folder."""
+        """The package's own folder on disk."""
         ...
 
-    @property
-    def package_root(self) -> Path:
-        """The folder in the package that holds the shipped `configs/`."""
-        ...
-
-    @property
-    def config_dir_variable(self) -> str | None:
-        """The variable that points the engine at another root; None where it has none."""
-        ...
-
-    def config_root(self, environ: Mapping[str, str] = ...) -> Path:
-        """The root that the engine reads in that environment."""
-        ...
-
-    def config_dir(self, root: Path, triton: str) -> Path:
-        """Where files for a Triton version go."""
-        ...
-
-    def has_down_files(self) -> bool:
-        """Whether the engine reads files of their own for the down gemm."""
-        ...
-
-    def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
-        """The name that the engine looks for; UnsupportedKernel for DOWN without down files."""
-        ...
-
-    def find_file(
-        self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
-    ) -> Path | None:
-        """The file that the engine's loader reads. Raises MalformedConfigFile where it stops."""
-        ...
-
-    def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
-        """The entry of a file that the engine runs at a batch size. `entries` is not empty."""
-        ...
-
-    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
-        """The files that come with the engine."""
-        ...
-
-    def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """What the engine runs without a file, with the engine's own keys."""
-        ...
-
-    def incumbents(
-        self,
-        problem: FusedMoe,
-        device: Device,
-        batch_size: int,
-        triton: str,
-        root: Path | None = None,
-    ) -> dict[str, dict[Gemm, Config]]:
-        """What the engine runs: "default", and "shipped" where its loader finds a file."""
-        ...
-
-    def kernel_source(self, family: str) -> Path:
-        """The file that defines a family's jitted kernels."""
-        ...
-
-    def has_plugins(self) -> bool:
-        """Whether its servers load plugins, and so can be given attention files."""
+    def loads_plugins(self) -> bool:
+        """Whether its servers load plugins, and so can be given what no file of theirs holds."""
         ...
 
 
-_ENGINES: dict[str, tuple[Callable[[str, Path], Engine], str]] = {
-    SGLang.name: (SGLang, DEFAULT_VERSION),
-}
+def register(name: str, package: str) -> None:
+    """Add an engine that lies outside this list."""
+    _PACKAGES[name] = package
+
+
+def engine_names() -> Sequence[str]:
+    """Every engine, the usual one first."""
+    return tuple(_PACKAGES)
+
+
+def engine_module(engine: str, family: str) -> ModuleType:
+    """What an engine has for a family. Raises UnsupportedFamily and names the engines that do."""
+    if not supports(engine, family):
+        others = [name for name in _PACKAGES if supports(name, family)]
+        raise UnsupportedFamily(
+            f"{family} is not tuned for {engine}, only for {' and '.join(others) or 'no engine'}"
+        )
+    return import_module(f"{_PACKAGES[engine]}.{family}")
+
+
+def kernel_hash(engine: Engine, family: str) -> str:
+    """The identity of the kernels that an engine has for a family: sha256 of all that is lifted.
+
+    Raises UnsupportedKernel where its source is not as known.
+    """
+    found: str = engine_module(engine.name, family).open_family(engine).lift().hash
+    return found
+
+
+@cache
+def supports(engine: str, family: str) -> bool:
+    """Whether a family is tuned for an engine, as far as this program knows."""
+    return find_spec(f"{_PACKAGES[engine]}.{family}") is not None
 
 
 def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
@@ -123,7 +80,7 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     Raises UnknownEngine and names the versions found.
     """
     name, version = parse_spec(spec)
-    make, default = _ENGINES[name]
+    package = import_module(f"{_PACKAGES[name]}.package")
     found = find_packages(name, environ)
     if not found:
         raise UnknownEngine(
@@ -135,15 +92,16 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
         versions = sorted({package.version for package in found}, key=version_order)
         near = did_you_mean(version, versions)
         raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}")
-    chosen = _preferred(matching, default)
-    return make(chosen.version, chosen.root)
+    chosen = _preferred(matching, package.DEFAULT_VERSION)
+    opened: Engine = package.ENGINE(chosen.version, chosen.root)
+    return opened
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
-    """(name, version or None). Raises UnknownEngine for a name of none, not of one not here."""
+    """(name, version or None). Raises UnknownEngine for a name that is not in the list."""
     name, equals, version = (part.strip() for part in spec.partition("=="))
-    if name not in _ENGINES:
-        near = did_you_mean(name, _ENGINES) or f"; write {' or '.join(_ENGINES)}"
+    if name not in _PACKAGES:
+        near = did_you_mean(name, _PACKAGES) or f"; write {' or '.join(_PACKAGES)}"
         raise UnknownEngine(f"unknown engine {name!r}{near}")
     return name, version if equals else None
 

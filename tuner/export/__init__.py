@@ -1,76 +1,38 @@
 """Winners -> the files that servers load, each with a provenance sidecar.
 
-The files lie under a root that a server can be pointed at: fused MoE's in
-`<root>/configs/triton_X_Y_Z/`, where the engine's own loader finds them, attention's in
-`<root>/attention/triton_X_Y_Z/`, where this package's plugin does. What is known of their entries
-lies beside, under `<root>/provenance/`. Everything is checked before the first byte is written;
-each file is replaced at once.
+The files lie under a root that a server can be pointed at; how, and in which folders, each family's
+`Delivery` to the engine says. What is known of their entries lies beside, under
+`<root>/provenance/`. Everything is checked before the first byte is written; each file is replaced
+at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.server_flags import (
-    KV_SPLITS_FLAG,
-    ServerFlags,
-    advised_flags,
-    with_advised_flags,
-)
-from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
 from tuner.errors import ExportRefused
-from tuner.export.files import (
-    PROVENANCE,
-    prove_writable,
-    provenance_row,
-    replace_file,
-    sidecar_text,
-)
-from tuner.export.report import ExportedFile, ExportReport
-from tuner.export.selection import refuse_shared_files, select
-from tuner.families.attention.export import (
-    AttentionFileExport,
-    plan_attention,
-    prove_readable,
-    verify_attention,
-)
-from tuner.families.attention.problem import Attention
-from tuner.families.fused_moe.export import (
-    ConfigFileExport,
-    carry_packaged,
-    packaged_files,
-    plan_moe,
-    verify_moe,
-)
+from tuner.export.delivery import Delivery, PlannedFile, delivery_of
+from tuner.export.files import PROVENANCE, prove_writable, replace_file, sidecar_text
+from tuner.export.report import ExportReport
+from tuner.export.selection import select
+from tuner.problems.points import Problem
+from tuner.problems.records import Winner
+from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Status
-from tuner.problems.text import Problem
-from tuner.store import Store, Winner
 
-__all__ = [
-    "KV_SPLITS_FLAG",
-    "PROVENANCE",
-    "AttentionFileExport",
-    "ConfigFileExport",
-    "ExportReport",
-    "ExportedFile",
-    "ServerFlags",
-    "advised_flags",
-    "carry_packaged",
-    "export",
-    "export_device",
-    "loadable",
-    "packaged_files",
-    "provenance_row",
-    "select",
-    "stored_winners",
-]
+
+class WinnerStore(Protocol):
+    """What an export asks of a store."""
+
+    def winners(self, *, device: str, engine: str, engine_version: str) -> Sequence[Winner]: ...
 
 
 def export_device(
-    store: Store,
+    store: WinnerStore,
     device: Device,
     engine: Engine,
     out: Path | None,
@@ -85,22 +47,25 @@ def export_device(
     """
     found = stored_winners(store, device, engine, wanted)
     winners, left_out = loadable(found, engine, into_engine=out is None)
-    root = out or engine.package_root
-    files = export(winners, engine, device, root, allow_predicted=allow_predicted)
+    files = export(winners, engine, device, out, allow_predicted=allow_predicted)
     if out is None:
-        return ExportReport(root, files, 0, (), left_out=left_out)
-    attention = [file for file in files if isinstance(file, AttentionFileExport)]
-    carried, variables = 0, []
-    if len(attention) < len(files):
-        carried = carry_packaged(engine, root)
-        variables += [engine.config_dir_variable] if engine.config_dir_variable else []
-    variables += [CONFIG_DIR_VARIABLE] if attention else []
-    return ExportReport(root, files, carried, variables, advised_flags(attention), left_out)
+        return ExportReport(_engine_root(files, engine), files, 0, (), left_out=left_out)
+    used = [(one, delivery_of(engine, one.name)) for one in _families(files)]
+    carried = sum(carry_packaged(delivery, out) for _, delivery in used)
+    return ExportReport(
+        out,
+        files,
+        carried,
+        variables=[delivery.variable for _, delivery in used if delivery.variable],
+        server_flags=[flags for _, delivery in used for flags in delivery.advice(files)],
+        notes=[delivery.note for _, delivery in used if delivery.note],
+        left_out=left_out,
+    )
 
 
 def stored_winners(
-    store: Store, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
-) -> list[Winner]:
+    store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
+) -> Sequence[Winner]:
     """What there is to export, of the problems in `wanted` if it has any.
 
     Raises ExportRefused where there is nothing.
@@ -121,51 +86,104 @@ def loadable(
 
     Raises ExportRefused where none can be loaded.
     """
-    others = [winner for winner in winners if not isinstance(winner.problem, Attention)]
-    if not engine.has_plugins():
-        why = f"{engine.name} {engine.version} loads no plugins, and attention files need one"
-    elif into_engine:
-        why = (
-            "attention files do not belong in the engine's package: write them elsewhere with "
-            f"--out DIR, and start servers with {CONFIG_DIR_VARIABLE}=DIR"
-        )
-    else:
-        return list(winners), ""
-    if not others:
-        raise ExportRefused(f"there are winners for attention alone: {why}")
-    left = {w.problem for w in winners} - {w.problem for w in others}
-    return others, f"attention left out ({len(left)} problems): {why}" if left else ""
+    kept: list[Winner] = []
+    left: list[str] = []
+    for family in _families(winners):
+        mine = _of(family, winners)
+        why = delivery_of(engine, family.name).obstacle(into_engine=into_engine)
+        if not why:
+            kept += mine
+            continue
+        if len(mine) == len(winners):
+            raise ExportRefused(f"there are winners for {family.name} alone: {why}")
+        count = len({winner.problem for winner in mine})
+        left.append(f"{family.name} left out ({count} problems): {why}")
+    if not kept and left:
+        raise ExportRefused("; ".join(left))
+    return kept, "; ".join(left)
 
 
 def export(
-    winners: Sequence[Winner], engine: Engine, device: Device, root: Path, *, allow_predicted: bool
-) -> list[ExportedFile]:
-    """Write the winners' files under `root` and prove that each entry is found there again.
+    winners: Sequence[Winner],
+    engine: Engine,
+    device: Device,
+    out: Path | None,
+    *,
+    allow_predicted: bool,
+) -> list[PlannedFile]:
+    """Write the winners' files, and prove that each entry is found there again.
+
+    They go under `out`, or into the engine's own package if None.
 
     An entry that an earlier export measured is kept where the winner was only predicted.
 
     Raises ExportRefused, with nothing written, where a winner is predicted and that is not
     allowed, where two contradict each other or ask for one file, or where servers could not read
-    one;
-    UnwritableOutput where the folder cannot be written.
+    one; UnwritableOutput where the folder cannot be written.
     """
     if not allow_predicted:
         _refuse_predicted(winners)
-    moe = plan_moe(winners, engine, device, root)
-    attention = with_advised_flags(plan_attention(winners, root))
-    refuse_shared_files((planned.path, planned.problem) for planned in attention)
-    for planned in attention:
-        prove_readable(planned)
-    prove_writable(root)
-    files: list[ExportedFile] = [*moe, *attention]
+    planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
+    for family in _families(winners):
+        delivery = delivery_of(engine, family.name)
+        root = out or delivery.engine_root
+        assert root is not None  # `loadable` has left out what the package does not take
+        planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
+    for _, root, _ in planned:
+        prove_writable(root)
+    files = [file for _, _, some in planned for file in some]
     for file in files:
         replace_file(file.path, file.text().encode())
         replace_file(file.sidecar, sidecar_text(file.provenance).encode())
-    for ours in moe:
-        verify_moe(ours, engine, device, root)
-    for planned in attention:
-        verify_attention(planned, planned.path)
+    for delivery, root, some in planned:
+        delivery.verify(some, device, root)
     return files
+
+
+def deliveries_for(winners: Sequence[Winner], engine: Engine) -> list[Delivery]:
+    """How each family of the winners reaches the engine's servers."""
+    return [delivery_of(engine, family.name) for family in _families(winners)]
+
+
+def packaged_files(winners: Sequence[Winner], engine: Engine) -> Iterator[tuple[Path, Path]]:
+    """The engine's own files that an overlay must carry: the path under it, and the file."""
+    for delivery in deliveries_for(winners, engine):
+        yield from delivery.packaged()
+
+
+def carry_packaged(delivery: Delivery, root: Path) -> int:
+    """Copy the engine's own files under `root`; returns how many were written.
+
+    A root that replaces the packaged one must carry the packaged files too, or the engine loses
+    them. Files that this tuner exported there are left alone.
+
+    Raises UnwritableOutput where the folder cannot be written.
+    """
+    prove_writable(root)
+    written = 0
+    for relative, path in delivery.packaged():
+        target, data = root / relative, path.read_bytes()
+        ours = (root / PROVENANCE / Path(*relative.parts[1:])).exists()
+        if not ours and not (target.exists() and target.read_bytes() == data):
+            replace_file(target, data)
+            written += 1
+    return written
+
+
+def _engine_root(files: Sequence[PlannedFile], engine: Engine) -> Path:
+    """The folder of the engine's package that all files lie under."""
+    roots = {delivery_of(engine, family.name).engine_root for family in _families(files)}
+    (root, *others) = roots
+    return engine.root if others or root is None else root
+
+
+def _families(some: Iterable[Winner | PlannedFile]) -> list[Family]:
+    names = {family_of(one.problem).name for one in some}
+    return [family for family in families() if family.name in names]
+
+
+def _of(family: Family, winners: Sequence[Winner]) -> list[Winner]:
+    return [winner for winner in winners if winner.problem.family in family.problems]
 
 
 def _refuse_predicted(winners: Iterable[Winner]) -> None:

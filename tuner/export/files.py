@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import UnwritableOutput
+from tuner.problems.records import Winner
 from tuner.problems.results import Incumbent
-from tuner.store import Winner
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root
 

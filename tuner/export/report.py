@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.sglang.attention.server_flags import ServerFlags
-from tuner.families.attention.export import AttentionFileExport
-from tuner.families.fused_moe.export import ConfigFileExport
+from tuner.export.delivery import PlannedFile, ServerFlags
 from tuner.problems.results import Status
 from tuner.render import table
-
-ExportedFile = ConfigFileExport | AttentionFileExport
 
 _SHOWN = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
 
@@ -24,11 +20,12 @@ class ExportReport:
     """What an export wrote."""
 
     root: Path
-    files: Sequence[ExportedFile]
+    files: Sequence[PlannedFile]
     carried: int  # packaged files copied beside them
     variables: Sequence[str]  # each names the root to a server; none where it needs no telling
     server_flags: Sequence[ServerFlags] = ()
-    left_out: str = ""  # why attention was not written
+    notes: Sequence[str] = ()  # what an operator should know of the files
+    left_out: str = ""  # which families were not written, and why
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -56,21 +53,14 @@ class ExportReport:
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
-        if any(isinstance(file, AttentionFileExport) for file in self.files):
-            lines.append(_ATTENTION)
+        lines += self.notes
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         if self.left_out:
             lines.append(self.left_out)
         return "\n".join(lines)
 
 
-_ATTENTION = (
-    "the attention files are for servers with engine-tuner installed, "
-    "started with --attention-backend triton"
-)
-
-
-def _file_json(file: ExportedFile) -> dict[str, Any]:
+def _file_json(file: PlannedFile) -> dict[str, Any]:
     return {
         "path": str(file.path),
         "provenance": str(file.sidecar),
@@ -81,5 +71,5 @@ def _file_json(file: ExportedFile) -> dict[str, Any]:
     }
 
 
-def _counts(file: ExportedFile) -> Mapping[Status, int]:
+def _counts(file: PlannedFile) -> Mapping[Status, int]:
     return Counter(file.statuses.values())

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
-from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
-from tuner.families.fused_moe.problem import Dtype
-from tuner.problems.text import Problem
-from tuner.store import Winner
+from tuner.problems.points import Problem
+from tuner.problems.records import Winner
+from tuner.problems.registry import family_of
 
 
 def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]:
     """The winners for the wanted problems.
 
-    An attention problem without winners stands for all stored problems of its shape, whatever
-    their dtype, page size and KV splits. Raises ExportRefused, which names the nearest stored
-    problem, where there is none.
+    A problem without winners stands for all stored problems that its family calls alike. Raises
+    ExportRefused, which names the nearest stored problem, where there is none.
     """
     stored = {winner.problem for winner in winners}
     chosen = {problem for problem in stored if any(_names(one, problem, stored) for one in wanted)}
@@ -42,11 +39,6 @@ def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
 
 
 def _names(wanted: Problem, problem: Problem, stored: set[Problem]) -> bool:
-    if wanted in stored or not isinstance(wanted, Attention) or not isinstance(problem, Attention):
+    if wanted in stored or wanted.family != problem.family:
         return wanted == problem
-    return _shape(wanted) == _shape(problem)
-
-
-def _shape(problem: Attention) -> Attention:
-    splits = ENGINE_KV_SPLITS if problem.phase is Phase.DECODE else problem.kv_splits
-    return replace(problem, dtype=Dtype.BFLOAT16, page_size=1, kv_splits=splits)
+    return family_of(problem).alike(wanted, problem)

@@ -10,27 +10,17 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
 
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, did_you_mean
-from tuner.families.attention.problem import Attention
-from tuner.families.attention.workloads import (
-    Workload,
-    WorkPoint,
-    default_workload,
-    read_points,
-    usual_workload,
-)
-from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
-from tuner.problems.points import Gemm, Point
+from tuner.problems.points import Point, Problem
+from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind
-from tuner.problems.text import Problem, parse_problem
-from tuner.tuning.request import parse_effort, parse_gemms, parse_source
-from tuner.tuning.space import Effort
+from tuner.tuning.request import Effort, parse_effort, parse_source
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
@@ -76,11 +66,7 @@ class JobRequest:
     device: str  # any spelling is taken, the device table's is kept
     engine: str = "sglang"  # or sglang==VERSION
     measure: str = "gpu"  # gpu, predict or replay:FILE, FILE as the worker sees it
-    # A fused-MoE layer's batch sizes (None: the engine's own, or the recording's) and gemms.
-    batch_sizes: tuple[int, ...] | None = None
-    gemms: tuple[Gemm, ...] = FusedMoe.gemms  # none of attention's
-    # Attention's: a use by name ("": the usual one), or the points themselves.
-    workload: str | tuple[WorkPoint, ...] = ""
+    selection: Selection | None = None  # which points; None: all that the family tunes
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # beyond the engine's own grid; None: where times are measured
     seed: int = 0
@@ -89,53 +75,23 @@ class JobRequest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
         parse_source(self.measure)
-        if isinstance(self.problem, Attention):
-            self._check_attention()
-        else:
-            self._check_layer()
+        if self.selection is None:
+            everything = family_of(self.problem).read_selection(self.problem, {})
+            object.__setattr__(self, "selection", everything)
         if not 0 <= self.seed < 1 << 63:
             raise BadInput(f"seed is a whole number from 0 to 2**63 - 1, not {self.seed}")
 
-    def _check_layer(self) -> None:
-        if self.batch_sizes is not None:
-            object.__setattr__(self, "batch_sizes", _checked_sizes(self.batch_sizes))
-        if not self.gemms:
-            raise BadInput("a job needs at least one gemm: up, down, or both")
-        if self.workload:
-            raise BadInput("a workload is attention's: a fused-MoE layer has batch sizes")
-
-    def _check_attention(self) -> None:
-        if self.batch_sizes is not None:
-            raise BadInput("batch sizes are a fused-MoE layer's: attention has a workload")
-        object.__setattr__(self, "gemms", ())
-        self.points  # an unknown use, or one without such points, is refused here  # noqa: B018
-
     @property
-    def work(self) -> Workload | None:
-        """Attention's workload; None where the usual one, or a recording's, is asked for."""
-        if not self.workload:
-            return None
-        assert isinstance(self.problem, Attention)  # a layer with a workload is refused
-        if isinstance(self.workload, str):
-            return default_workload(self.problem.phase, self.workload)
-        return Workload("the workload", self.workload)
+    def selected(self) -> Selection:
+        assert self.selection is not None  # since __post_init__
+        return self.selection
 
     @property
     def points(self) -> frozenset[Point]:
         """What is to be tuned; empty where the recording that is replayed says it."""
-        replayed = not self.batch_sizes and not self.workload and self.measure.startswith("replay:")
-        if replayed:
+        if self.measure.startswith("replay:") and not self.selected.given:
             return frozenset()
-        problem = self.problem
-        if isinstance(problem, FusedMoe):
-            sizes = self.batch_sizes or BATCH_SIZES
-            return frozenset(Point(size, gemm) for size in sizes for gemm in self.gemms)
-        work = (self.work or usual_workload(problem.phase)).for_problem(problem)
-        return frozenset(
-            Point(at.batch_size, part, at.new_tokens, at.cached_tokens)
-            for at in work.points
-            for part in problem.parts
-        )
+        return self.selected.points(self.problem)
 
     @property
     def needs_gpu(self) -> bool:
@@ -154,37 +110,23 @@ class JobRequest:
             "device": self.device,
             "engine": self.engine,
             "measure": self.measure,
-            **self._sizes_json(),
+            **self.selected.as_json(),
             "effort": self.effort.value,
             "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
         }
 
-    def _sizes_json(self) -> dict[str, Any]:
-        """Its own family's fields, so that a request keeps its key when others have more."""
-        if isinstance(self.problem, Attention):
-            if isinstance(self.workload, str):
-                return {"workload": self.workload or None}
-            return {"workload": [asdict(point) for point in self.workload]}
-        return {
-            "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
-            "gemms": [gemm.value for gemm in self.gemms],
-        }
-
 
 def read_request(values: Mapping[str, Any]) -> JobRequest:
     """A request from the JSON object that `JobRequest.as_json` makes."""
-    sizes, gemms = values.get("batch_sizes"), values.get("gemms")
-    workload = values.get("workload") or ""
+    problem = parse_problem(values["problem"])
     return JobRequest(
-        problem=parse_problem(values["problem"]),
+        problem=problem,
         device=values["device"],
         engine=values["engine"],
         measure=values["measure"],
-        batch_sizes=None if sizes is None else tuple(sizes),
-        gemms=parse_gemms(",".join(gemms)) if gemms else FusedMoe.gemms,
-        workload=workload if isinstance(workload, str) else read_points(workload),
+        selection=family_of(problem).read_selection(problem, values),
         effort=parse_effort(values["effort"]),
         wide=values["wide"],
         seed=values["seed"],
@@ -292,9 +234,3 @@ def parse_state(text: str) -> JobState:
 
 def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
-
-
-def _checked_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    if not sizes or not all(0 < size < 1 << 20 for size in sizes):
-        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {list(sizes)}")
-    return tuple(sorted(set(sizes)))

@@ -8,12 +8,11 @@ from collections.abc import Collection, Sequence
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
 from tuner.errors import BadInput
-from tuner.families.fused_moe.routing_file import RoutingFile
 from tuner.measure.gpu_worker import Lane, Limits, Ticket
 from tuner.measure.messages import point_fields, read_measurement
-from tuner.problems.points import Candidate, Config, Point
+from tuner.measure.routing_file import RoutingFile
+from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.results import Measurement, Totals, Trial, untimed
-from tuner.problems.text import Problem
 
 LOOK_S = 0.01  # how long one look for results lasts while compiles are also awaited
 RACE_LIMIT_S = 120.0

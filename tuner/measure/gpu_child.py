@@ -24,9 +24,8 @@ import torch
 import triton
 
 from tuner.errors import BadInput
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 Fields = dict[str, Any]
 
@@ -78,13 +77,9 @@ def main() -> None:
 
 
 def _open_session(request: Fields) -> Session:
-    if isinstance(parse_problem(request["problem"]), FusedMoe):
-        from tuner.families.fused_moe.gpu import MoeSession  # noqa: PLC0415  # the one in use
-
-        return MoeSession(request)
-    from tuner.families.attention.gpu import AttentionSession  # noqa: PLC0415  # likewise
-
-    return AttentionSession(request)
+    problem = parse_problem(request["problem"])
+    session: Session = family_of(problem).module("gpu").open_session(problem, request)
+    return session
 
 
 def _gpu_facts() -> Fields:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tuner.problems.points import Point, read_part
+from tuner.problems.points import Point
+from tuner.problems.registry import read_part
 from tuner.problems.results import Measurement, Status
 
 

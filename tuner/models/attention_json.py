@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import MalformedCheckpoint
-from tuner.families.fused_moe.problem import Dtype
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.fields import (
     MAX_SIZE,
@@ -20,6 +19,7 @@ from tuner.models.fields import (
     torch_dtype,
 )
 from tuner.models.layer_counts import LAYERS, count_layers
+from tuner.problems.dtypes import Dtype
 
 _Q_HEADS = ("num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = (
@@ -68,10 +68,15 @@ def read_attention(path: Path) -> Attending:
     """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
     file, data, name = read_file(path)
     try:
-        config = parse(data)
-        return Attending(name, architecture_of(config), attention_shape(config))
+        return parse_attention_json(data, name)
     except MalformedCheckpoint as error:
         raise MalformedCheckpoint(f"{file}: {error}") from None
+
+
+def parse_attention_json(data: bytes, name: str) -> Attending:
+    """Read a config.json's bytes. Raises MalformedCheckpoint."""
+    config = parse(data)
+    return Attending(name, architecture_of(config), attention_shape(config))
 
 
 def attention_or_none(config: Json) -> AttentionShape | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import MalformedCheckpoint
-from tuner.families.fused_moe.problem import Dtype
+from tuner.problems.dtypes import Dtype
 
 Json = Mapping[str, Any]
 

@@ -14,9 +14,9 @@ else:
     import tomli as tomllib
 
 from tuner.errors import UnknownModel, did_you_mean
-from tuner.families.fused_moe.problem import Dtype
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.model import Model
+from tuner.problems.dtypes import Dtype
 
 
 @cache

@@ -5,69 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 
-class Gemm(str, Enum):
-    """The two matrix products of a fused-MoE layer."""
+class Problem(Protocol):
+    """One kernel, or several that an engine runs as one, with the sizes of a rank.
 
-    UP = "up"  # A (M, K) x B (E, 2N, K)
-    DOWN = "down"  # A (M * top_k, N) x B (E, K, N), scaled by the router's weight
+    Equal problems are equal values, and hashable.
+    """
+
+    @property
+    def family(self) -> str:
+        """The name that its text begins with, e.g. "fused_moe" or "decode_attention"."""
+        ...
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is launched, and so configured, on its own; in the order of launch."""
+        ...
+
+    def spec(self) -> str:
+        """The canonical text of this problem; `registry.parse_problem` reads it back."""
+        ...
 
 
-class Stage(str, Enum):
-    """The kernels of attention: each is launched, and so configured, on its own."""
+class Part(str, Enum):
+    """A kernel launch of a problem. Each family has an enumeration of its parts."""
 
-    EXTEND = "extend"  # new tokens attend to a cached prefix and to each other
-    PREFILL = "prefill"  # an image's tokens, which all see each other; without a cache
-    DECODE = "decode"  # one new token a sequence; splits of its cache in parallel
-    REDUCE = "reduce"  # adds those splits up
+    def size_of(self, point: Point) -> str:
+        """The point without its part, for people."""
+        return f"M={point.batch_size}"
 
-
-Part = Gemm | Stage
-PARTS: tuple[Part, ...] = (*Gemm, *Stage)  # a family's in the order of their launch
-
-
-def read_part(text: str) -> Part:
-    """The part of that name; raises ValueError."""
-    return Gemm(text) if text in ("up", "down") else Stage(text)
+    def point_json(self, point: Point) -> dict[str, str | int]:
+        """The point as reports and the API show it."""
+        return {"part": self.value, "batch_size": point.batch_size}
 
 
 @dataclass(frozen=True, order=True)
 class Point:
     """One thing to choose a configuration for: a part of a problem at a size.
 
-    A fused-MoE layer's size is its tokens; attention's is its sequences, and how many tokens
-    each of them adds and finds in the cache.
+    What a size counts is for the family to say: the tokens of a fused-MoE layer or of a matrix
+    product, the sequences of attention.
     """
 
-    batch_size: int  # fused MoE: tokens M; attention: sequences
+    batch_size: int
     part: Part
     new_tokens: int = 0  # attention: of the longest sequence; 1 for decode
     cached_tokens: int = 0  # attention: of a sequence, on average
 
     @property
-    def gemm(self) -> Gemm:
-        """The part of a fused-MoE layer's point."""
-        assert isinstance(self.part, Gemm), f"{self} is no gemm's"
-        return self.part
-
-    @property
     def size(self) -> str:
         """The point without its part, for people: "M=8", or "4x512+8192"."""
-        if isinstance(self.part, Gemm):
-            return f"M={self.batch_size}"
-        return f"{self.batch_size}x{self.new_tokens}+{self.cached_tokens}"
+        return self.part.size_of(self)
 
     def as_json(self) -> dict[str, str | int]:
         """As reports and the API show it."""
-        if isinstance(self.part, Gemm):
-            return {"gemm": self.part.value, "batch_size": self.batch_size}
-        return {
-            "part": self.part.value,
-            "batch_size": self.batch_size,
-            "new_tokens": self.new_tokens,
-            "cached_tokens": self.cached_tokens,
-        }
+        return self.part.point_json(self)
 
     def __str__(self) -> str:
         return f"{self.size} {self.part.value}"

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.points import Gemm, Point
+from tuner.problems.points import Point, Problem
 from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals
-from tuner.problems.text import Problem
 
 
 class RunState(str, Enum):
@@ -27,7 +25,8 @@ class RunState(str, Enum):
 def point_row(point: Point) -> list[int | str]:
     """A point as a run's row holds it: [batch size, part], and attention's tokens behind them."""
     row: list[int | str] = [point.batch_size, point.part.value]
-    return row if isinstance(point.part, Gemm) else [*row, point.new_tokens, point.cached_tokens]
+    tokens = point.new_tokens, point.cached_tokens
+    return [*row, *tokens] if any(tokens) else row
 
 
 @dataclass(frozen=True)
@@ -92,12 +91,6 @@ class Winner:
     def points(self) -> Collection[Point]:
         """Its one point, as `Published` has several."""
         return (self.entry.point,)
-
-    @property
-    def layer(self) -> FusedMoe:
-        """The problem of a fused-MoE layer's winner."""
-        assert isinstance(self.problem, FusedMoe), f"{self.problem.spec()} is no fused-MoE layer"
-        return self.problem
 
 
 @dataclass(frozen=True)

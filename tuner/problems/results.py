@@ -26,6 +26,11 @@ class Status(str, Enum):
     NOT_RECORDED = "not_recorded"  # absent from the recording that is replayed
 
 
+# What a winner's status may be. Of several results the one whose status stands last here counts:
+# a measured one, else a predicted one, else one that nobody tuned.
+WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
+
+
 class MeasureKind(str, Enum):
     """Where times come from."""
 

@@ -7,7 +7,6 @@ Rows never leave this package: callers hand in and get back the dataclasses of
 from tuner.problems.records import Run, RunKey, RunState, Winner
 from tuner.store.connect import database_url
 from tuner.store.jobs import JobStore
-from tuner.store.journal import RunJournal
 from tuner.store.leases import LeasedStore, Leases
 from tuner.store.nights import Night, NightStore, StoredWatch
 from tuner.store.store import Store
@@ -19,7 +18,6 @@ __all__ = [
     "Night",
     "NightStore",
     "Run",
-    "RunJournal",
     "RunKey",
     "RunState",
     "Store",

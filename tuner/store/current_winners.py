@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tuner.families.attention.problem import Attention
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.points import Point
+from tuner.problems.points import Point, Problem
 from tuner.problems.records import Published, Winner
-from tuner.problems.results import Status
-from tuner.problems.text import Problem
-
-# What a winner's status may be. Of several, what stands is a measured entry, else a predicted one,
-# else one that nobody tuned.
-WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
+from tuner.problems.registry import family_of
+from tuner.problems.results import WINNING, Status
 
 Result = Winner | Published
 Place = tuple[str, str, Problem]  # device, engine, problem: each has results that count
@@ -81,7 +75,7 @@ def _points(size: Size, results: Iterable[Result]) -> set[Point]:
 
 
 def _source(one: Result) -> Source:
-    if isinstance(one.problem, Attention):
+    if not family_of(one.problem).joins_runs:
         # Another workload has other cached tokens: only what was published at once was
         # chosen together. A gemm may be tuned in a run of its own.
         return one.run_id, one.published_at
@@ -89,13 +83,13 @@ def _source(one: Result) -> Source:
 
 
 def _untuned_beside(place: Place, source: Source) -> Source:
-    """The entries that a layer's environment has without tuning; nobody chose them in a pair."""
-    return (source[0], Status.INCUMBENT) if isinstance(place[2], FusedMoe) else source
+    """The entries that an environment has without tuning, which nobody chose in a pair."""
+    return (source[0], Status.INCUMBENT) if family_of(place[2]).joins_runs else source
 
 
 def _rank(size: Size, results: Collection[Result]) -> tuple[object, ...]:
     """For results of one source: what counts is the source with the highest."""
     newest = max(results, key=lambda one: (WINNING.index(one.status), one.published_at, one.run_id))
-    gemms = FusedMoe.gemms if isinstance(newest.problem, FusedMoe) else ()
-    both = {point.part for point in _points(size, results)}.issuperset(gemms)
-    return WINNING.index(newest.status), both, newest.published_at, newest.run_id
+    needed = newest.problem.parts if family_of(newest.problem).joins_runs else ()
+    whole = {point.part for point in _points(size, results)}.issuperset(needed)
+    return WINNING.index(newest.status), whole, newest.published_at, newest.run_id

@@ -18,11 +18,11 @@ from sqlalchemy import (
 )
 
 from tuner.errors import BadInput
-from tuner.problems.points import PARTS
+from tuner.problems.points import Problem
 from tuner.problems.records import Published, Winner
-from tuner.problems.results import Environment, Status, Trial
-from tuner.problems.text import Problem, parse_problem
-from tuner.store.current_winners import WINNING, points_in_force
+from tuner.problems.registry import parse_problem, read_part
+from tuner.problems.results import WINNING, Environment, Status, Trial
+from tuner.store.current_winners import points_in_force
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
 from tuner.store.rows import (
@@ -33,7 +33,7 @@ from tuner.store.rows import (
     read_winner,
 )
 from tuner.store.schema import check_head
-from tuner.store.store import BY_POINT
+from tuner.store.store import by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
@@ -75,9 +75,6 @@ _NEWEST = (
 )
 # Part, batch size, new tokens, cached tokens, config key.
 TrialPlace = tuple[str, int, int, int, str]
-
-
-_PARTS = {part.value for part in PARTS}
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ class Lookups(Database):
                 & (runs.c.problem_id == winners.c.problem_id),
             )
             .where(runs.c.id == run_id)
-            .order_by(*BY_POINT, winners.c.status)
+            .order_by(*by_point(), winners.c.status)
         )
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
@@ -217,8 +214,8 @@ def trial_place(trial: Trial) -> TrialPlace:
 def parse_trial_place(values: object) -> TrialPlace:
     """Raises BadInput."""
     match values:
-        case [str(part), int(size), int(new), int(cached), str(key)] if part in _PARTS:
-            return part, size, new, cached, key
+        case [str(part), int(size), int(new), int(cached), str(key)]:
+            return read_part(part).value, size, new, cached, key
     raise BadInput("not a place in a list of trials")
 
 

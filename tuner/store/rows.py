@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from tuner.problems.points import Candidate, Config, Point, read_part
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import Run, RunKey, RunState, Winner, point_row
+from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -22,7 +23,6 @@ from tuner.problems.results import (
     Totals,
     Trial,
 )
-from tuner.problems.text import parse_problem
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, case, select, update
 
-from tuner.problems.points import PARTS
+from tuner.problems.points import Problem
 from tuner.problems.records import Run, RunKey, RunState, Winner
+from tuner.problems.registry import parts
 from tuner.problems.results import Entry, Environment, Totals, Trial
-from tuner.problems.text import FAMILIES, Problem
 from tuner.store.current_winners import in_force
 from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.rows import (
@@ -76,7 +76,6 @@ class Store(Database):
         engine_version: str | None = None,
         triton: str | None = None,
         problem: Problem | None = None,
-        families: Collection[str] = FAMILIES,
     ) -> list[Winner]:
         """The winners in force, in order of problem, size and part (up before down).
 
@@ -90,7 +89,7 @@ class Store(Database):
             problems.c.spec: problem.spec() if problem else None,
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
-        return in_force(self._winners(*conditions, problems.c.family.in_(families)))
+        return in_force(self._winners(*conditions))
 
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
         """All that is published for a problem in an environment, in force or not."""
@@ -105,7 +104,7 @@ class Store(Database):
             .join(problems, winners.c.problem_id == problems.c.id)
             .join(environments, winners.c.environment_id == environments.c.id)
             .where(*conditions)
-            .order_by(problems.c.id, *BY_POINT)
+            .order_by(problems.c.id, *by_point())
         )
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
@@ -148,13 +147,14 @@ class Store(Database):
         _set_run(connection, run.id, state=RunState.DONE.value, totals=asdict(totals))
 
 
-# Winners in order of their points, the parts of each as they are launched.
-BY_POINT = (
-    winners.c.batch_size,
-    winners.c.new_tokens,
-    winners.c.cached_tokens,
-    case({part.value: at for at, part in enumerate(PARTS)}, value=winners.c.part),
-)
+def by_point() -> tuple[ColumnElement[Any], ...]:
+    """The order of winners by their points, the parts of each as they are launched."""
+    return (
+        winners.c.batch_size,
+        winners.c.new_tokens,
+        winners.c.cached_tokens,
+        case({part.value: at for at, part in enumerate(parts())}, value=winners.c.part),
+    )
 
 
 def _problem_row(problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from tuner.problems.points import PARTS, Part
+from tuner.problems.points import Part
+from tuner.problems.registry import parts
 from tuner.problems.results import Trial
 
 PLAIN_EVERY_S = 5.0
@@ -62,7 +63,7 @@ class Progress:
     def _best(self, size: str) -> str:
         """Microseconds of each part's best, e.g. "up 12.3 + down 4.5 us"."""
         best = self._best_us[size]
-        times = [f"{part.value} {best[part]:.1f}" for part in PARTS if part in best]
+        times = [f"{part.value} {best[part]:.1f}" for part in parts() if part in best]
         return " + ".join(times) + " us" if times else ""
 
     def _line(self, size: str) -> str:

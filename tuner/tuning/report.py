@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.points import Config, Gemm, Part
+from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Incumbent, Totals
-from tuner.problems.text import Problem
 from tuner.render import table
+
+
+@dataclass(frozen=True)
+class EntryTable:
+    """How a family shows its entries to people: the first columns of a table, and its order."""
+
+    headers: tuple[str, ...]
+    cells: Callable[[Entry], tuple[object, ...]]
+    order: Callable[[Entry], Any] | None = None  # None: the order of the entries
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class Report:
     file_names: Mapping[Part, str]
     entries: Sequence[Entry]
     totals: Totals
+    table: EntryTable
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner tune --json` prints."""
@@ -42,40 +50,29 @@ class Report:
 
     def as_text(self) -> str:
         """A table of the entries, and the totals on a line of their own."""
-        moe = isinstance(self.problem, FusedMoe)
-        headers, cells = (_MOE_HEADERS, _moe_cells) if moe else (_ATTENTION_HEADERS, _size_cells)
         rows = [
             (
-                *cells(entry),
+                *self.table.cells(entry),
                 None if entry.median_us is None else round(entry.median_us, 1),
                 entry.compiled.shared_bytes,
                 self.device.shared_optin_bytes,
                 entry.status.value,
                 entry.reason,
             )
-            for entry in (sorted(self.entries, key=_by_gemm) if moe else self.entries)
+            for entry in self._in_order()
         ]
         t = self.totals
         cost = (
             f"{t.configs_compiled} kernels, {t.compile_s:.1f} s of compile processes, "
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
-        return "\n".join([table((*headers, *_FIGURES), rows), "", cost])
+        return "\n".join([table((*self.table.headers, *_FIGURES), rows), "", cost])
+
+    def _in_order(self) -> Sequence[Entry]:
+        return sorted(self.entries, key=self.table.order) if self.table.order else self.entries
 
 
-_MOE_HEADERS = ("gemm", "M", "M N K blocks", "group", "warps", "stages")
-_ATTENTION_HEADERS = ("kernel", "sequences", "new", "cached", "constants")
 _FIGURES = ("us", "shared", "limit", "status", "why")
-
-
-def _moe_cells(entry: Entry) -> tuple[object, ...]:
-    return entry.point.gemm.value, entry.point.batch_size, *config_cells(entry.config)
-
-
-def _size_cells(entry: Entry) -> tuple[object, ...]:
-    point = entry.point
-    constants = " ".join(f"{name}={value}" for name, value in sorted(entry.config.items()))
-    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
 
 
 def config_cells(config: Config) -> tuple[str, int, int, int]:
@@ -111,7 +108,3 @@ def _incumbent_json(incumbent: Incumbent) -> dict[str, Any]:
         "median_us": incumbent.median_us,
         "shared_bytes": incumbent.shared_bytes,
     }
-
-
-def _by_gemm(entry: Entry) -> tuple[bool, int]:
-    return entry.point.gemm is Gemm.DOWN, entry.point.batch_size

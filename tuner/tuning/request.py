@@ -1,4 +1,4 @@
-"""How to tune, in words: where times come from, which batch sizes and gemms, how much effort.
+"""How to tune, in words: where times come from, and how much effort.
 
 Light, so that a command line or a web server reads a request without loading what runs it.
 """
@@ -6,12 +6,19 @@ Light, so that a command line or a web server reads a request without loading wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from tuner.errors import BadInput, did_you_mean
-from tuner.problems.points import Gemm
 from tuner.problems.results import MeasureKind
-from tuner.tuning.space import Effort
+
+
+class Effort(str, Enum):
+    """How much of a space a search may try."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    EXHAUSTIVE = "exhaustive"
 
 
 @dataclass(frozen=True)
@@ -46,23 +53,6 @@ def _parse_gpus(text: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise BadInput(f"{text!r} names a GPU twice")
     return names
-
-
-def parse_batch_sizes(text: str) -> tuple[int, ...]:
-    """Read `1,2,4`: whole numbers from 1 on."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
-        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {text!r}")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def parse_gemms(text: str) -> tuple[Gemm, ...]:
-    """Read `up`, `down` or `up,down`."""
-    names = [gemm.value for gemm in Gemm]
-    for part in text.split(","):
-        if part not in names:
-            raise BadInput(f"unknown gemm {part!r}{did_you_mean(part, names)}")
-    return tuple(gemm for gemm in Gemm if gemm.value in text.split(","))
 
 
 def parse_effort(text: str) -> Effort:

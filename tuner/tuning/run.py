@@ -16,19 +16,18 @@ from tuner.compile.candidates import Binder
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
-from tuner.families.attention.workloads import Workload
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.families.fused_moe.routing_file import RoutingFile, find_routing_file
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.recording_file import prove_recordable
-from tuner.problems.points import Gemm, Part, Point
+from tuner.measure.routing_file import RoutingFile, find_routing_file
+from tuner.problems.points import Part, Point, Problem
+from tuner.problems.records import RunKey, RunState
+from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
-from tuner.problems.text import Problem
-from tuner.store import RunJournal, RunKey, RunState, Store
 from tuner.tuning.bench import Bench
-from tuner.tuning.report import Report
-from tuner.tuning.request import Source
-from tuner.tuning.space import Effort, Space, space_identity
+from tuner.tuning.journal import RunJournal, RunStore
+from tuner.tuning.report import EntryTable, Report
+from tuner.tuning.request import Effort, Source
+from tuner.tuning.space import Space, space_identity
 from tuner.tuning.tune import Plan, Progress, Strategy, tune
 
 # A gain below the noise of its source is no gain. Recorded times repeat exactly.
@@ -43,20 +42,24 @@ class Request:
     device: Device
     engine: Engine
     source: Source
-    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
-    gemms: tuple[Gemm, ...] = FusedMoe.gemms
-    workload: Workload | None = None  # attention's points; None: the recording's, or the usual
+    selection: Selection | None = None  # which points; None: all that the family tunes
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # beyond the engine's own grid; None: where a GPU measures
     seed: int = 0
 
+    @property
+    def selected(self) -> Selection:
+        """What was selected, or everything."""
+        return self.selection or family_of(self.problem).read_selection(self.problem, {})
 
-class Session(ABC):
+
+class TuningRun(ABC):
     """One request, ready to run. Use it in a `with`: it may own processes.
 
     Raises BadInput, before any work, for what cannot be tuned as asked.
     """
 
+    table: EntryTable  # how its entries are shown
     file_names: Mapping[Part, str]  # of the files that the winners will go into
     points: tuple[Point, ...]  # the points to tune
 
@@ -64,7 +67,7 @@ class Session(ABC):
         self.request = request
         self._resources = contextlib.ExitStack()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> TuningRun:
         return self
 
     def __exit__(
@@ -77,7 +80,7 @@ class Session(ABC):
 
     def run(
         self,
-        store: Store,
+        store: RunStore,
         progress: Progress,
         record: Path | None = None,
         add_to_record: bool = False,
@@ -149,7 +152,7 @@ class Session(ABC):
     def _spaces(self) -> Mapping[Part, Space]: ...
 
     @abstractmethod
-    def _look_up(self, store: Store) -> None:
+    def _look_up(self, store: RunStore) -> None:
         """Read what a run needs to know of earlier ones, before any work."""
 
     @abstractmethod
@@ -238,4 +241,12 @@ class Session(ABC):
             file_names=self.file_names,
             entries=[e for e in entries if e.point in self.points],
             totals=totals,
+            table=self.table,
         )
+
+
+def open_run(request: Request) -> TuningRun:
+    """The run of a request. Raises BadInput for what cannot be tuned as asked."""
+    family = family_of(request.problem)
+    run: TuningRun = family.module("tuning").open_run(request)
+    return run

@@ -21,7 +21,8 @@ import optuna
 
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
-from tuner.tuning.space import Effort, Space
+from tuner.tuning.request import Effort
+from tuner.tuning.space import Space
 
 # A kernel that does not compile or fit fails so at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}

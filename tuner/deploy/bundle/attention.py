@@ -12,12 +12,15 @@ from dataclasses import replace
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
+from tuner.engines.sglang.attention.export import AttentionFileExport
+from tuner.engines.sglang.attention.server_flags import KV_SPLITS_FLAG, advised_flags
 from tuner.errors import BadProblem, ExportRefused, UnknownModel
-from tuner.export import KV_SPLITS_FLAG, AttentionFileExport, advised_flags, loadable
+from tuner.export import loadable
+from tuner.export.delivery import PlannedFile
+from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
-from tuner.models.attention import attention_problems
 from tuner.models.table import find_preset
-from tuner.store import Winner
+from tuner.problems.records import Winner
 
 BACKEND_FLAG = "--attention-backend"
 # They go before the one flag for both.
@@ -52,9 +55,10 @@ def usable_winners(
 
 
 def attention_notes(
-    files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine, device: Device
+    exported: Sequence[PlannedFile], cluster: Cluster, engine: Engine, device: Device
 ) -> list[str]:
     """What an operator should know of the attention files, one sentence each."""
+    files = [file for file in exported if isinstance(file, AttentionFileExport)]
     if not files:
         return []
     notes = [

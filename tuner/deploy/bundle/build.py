@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,9 +37,9 @@ from tuner.deploy.preflight import Report, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
-from tuner.export import PROVENANCE
+from tuner.export.files import PROVENANCE
 from tuner.families.attention.problem import Attention
-from tuner.store import Winner
+from tuner.problems.records import Winner
 
 _EXECUTABLE = 0o755
 
@@ -82,7 +81,7 @@ def build_bundle(
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = _notes(cluster, engine, environments, statuses) + left_out
-    notes += attention_notes(folder.attention, cluster, engine, device)
+    notes += attention_notes(folder.exported, cluster, engine, device)
     files |= _configs(folder)
     files["preflight.py"] = File(_preflight(), _EXECUTABLE)
     files["cluster.json"] = _text(cluster.expected().to_json())
@@ -177,7 +176,7 @@ def _entries(folder: ConfigFolder) -> tuple[list[dict[str, Any]], list[dict[str,
     known: list[dict[str, Any]] = []
     entries = []
     for tuned in folder.tuned:
-        for row in tuned.rows(json.loads(folder.files[tuned.path])):
+        for row in tuned.rows:
             if row["environment"] not in known:
                 known.append(row["environment"])
             place = known.index(row["environment"])

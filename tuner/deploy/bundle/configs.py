@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,50 +16,24 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, UnknownModel
-from tuner.export import PROVENANCE, AttentionFileExport, carry_packaged, export, provenance_row
+from tuner.export import carry_packaged, deliveries_for, export
+from tuner.export.delivery import PlannedFile
+from tuner.export.files import PROVENANCE, provenance_row
 from tuner.export.selection import refuse_shared_files
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.export import manifest_rows
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.table import find_preset
-from tuner.problems.points import Config, Gemm
+from tuner.problems.points import Config
+from tuner.problems.records import Winner
 from tuner.problems.results import Status
-from tuner.store import Winner
 
 
 @dataclass(frozen=True)
 class TunedFile:
-    """A config file with tuned entries; `provenance` is its sidecar."""
+    """A config file with tuned entries."""
 
     path: str  # below the config folder
-    provenance: Mapping[str, Any]
-
-    def rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What the manifest says of each entry; `content` is the file's JSON."""
-        moe = "gemm" in self.provenance
-        return self._moe_rows(content) if moe else self._attention_rows(content)
-
-    def _moe_rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for size, row in self.provenance["entries"].items():
-            yield {
-                "problem": self.provenance["problem"],
-                "gemm": self.provenance["gemm"],
-                "batch_size": int(size),
-                **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
-                "published_at": row["published_at"],
-                "config": content[size],
-            }
-
-    def _attention_rows(self, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for row, entry in zip(self.provenance["entries"], content["entries"], strict=True):
-            points = row["points"]
-            yield {
-                "problem": self.provenance["problem"],
-                **{k: row[k] for k in ("part", "batch_size", "new_tokens", "status")},
-                # By cached tokens: a server cannot tell them apart.
-                "median_us": {str(p["cached_tokens"]): p["median_us"] for p in points},
-                "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
-                **{k: points[0][k] for k in ("environment", "published_at")},
-                "config": entry["config"],
-            }
+    rows: Sequence[Mapping[str, Any]]  # what the manifest says of each entry
 
 
 @dataclass(frozen=True)
@@ -68,7 +42,7 @@ class ConfigFolder:
 
     files: Mapping[str, bytes]  # path below the folder -> content
     tuned: Sequence[TunedFile]
-    attention: Sequence[AttentionFileExport]
+    exported: Sequence[PlannedFile]  # as the engine's deliveries planned them
     hash: str  # as the preflight hashes the folder on a node
 
 
@@ -89,12 +63,12 @@ def config_folder(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if cluster.engine.name == "sglang":
-            tuned, attention = _sglang(winners, engine, device, root)
+            tuned, files_there = _overlay(winners, engine, device, root)
         else:
-            tuned, attention = _vllm(winners, device, root), []
+            tuned, files_there = _vllm(winners, device, root), []
         paths = sorted(p for p in root.rglob("*") if p.is_file())
         files = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
-        return ConfigFolder(files, tuned, attention, hash_folder(root))
+        return ConfigFolder(files, tuned, files_there, hash_folder(root))
 
 
 def _check_winners(
@@ -132,18 +106,20 @@ def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) ->
         )
 
 
-def _sglang(
+def _overlay(
     winners: Sequence[Winner], engine: Engine, device: Device, root: Path
-) -> tuple[list[TunedFile], list[AttentionFileExport]]:
-    if engine.config_dir_variable is None:
+) -> tuple[list[TunedFile], list[PlannedFile]]:
+    deliveries = deliveries_for(winners, engine)
+    if any(delivery.variable is None for delivery in deliveries):
         raise ExportRefused(
             f"{engine.name} {engine.version} reads no config folder but its own: use "
             "`tuner export --into-engine` in its image"
         )
     files = export(winners, engine, device, root, allow_predicted=True)
-    carry_packaged(engine, root)
-    tuned = [TunedFile(f.path.relative_to(root).as_posix(), f.provenance) for f in files]
-    return tuned, [file for file in files if isinstance(file, AttentionFileExport)]
+    for delivery in deliveries:
+        carry_packaged(delivery, root)
+    tuned = [TunedFile(f.path.relative_to(root).as_posix(), list(f.rows())) for f in files]
+    return tuned, files
 
 
 def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFile]:
@@ -153,9 +129,10 @@ def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFi
     """
     chosen: dict[str, list[Winner]] = {}
     for winner in winners:
-        if winner.entry.point.gemm is Gemm.UP and winner.entry.status is not Status.INCUMBENT:
-            name = vllm.config_file_name(winner.layer, device)
-            chosen.setdefault(name, []).append(winner)
+        problem, entry = winner.problem, winner.entry
+        tuned = entry.status is not Status.INCUMBENT
+        if isinstance(problem, FusedMoe) and entry.point.part is Gemm.UP and tuned:
+            chosen.setdefault(vllm.config_file_name(problem, device), []).append(winner)
     if not chosen:
         raise ExportRefused(f"no winner for {device.name} chooses better than the engine's default")
     return [_vllm_file(name, group, root) for name, group in sorted(chosen.items())]
@@ -178,4 +155,4 @@ def _vllm_file(name: str, winners: Sequence[Winner], root: Path) -> TunedFile:
     (root / name).write_text(text, encoding="utf-8")
     (root / PROVENANCE).mkdir(exist_ok=True)
     (root / PROVENANCE / name).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
-    return TunedFile(name, provenance)
+    return TunedFile(name, list(manifest_rows(provenance, json.loads(text))))

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from tuner.devices.table import Device
 from tuner.engines.config_files import LAUNCH_OPTIONS, REQUIRED_FIELDS, launch_config
 from tuner.errors import UnsupportedKernel
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
 CONFIG_DIR_VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"

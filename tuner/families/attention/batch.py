@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.engines.sglang.attention.binding import AttentionKernels
+from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.inputs import (
     Inputs,
     compared,
@@ -25,10 +25,10 @@ from tuner.families.attention.inputs import (
     reference,
 )
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.fused_moe.inputs import worst_error
 from tuner.measure.timing import LAUNCHES, Kernel, blocks
-from tuner.problems.points import Point, Stage
+from tuner.problems.points import Point
 
 CHECKED_ROWS = 64  # of a point's first sequence, its last
 KEPT_BYTES = 1 << 35  # of batches that wait for more candidates: 32 GiB, at most half the GPU

@@ -10,10 +10,10 @@ from tuner.compile import Farm, Job
 from tuner.compile.candidates import fit
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.engine import AttentionKernels, attention_engine
+from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import lesser
-from tuner.problems.points import Candidate, Config, Point, Stage
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
 from tuner.render import table
 
@@ -85,15 +85,13 @@ class AttentionCheck:
         return f"{table(headers, rows)}\n\n{where}: {verdict}"
 
 
-def check_attention(
-    problems: Sequence[Attention], device: Device, engine: Engine
-) -> AttentionCheck:
+def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
     """Compile what the engine would launch for the problems on the device.
 
     What is compiled does not depend on the batch, so one point of each stage stands for all.
     Raises UnsupportedKernel where the engine has nothing for a problem.
     """
-    kernels = lift_attention(engine)
+    kernels = attention_engine(engine).lift()
     own = [
         (problem, Candidate(point, kernels.default_config(problem, point, device.arch)))
         for problem in problems

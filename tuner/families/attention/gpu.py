@@ -12,15 +12,14 @@ import triton
 
 from tuner.compile.kernel import compile_kernel
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.families.attention.batch import Batches, check
-from tuner.families.attention.problem import Phase
-from tuner.families.fused_moe.problem import Dtype
+from tuner.families.attention.engine import attention_engine
+from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.timing import Kernel, capture, race, time_graph
-from tuner.problems.points import Config, Point, Stage
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
-from tuner.problems.text import parse_attention
 
 # Largest |difference| / (|expected| + rms) of a right kernel: three times the worst seen over all
 # outputs of all configurations on an H200 (0.011).
@@ -34,14 +33,14 @@ LEAST = {"BLOCK_N": 16, "num_stages": 1}  # fits wherever anything does
 Fields = dict[str, Any]
 
 
-class AttentionSession:
+class AttentionOnGpu:
     """Checks and times candidates; see `tuner.measure.gpu_child` for the requests."""
 
-    def __init__(self, request: Fields) -> None:
+    def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
         self._arch = properties.major * 10 + properties.minor
-        self._problem = parse_attention(request["problem"])
-        self._kernels = lift_attention(find_engine(request["engine"]))
+        self._problem = problem
+        self._kernels = attention_engine(find_engine(request["engine"])).lift()
         lifted = self._kernels.lifted(self._problem.phase)
         self._source = lifted.write(Path(request["lifted_dir"]))
         self._batches = Batches(
@@ -129,3 +128,7 @@ class AttentionSession:
         compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
         grid = self._kernels.grid(self._problem, point, config, self._arch)
         return Kernel(compiled, binding, grid)
+
+
+def open_session(problem: Attention, request: Fields) -> AttentionOnGpu:
+    return AttentionOnGpu(problem, request)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.engines.sglang.attention.binding import AttentionKernels, launcher_tensors
+from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
 from tuner.kernels.binding import Binding, Constant, Float, Integer, Pointer
@@ -242,3 +242,11 @@ def _indices(
     used = slots[: max(1, sum(lengths.cached))]
     found["kv_indices"] = used.to(tensors["kv_indices"].dtype)
     return found
+
+
+def launcher_tensors(
+    kernels: AttentionKernels, problem: Attention, point: Point
+) -> dict[str, Outside]:
+    """The outsides of all tensors that the engine's launcher is given."""
+    given = kernels.arguments(problem, point, arch=90)
+    return {name: value for name, value in given.items() if isinstance(value, Outside)}

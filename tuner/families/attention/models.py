@@ -1,110 +1,67 @@
-"""What the user names -> the attention problems to tune."""
+"""What people name -> the attention problems of one rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 
 from tuner.devices.table import Device
-from tuner.errors import BadProblem, UnknownModel
+from tuner.engines.engine import engine_module
+from tuner.errors import BadProblem, IndivisibleShape, UnknownModel
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.families.fused_moe.warning_line import parse_config_name
-from tuner.models.attention import AttentionShape, HasAttention, attention_problems, known_attention
-from tuner.models.attention_json import read_attention
+from tuner.models.attention import AttentionShape, HasAttention, Layers
+from tuner.models.attention_json import parse_attention_json, read_attention
 from tuner.models.fields import is_path
+from tuner.models.serving import Resolved, Serving
 from tuner.models.table import find_preset
-from tuner.problems.text import FAMILIES, parse_attention
-
-_SPARSE = (
-    "sglang runs {} with its sparse attention where no --attention-backend is given; "
-    "these problems are what the triton backend would run"
-)
-_NOTES = {
-    "DeepseekV32ForCausalLM": _SPARSE,
-    "GlmMoeDsaForCausalLM": _SPARSE,
-    "Grok1ForCausalLM": "{} may scale logits by position as well (attn_temperature_len), "
-    "which is not timed",
-}
-# The looked-at releases (of 0.5.2, 0.5.12, 0.5.16 and 0.5.23) whose server arguments refuse the
-# triton attention backend for a class.
-REFUSED = {
-    "NemotronHForCausalLM": ("0.5.12", "0.5.16"),
-    "Lfm2ForCausalLM": ("0.5.12", "0.5.16", "0.5.23"),
-    "Lfm2MoeForCausalLM": ("0.5.23",),
-}
+from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import families
 
 
-@dataclass(frozen=True)
-class ResolvedAttention:
-    """Attention problems, and what was assumed on the way to them."""
-
-    problems: tuple[Attention, ...]
-    notes: tuple[str, ...] = ()  # sentences for the user
+def reads(text: str) -> bool:
+    """Whether an engine's line or path names a file of attention: none of theirs does."""
+    return False
 
 
-def resolve_attention(
-    text: str,
-    *,
-    tp: int = 1,
-    dtype: Dtype | None = None,
-    engine_version: str | None = None,
-    device: Device | None = None,
-    page_size: int = 1,
-    kv_splits: int | None = None,
-) -> ResolvedAttention:
-    """The problems that `text` names: a PROBLEM, a folder or file with a config.json, or a preset.
+def resolve(text: str, serving: Serving) -> Resolved:
+    """The problems that `text` names: a folder or file with a config.json, or a preset.
 
-    A PROBLEM is one rank's already, so nothing else applies to it. Raises UnknownModel,
-    MalformedCheckpoint, IndivisibleShape or BadProblem.
+    Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
-    family = text.partition(":")[0]
-    if family in FAMILIES and family != FusedMoe.family:
-        return ResolvedAttention((parse_attention(text),))
-    if family == FusedMoe.family or parse_config_name(text):
-        raise BadProblem(f"{text[:200]!r} names a fused-MoE layer, which has no attention")
-    return resolve_attention_model(
-        find_attention(text),
-        tp=tp,
-        dtype=dtype,
-        engine_version=engine_version,
-        device=device,
-        page_size=page_size,
-        kv_splits=kv_splits,
-    )
+    for other in families():
+        if text.partition(":")[0] in other.problems or other.module("models").reads(text):
+            raise BadProblem(f"{text[:200]!r} names {other.title}, which has no attention")
+    return resolve_model(find_attention(text), serving)
 
 
-def resolve_attention_model(
-    model: HasAttention,
-    *,
-    tp: int = 1,
-    dtype: Dtype | None = None,
-    engine_version: str | None = None,
-    device: Device | None = None,
-    page_size: int = 1,
-    kv_splits: int | None = None,
-) -> ResolvedAttention:
-    """The problems of one rank of a model; see `resolve_attention`.
+def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
+    """The problems of a config.json; see `resolve`."""
+    return resolve_model(parse_attention_json(data, name), serving)
 
-    Raises IndivisibleShape or BadProblem.
-    """
+
+def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
+    """The problems of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
+    kv_splits = serving.options.get("kv_splits")
     problems = attention_problems(
         model,
-        tp,
-        dtype=dtype,
-        page_size=page_size,
+        serving.tp,
+        dtype=serving.dtype,
+        page_size=serving.options.get("page_size", 1),
         kv_splits=kv_splits,
-        engine_version=engine_version,
-        device=device,
+        engine=serving.engine,
+        engine_version=serving.engine_version,
+        device=serving.device,
     )
-    notes = _notes(model, known_attention(model), tp)
+    notes = _rules(serving.engine).serving_notes(model, known_attention(model), serving.tp)
     decode = next(p.kv_splits for p in problems if p.phase is Phase.DECODE)
     if kv_splits is None and decode != ENGINE_KV_SPLITS:
         notes.append(
-            f"sglang {engine_version} raises decode's splits from {ENGINE_KV_SPLITS} to {decode} "
-            "for latent attention on this GPU"
+            f"{serving.engine} {serving.engine_version} raises decode's splits from "
+            f"{ENGINE_KV_SPLITS} to {decode} for latent attention on this GPU"
         )
-    return ResolvedAttention(tuple(problems), tuple(notes))
+    return Resolved(tuple(problems), tuple(notes))
 
 
 def find_attention(text: str) -> HasAttention:
@@ -123,29 +80,109 @@ def find_attention(text: str) -> HasAttention:
         raise
 
 
-def _notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[str]:
-    notes = []
-    first = shape.layers[0]
-    if shape.kv_lora_rank:
-        notes.append(
-            f"sglang runs the absorbed form ({shape.kv_lora_rank + shape.qk_rope_head_dim} columns)"
-            f" where anything is cached, and {first.head_dim}/{first.v_head_dim} where nothing is"
+def _rules(engine: str) -> ModuleType:
+    """What an engine decides of attention by itself: `engines/<engine>/attention`."""
+    return engine_module(engine, "attention")
+
+
+def attention_problems(
+    model: HasAttention,
+    tp: int = 1,
+    *,
+    dtype: Dtype | None = None,
+    page_size: int = 1,
+    kv_splits: int | None = None,
+    engine: str = "sglang",
+    engine_version: str | None = None,
+    device: Device | None = None,
+) -> list[Attention]:
+    """What one of `tp` ranks that share the attention runs: extend, then decode.
+
+    `tp` is --tp-size over --dp-size where the engine runs attention data-parallel. Without
+    `kv_splits`, decode has those that the engine of that version chooses on that device; without
+    either, those of its command line's default. Raises IndivisibleShape, which names the nearest
+    tp that works, and BadProblem.
+    """
+    shape = known_attention(model)
+    check_division(model.name, shape, tp)
+    splits = kv_splits
+    if splits is None:
+        splits = _rules(engine).engine_kv_splits(
+            latent=bool(shape.kv_lora_rank),
+            engine_version=engine_version,
+            sm_count=device.sm_count if device else None,
+            context_length=shape.context_length,
         )
-    for kind in shape.layers:
-        if kind.window:
-            which = f"{kind.count} of its layers" if kind.count else "some layers"
-            notes.append(
-                f"{which} see {kind.window} tokens back alone; their decode gets no more either"
-            )
-        if not shape.kv_lora_rank and tp > kind.kv_heads:
-            notes.append(
-                f"each of {kind.kv_heads} key heads is held by {tp // kind.kv_heads} ranks"
-            )
-    if note := _NOTES.get(model.architecture):
-        notes.append(note.format(model.architecture))
-    if releases := REFUSED.get(model.architecture):
-        notes.append(
-            f"sglang {', '.join(releases)} cannot run {model.architecture} with its triton "
-            "attention backend"
+    forms = _latent(shape, tp) if shape.kv_lora_rank else _plain(shape, tp)
+    problems = [
+        Attention(
+            phase,
+            q_heads=kind.q_heads,
+            kv_heads=kind.kv_heads,
+            Lq=kind.head_dim,
+            Lv=kind.v_head_dim,
+            dtype=dtype or shape.dtype,
+            page_size=page_size,
+            logit_cap=shape.logit_cap,
+            sinks=kind.sinks,
+            # Decode is given the indices of the window's tokens alone, so its kernel has none.
+            **({"kv_splits": splits} if phase is Phase.DECODE else {"window": kind.window}),
         )
-    return notes
+        for phase, kind in forms
+    ]
+    return list(dict.fromkeys(problems))
+
+
+def known_attention(model: HasAttention) -> AttentionShape:
+    """The model's attention, or BadProblem."""
+    if model.attention is None:
+        raise BadProblem(
+            f"the attention of {model.name} ({model.architecture}) is not known: give the folder "
+            "of its config.json, or the problem itself, extend_attention:q_heads=.."
+        )
+    return model.attention
+
+
+def check_division(name: str, shape: AttentionShape, tp: int) -> None:
+    """Raises IndivisibleShape or BadProblem."""
+    if tp < 1:
+        raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
+    if all(kind.works_with(tp) for kind in shape.layers):
+        return
+    bad = next(kind for kind in shape.layers if not kind.works_with(tp))
+    sizes = [
+        n for n in range(1, bad.q_heads + 1) if all(kind.works_with(n) for kind in shape.layers)
+    ]
+    near = min(sizes, key=lambda n: (abs(n - tp), n))
+    raise IndivisibleShape(
+        f"{name}: tp={tp} does not divide {bad.q_heads} query heads with {bad.kv_heads} key heads; "
+        f"the nearest that works is tp={near}"
+    )
+
+
+def _plain(shape: AttentionShape, tp: int) -> Iterator[tuple[Phase, Layers]]:
+    kinds = [_rank(kind, tp) for kind in shape.layers]
+    return chain(_each(Phase.EXTEND, kinds), _each(Phase.DECODE, kinds))
+
+
+def _latent(shape: AttentionShape, tp: int) -> Iterator[tuple[Phase, Layers]]:
+    whole = _rank(shape.layers[0], tp)
+    rank = shape.kv_lora_rank
+    absorbed = Layers(whole.q_heads, 1, rank + shape.qk_rope_head_dim, rank)
+    return chain(_each(Phase.EXTEND, [absorbed, whole]), _each(Phase.DECODE, [absorbed]))
+
+
+def _each(phase: Phase, kinds: Sequence[Layers]) -> Iterator[tuple[Phase, Layers]]:
+    return ((phase, kind) for kind in kinds)
+
+
+def _rank(kind: Layers, tp: int) -> Layers:
+    """One rank's heads: a key head that several ranks need is held by each of them."""
+    return Layers(
+        kind.q_heads // tp,
+        max(1, kind.kv_heads // tp),
+        kind.head_dim,
+        kind.v_head_dim,
+        kind.window,
+        kind.sinks,
+    )

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from tuner.errors import BadProblem
-from tuner.families.fused_moe.problem import Dtype
-from tuner.problems.points import Stage
+from tuner.errors import BadProblem, did_you_mean
+from tuner.problems.dtypes import Dtype, parse_dtype
+from tuner.problems.points import Part, Point, Problem
+from tuner.problems.text import parse_flag, parse_number, parse_whole, read_fields
 
+_FIELDS = (
+    *("q_heads", "kv_heads", "Lq", "Lv", "dtype"),
+    *("page_size", "kv_splits", "window", "sinks", "logit_cap"),
+)
 ENGINE_KV_SPLITS = 8  # what sglang's --triton-attention-num-kv-splits is where nobody sets it
+
+
+class Stage(Part):
+    """The kernels of attention: each is launched, and so configured, on its own."""
+
+    EXTEND = "extend"  # new tokens attend to a cached prefix and to each other
+    PREFILL = "prefill"  # an image's tokens, which all see each other; without a cache
+    DECODE = "decode"  # one new token a sequence; splits of its cache in parallel
+    REDUCE = "reduce"  # adds those splits up
+
+    def size_of(self, point: Point) -> str:
+        return f"{point.batch_size}x{point.new_tokens}+{point.cached_tokens}"
+
+    def point_json(self, point: Point) -> dict[str, str | int]:
+        return {
+            "part": self.value,
+            "batch_size": point.batch_size,
+            "new_tokens": point.new_tokens,
+            "cached_tokens": point.cached_tokens,
+        }
 
 
 class Phase(str, Enum):
@@ -18,6 +43,9 @@ class Phase(str, Enum):
     EXTEND = "extend"
     DECODE = "decode"
     PREFILL = "prefill"
+
+
+ATTENTION_PROBLEMS = tuple(f"{phase.value}_attention" for phase in Phase)
 
 
 @dataclass(frozen=True)
@@ -103,3 +131,37 @@ class Attention:
 def _number(value: float) -> str:
     """All digits of it, and none that say nothing: 30, 30.5."""
     return str(int(value)) if value == int(value) else repr(value)
+
+
+def same_shape(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ in dtype, page size and KV splits alone: in what a server's
+    flags decide.
+    """
+    assert isinstance(one, Attention)
+    assert isinstance(other, Attention)
+    return _bare(one) == _bare(other)
+
+
+def _bare(problem: Attention) -> Attention:
+    return replace(problem, dtype=Dtype.BFLOAT16, page_size=1, kv_splits=ENGINE_KV_SPLITS)
+
+
+def parse_attention(text: str) -> Attention:
+    """Read `decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8`.
+
+    Raises BadProblem, which names the nearest phase or field.
+    """
+    name = text.partition(":")[0]
+    if name not in ATTENTION_PROBLEMS:
+        raise BadProblem(
+            f"unknown kind of problem {name!r}{did_you_mean(name, ATTENTION_PROBLEMS)}"
+        )
+    fields = read_fields(text, _FIELDS, required=5)
+    optional = [n for n in ("page_size", "kv_splits", "window") if n in fields]
+    return Attention(
+        phase=Phase(text.partition("_")[0]),
+        **{n: parse_whole(n, fields[n]) for n in ("q_heads", "kv_heads", "Lq", "Lv", *optional)},
+        dtype=parse_dtype(fields["dtype"]),
+        sinks=parse_flag("sinks", fields.get("sinks", "false")),
+        logit_cap=parse_number("logit_cap", fields.get("logit_cap", "0")),
+    )

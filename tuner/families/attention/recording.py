@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, parse_attention
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
-from tuner.problems.points import Candidate, Config, Point, read_part
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import read_part
 from tuner.problems.results import Compiled, Measurement, Status, Trial
-from tuner.problems.text import parse_attention
 
 COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "config")
 FIGURES = ("compile_status", "shared_bytes", "n_regs", "n_spills", "status", "median_us", "detail")

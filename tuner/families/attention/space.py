@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from tuner.devices.table import Device
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
 from tuner.tuning.space import Rule, Space
 
 # What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.

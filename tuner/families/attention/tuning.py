@@ -7,11 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from tuner.compile.candidates import Binder
-from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
-from tuner.engines.sglang.plugin.files import file_name
 from tuner.errors import BadInput
 from tuner.families.attention.buckets import Bucket, Together, buckets_of
 from tuner.families.attention.choose import AttentionChooser
+from tuner.families.attention.engine import AttentionKernels, attention_engine
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.problem import Attention
 from tuner.families.attention.recording import (
@@ -19,17 +18,19 @@ from tuner.families.attention.recording import (
     read_attention_recording,
     write_attention_recording,
 )
+from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
-from tuner.families.fused_moe.problem import FusedMoe
 from tuner.measure.replay import Replay
 from tuner.problems.points import Candidate, Config, Part, Point
-from tuner.problems.results import MeasureKind, Trial
-from tuner.store import Store
+from tuner.problems.results import Entry, MeasureKind, Trial
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.run import NOISE, Request, Session
+from tuner.tuning.journal import RunStore
+from tuner.tuning.report import EntryTable
+from tuner.tuning.request import Effort
+from tuner.tuning.run import NOISE, Request, TuningRun
 from tuner.tuning.search import Budget, Search, budget_for
-from tuner.tuning.space import Effort, Space
+from tuner.tuning.space import Space
 from tuner.tuning.tune import Listed, Plan, Strategy
 
 # What was fastest somewhere in the exhaustive H200 sweep: the first that a search tries.
@@ -46,20 +47,27 @@ SEEDS = (
 )
 
 
-class AttentionSession(Session):
+class AttentionRun(TuningRun):
     """The tuning run of one phase of a layer's attention."""
+
+    table = EntryTable(
+        ("kernel", "sequences", "new", "cached", "constants"), lambda entry: _cells(entry)
+    )
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert isinstance(request.problem, Attention)  # what makes this the session to open
+        assert isinstance(request.problem, Attention)  # what makes this the run to open
+        assert isinstance(request.selected, AttentionSelection)
         self._problem = request.problem
+        self._selected = request.selected
+        self._engine = attention_engine(request.engine)
         self._check_request()
         self.points = tuple(point for bucket in self._buckets for point in bucket.points)
         self.file_names = dict.fromkeys(
-            self._problem.parts, file_name(self._problem, request.device.name)
+            self._problem.parts, self._engine.file_name(self._problem, request.device.name)
         )
 
-    def _look_up(self, store: Store) -> None:
+    def _look_up(self, store: RunStore) -> None:
         """Nothing: all stages of a phase are tuned in one run."""
 
     @cached_property
@@ -81,8 +89,9 @@ class AttentionSession(Session):
 
     @property
     def _workload(self) -> Workload:
-        if self.request.workload is not None:
-            return self.request.workload.for_problem(self._problem)
+        named = self._selected.workload_of(self._problem)
+        if named is not None:
+            return named.for_problem(self._problem)
         if self._recording is None:
             return usual_workload(self._problem.phase).for_problem(self._problem)
         sizes = {(p.batch_size, p.new_tokens, p.cached_tokens) for p in self._recording.points}
@@ -99,7 +108,7 @@ class AttentionSession(Session):
 
     @cached_property
     def _kernels(self) -> AttentionKernels:
-        return lift_attention(self.request.engine)
+        return self._engine.lift()
 
     @property
     def _kernel_hash(self) -> str:
@@ -186,17 +195,23 @@ class AttentionSession(Session):
         write_attention_recording(path, self._problem, trials, add)
 
     def _check_request(self) -> None:
-        if self.request.batch_sizes is not None:
-            raise BadInput("attention's sizes are a workload's: --workload, not --batch-sizes")
-        if self.request.gemms not in ((), FusedMoe.gemms):
-            raise BadInput("attention has no gemms to choose from: leave --gemm out")
         if self.request.source.routing is not None:
             raise BadInput("attention has no routing: leave --routing out")
         if self.request.wide is not None:
             raise BadInput("attention has one space to search: leave --wide and --grid out")
 
 
+def _cells(entry: Entry) -> tuple[object, ...]:
+    point = entry.point
+    constants = " ".join(f"{name}={value}" for name, value in sorted(entry.config.items()))
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
+
+
 def _promises(config: Config) -> bool:
     if config.get("BLOCK_N", 32) < 32:
         return False
     return "BLOCK_M" not in config or (config["num_warps"] >= 4 and config["num_stages"] <= 3)
+
+
+def open_run(request: Request) -> TuningRun:
+    return AttentionRun(request)

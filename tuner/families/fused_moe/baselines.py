@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_lenient
-from tuner.engines.engine import Engine
-from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
-from tuner.problems.points import Config, Gemm, Point
+from tuner.families.fused_moe.engine import MoeEngine
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
+from tuner.problems.points import Config, Point
 
 
 def incumbents(
-    engine: Engine,
+    engine: MoeEngine,
     problem: FusedMoe,
     device: Device,
     triton: str,
@@ -34,7 +34,7 @@ def incumbents(
     return found
 
 
-def _shipped_sizes(engine: Engine, problem: FusedMoe, device: Device, triton: str) -> set[int]:
+def _shipped_sizes(engine: MoeEngine, problem: FusedMoe, device: Device, triton: str) -> set[int]:
     sizes: set[int] = set()
     for gemm in Gemm:
         path = engine.find_file(engine.package_root, problem, device, gemm, triton)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_config_file
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
-from tuner.engines.sglang.fused_moe.file_names import FileKey, parse_file_name
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.errors import MalformedConfigFile
+from tuner.families.fused_moe.engine import FileKey, MoeEngine, MoeKernels, moe_engine
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled
 from tuner.render import table
 from tuner.tuning.report import config_cells, config_json
@@ -23,6 +24,7 @@ from tuner.tuning.report import config_cells, config_json
 # it, and on top_k not at all; both are as in the models that these files are mostly for.
 DEFAULT_HIDDEN_SIZE = 7168
 DEFAULT_TOP_K = 8
+FILE_OPTIONS = ("hidden_size", "top_k")
 
 
 @dataclass(frozen=True)
@@ -90,23 +92,29 @@ class CheckReport:
         return "\n".join([*lines, f"{len(self.entries)} entries on {self.device.name}: {verdict}"])
 
 
+def claims(name: str, engine: Engine) -> bool:
+    """Whether that is the name of a config file of a fused-MoE layer."""
+    try:
+        moe_engine(engine).read_file_name(name)
+    except MalformedConfigFile:
+        return False
+    return True
+
+
 def check_files(
-    files: Sequence[Path],
-    device: Device,
-    engine: Engine,
-    *,
-    hidden_size: int | None = None,
-    top_k: int | None = None,
+    files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
 ) -> CheckReport:
     """Compile every entry of the files for the device, for the gemms that each file serves.
 
+    `options` may have hidden_size and top_k, which no file's name says.
     A file without `_down` serves both gemms where the engine has no such file beside it.
 
     Raises MalformedConfigFile or BadProblem for a file whose name or content is not an
     engine's, before anything is compiled.
     """
-    kernels = lift_fused_moe(engine)
-    plans = [_read(path, engine, hidden_size, top_k) for path in files]
+    layer = moe_engine(engine)
+    kernels = layer.lift()
+    plans = [_read(path, layer, options) for path in files]
     with Farm() as farm:
         entries = [
             entry
@@ -119,11 +127,11 @@ def check_files(
 _Parts = list[tuple[Path, Candidate]]
 
 
-def _read(
-    path: Path, engine: Engine, hidden_size: int | None, top_k: int | None
-) -> tuple[FusedMoe, _Parts]:
-    key = parse_file_name(path.name)
-    problem = _problem(key, hidden_size or DEFAULT_HIDDEN_SIZE, top_k or DEFAULT_TOP_K)
+def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[FusedMoe, _Parts]:
+    key = engine.read_file_name(path.name)
+    problem = _problem(
+        key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
+    )
     entries = read_config_file(path).entries
     gemms = [key.gemm]
     beside = path.with_name(f"{path.stem}_down.json")
@@ -159,7 +167,7 @@ def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
 
 
 def _compile(
-    farm: Farm, kernels: FusedMoeKernels, device: Device, problem: FusedMoe, parts: _Parts
+    farm: Farm, kernels: MoeKernels, device: Device, problem: FusedMoe, parts: _Parts
 ) -> Iterator[CheckedEntry]:
     compiler = KernelCompiler(farm, kernels.binder(problem, device.arch), device)
     compiler.submit([candidate for _, candidate in parts])
@@ -168,4 +176,6 @@ def _compile(
         results.update(batch)
     for path, candidate in parts:
         point = candidate.point
-        yield CheckedEntry(path, point.gemm, point.batch_size, candidate.config, results[candidate])
+        yield CheckedEntry(
+            path, gemm_of(point), point.batch_size, candidate.config, results[candidate]
+        )

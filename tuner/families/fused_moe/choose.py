@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.errors import NothingFits
-from tuner.problems.points import Config, Gemm, Point
+from tuner.families.fused_moe.problem import Gemm, gemm_of
+from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
 
 Choice = dict[Gemm, Config]
@@ -184,7 +185,7 @@ def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -
         if entry.point.batch_size == nearest:
             yield replace(
                 entry,
-                point=Point(field.batch_size, entry.point.gemm),
+                point=Point(field.batch_size, gemm_of(entry.point)),
                 status=Status.INCUMBENT,
                 median_us=None,
                 incumbents={},
@@ -206,9 +207,9 @@ def _fields(
         names = {name for point in points for name in incumbents[point]}
         yield _Field(
             batch_size,
-            {point.gemm: timed[point] for point in points},
+            {gemm_of(point): timed[point] for point in points},
             {
-                name: {point.gemm: incumbents[point][name] for point in points}
+                name: {gemm_of(point): incumbents[point][name] for point in points}
                 for name in names
                 if all(name in incumbents[point] for point in points)
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -10,21 +11,19 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
-from tuner.engines.engine import Engine
 from tuner.errors import ExportRefused
 from tuner.export.files import (
     PROVENANCE,
-    prove_writable,
     provenance_row,
     read_sidecar,
-    replace_file,
     sidecar_fields,
 )
 from tuner.export.selection import refuse_shared_files
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.points import Config, Gemm
+from tuner.families.fused_moe.engine import MoeEngine
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.problems.points import Config
+from tuner.problems.records import Winner
 from tuner.problems.results import Status
-from tuner.store import Winner
 
 # What a measured row must share with the winners to be kept beside them.
 _OF_KERNELS = ("engine", "engine_version", "kernel_hash")
@@ -56,9 +55,29 @@ class ConfigFileExport:
         """What `tuner export --json` says of this family's files alone."""
         return {"gemm": self.gemm.value, "batch_sizes": list(self.entries)}
 
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """What a bundle's manifest says of each entry."""
+        content = json.loads(self.text())
+        return manifest_rows(self.provenance, content)
+
+
+def manifest_rows(
+    provenance: Mapping[str, Any], content: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """A row for each entry of a file; `content` is the file's JSON."""
+    for size, row in provenance["entries"].items():
+        yield {
+            "problem": provenance["problem"],
+            "gemm": provenance["gemm"],
+            "batch_size": int(size),
+            **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
+            "published_at": row["published_at"],
+            "config": content[size],
+        }
+
 
 def plan_moe(
-    winners: Sequence[Winner], engine: Engine, device: Device, root: Path
+    winners: Sequence[Winner], engine: MoeEngine, device: Device, root: Path
 ) -> list[ConfigFileExport]:
     """The files to write under a root. What an earlier export of the problem measured with the
     same kernels stays in them where the winner was only predicted.
@@ -67,8 +86,7 @@ def plan_moe(
     down with different BLOCK_SIZE_M.
     """
     both = engine.has_down_files()  # without, one file and one configuration serve both gemms
-    ours = [w for w in winners if isinstance(w.problem, FusedMoe)]
-    wanted = [w for w in ours if both or w.entry.point.gemm is Gemm.UP]
+    wanted = [w for w in winners if both or gemm_of(w.entry.point) is Gemm.UP]
     by_file = groupby(sorted(wanted, key=_file_key), key=_file_key)
     files = [_plan(list(group), engine, device, root) for _, group in by_file]
     refuse_shared_files((file.path, file.problem) for file in files)
@@ -77,7 +95,7 @@ def plan_moe(
     return files
 
 
-def verify_moe(file: ConfigFileExport, engine: Engine, device: Device, root: Path) -> None:
+def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: Path) -> None:
     """Raises ExportRefused where the engine's rules do not find what was written."""
     found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
     if found != file.path:
@@ -90,7 +108,7 @@ def verify_moe(file: ConfigFileExport, engine: Engine, device: Device, root: Pat
 
 
 def refuse_unlike_blocks(
-    files: Sequence[ConfigFileExport], engine: Engine, device: Device, root: Path
+    files: Sequence[ConfigFileExport], engine: MoeEngine, device: Device, root: Path
 ) -> None:
     """Raises ExportRefused where the engine would run up and down with different BLOCK_SIZE_M.
 
@@ -119,7 +137,7 @@ def refuse_unlike_blocks(
 
 
 def _entries_there(
-    engine: Engine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
+    engine: MoeEngine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
 ) -> Mapping[int, Config]:
     """What the loader finds for a gemm that is not exported now; nothing where it finds none."""
     name = engine.file_name(problem, device, gemm)
@@ -131,40 +149,20 @@ def _entries_there(
     return {}
 
 
-def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
-    """The files that come with the engine: the path under `configs/`, and where each lies."""
-    source = engine.package_root / "configs"
-    for path in sorted(source.rglob("*.json")):
-        yield path.relative_to(source), path
-
-
-def carry_packaged(engine: Engine, root: Path) -> int:
-    """Copy the files that come with the engine under `root`; returns how many were written.
-
-    A root that replaces the packaged one must carry the packaged files too, or the engine loses
-    them. Files that this tuner exported there are left alone.
-
-    Raises UnwritableOutput where the folder cannot be written.
-    """
-    prove_writable(root)
-    written = 0
-    for relative, path in packaged_files(engine):
-        target = root / "configs" / relative
-        data = path.read_bytes()
-        ours = (root / PROVENANCE / relative).exists()
-        if not ours and not (target.exists() and target.read_bytes() == data):
-            replace_file(target, data)
-            written += 1
-    return written
+def packaged_files(engine: MoeEngine) -> Iterator[tuple[Path, Path]]:
+    """The files that come with the engine: the path under a root, and where each lies."""
+    for path in sorted((engine.package_root / "configs").rglob("*.json")):
+        yield path.relative_to(engine.package_root), path
 
 
 def _file_key(winner: Winner) -> tuple[str, str, str]:
-    return winner.problem.spec(), winner.environment.triton, winner.entry.point.gemm.value
+    return winner.problem.spec(), winner.environment.triton, gemm_of(winner.entry.point).value
 
 
-def _plan(winners: list[Winner], engine: Engine, device: Device, root: Path) -> ConfigFileExport:
-    problem, triton = winners[0].layer, winners[0].environment.triton
-    gemm = winners[0].entry.point.gemm
+def _plan(winners: list[Winner], engine: MoeEngine, device: Device, root: Path) -> ConfigFileExport:
+    problem, triton = winners[0].problem, winners[0].environment.triton
+    assert isinstance(problem, FusedMoe)  # as all that `plan_moe` takes
+    gemm = gemm_of(winners[0].entry.point)
     path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
     rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
     file = ConfigFileExport(path, problem, gemm, triton, {}, {}, {})

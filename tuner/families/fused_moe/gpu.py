@@ -12,30 +12,28 @@ import triton
 
 from tuner.compile.kernel import compile_kernel
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import grid_size
 from tuner.families.fused_moe.layer import WORST_ERROR, Layer, check, copy_bytes_per_us, padding_us
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.families.fused_moe.routing import load_routing
-from tuner.families.fused_moe.routing_file import RoutingFile
 from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.routing_file import RoutingFile
 from tuner.measure.timing import Kernel, capture, race, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
-from tuner.problems.text import parse_fused_moe
 
 Fields = dict[str, Any]
 
 
-class MoeSession:
+class MoeOnGpu:
     """One layer on this process's GPU."""
 
-    def __init__(self, request: Fields) -> None:
+    def __init__(self, problem: FusedMoe, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
         self._arch = properties.major * 10 + properties.minor
-        self._kernels = lift_fused_moe(find_engine(request["engine"]))
+        self._kernels = moe_engine(find_engine(request["engine"])).lift()
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
-        problem = parse_fused_moe(request["problem"])
         captured = _captured(request["routing"], problem) if request["routing"] else None
         self._layer = Layer(problem, request["seed"], properties.L2_cache_size, captured)
         self._copy_rate = copy_bytes_per_us()
@@ -84,7 +82,7 @@ class MoeSession:
 
     def _kernel(self, point: Point, config: Config) -> Kernel:
         binding = self._kernels.bind(
-            self._layer.problem, point.gemm, point.batch_size, config, self._arch
+            self._layer.problem, gemm_of(point), point.batch_size, config, self._arch
         )
         compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
         return Kernel(compiled, binding, (grid_size(binding),))
@@ -106,3 +104,7 @@ def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
         detail="; ".join(filter(None, said)),
     )
     return measurement_fields(whole)
+
+
+def open_session(problem: FusedMoe, request: Fields) -> MoeOnGpu:
+    return MoeOnGpu(problem, request)

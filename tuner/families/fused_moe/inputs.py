@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tuner.engines.sglang.fused_moe.binding import GROUPED, kernel_name
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.quantise import (
     pack_nibbles,
     quantise,
@@ -24,7 +23,7 @@ from tuner.families.fused_moe.quantise import (
     unpack_nibbles,
 )
 from tuner.kernels.binding import Binding, Constant, Descriptor, Integer, Pointer, TypeConstant
-from tuner.problems.points import Gemm
+from tuner.problems.dtypes import Dtype
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 STORED_TYPES = {Dtype.FP8_W8A8: torch.float8_e4m3fn, Dtype.INT8_W8A8: torch.int8}
@@ -43,7 +42,7 @@ class Weights:
     def dense(self, expert: int) -> Tensor:
         """(n, k) float32: what the quantised weights stand for."""
         b = self.b[expert]
-        if kernel_name(self.problem) == GROUPED:
+        if self.problem.grouped:
             return self._dense_grouped(expert, b)
         if self.scale is None:
             return b.float()
@@ -295,7 +294,7 @@ def _quantise_weight(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if problem.dtype.weight_bits == 16:
         return x.to(compute), None, None
-    if kernel_name(problem) == GROUPED:
+    if problem.grouped:
         assert problem.block_shape is not None
         bits, group = problem.dtype.weight_bits, problem.block_shape[1]
         b, scale, zero = quantise_unsigned(x, group, bits, compute, zero_points)

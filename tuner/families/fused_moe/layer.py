@@ -31,10 +31,11 @@ from tuner.families.fused_moe.inputs import (
     sort_activations,
     worst_error,
 )
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Descriptor
 from tuner.measure.timing import LAUNCHES, Kernel, arguments, blocks
-from tuner.problems.points import Config, Gemm, Point
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Point
 
 CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are compared: a uniform and a skewed one
 SKEWED = 3  # of the routings, those drawn from a Zipf distribution over the experts
@@ -135,7 +136,7 @@ class Layer:
         return weights + outputs
 
     def _make(self, point: Point) -> PointInputs:
-        problem, gemm = self.problem, point.gemm
+        problem, gemm = self.problem, gemm_of(point)
         compute = "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
         if gemm not in self._weights:
             self._weights[gemm] = make_weights(

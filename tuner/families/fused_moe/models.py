@@ -1,133 +1,76 @@
-"""What the user names -> the problem to tune.
+"""What people name -> the fused-MoE layer of one rank.
 
-A name is a preset, a folder or file with a config.json, or an engine's warning line.
+A name is a preset, a folder or file with a config.json, or an engine's line about a config file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from pathlib import Path
+from types import ModuleType
 
-from tuner.devices.table import Device
-from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
-from tuner.engines.sglang.fused_moe.shared_experts import Fusion, shared_expert_fusion
-from tuner.errors import BadProblem, UnknownModel
-from tuner.families.attention.models import (
-    ResolvedAttention,
-    find_attention,
-    resolve_attention,
-    resolve_attention_model,
-)
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.families.fused_moe.warning_line import MissingFile, choose, parse_config_name
-from tuner.models.attention import AttentionShape, Layers, attention_problems
-from tuner.models.attention_json import read_attention
+from tuner.engines.engine import engine_module, engine_names, supports
+from tuner.errors import BadProblem, IndivisibleShape, UnknownModel
+from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.fields import is_path
-from tuner.models.model import Model, moe_problem
-from tuner.models.table import find_preset, presets
-from tuner.problems.text import parse_fused_moe
-
-__all__ = [
-    "AttentionShape",
-    "Fusion",
-    "Layers",
-    "MissingFile",
-    "Model",
-    "Resolved",
-    "ResolvedAttention",
-    "attention_problems",
-    "engine_kv_splits",
-    "find_attention",
-    "find_model",
-    "find_preset",
-    "moe_problem",
-    "parse_checkpoint",
-    "parse_config_name",
-    "presets",
-    "read_attention",
-    "read_checkpoint",
-    "resolve",
-    "resolve_attention",
-    "resolve_attention_model",
-    "resolve_model",
-    "shared_expert_fusion",
-]
+from tuner.models.model import Model
+from tuner.models.serving import Resolved, Serving
+from tuner.models.table import find_preset
+from tuner.problems.dtypes import Dtype
 
 _UNGATED = {"NemotronHForCausalLM"}
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A problem, and what was assumed on the way to it."""
-
-    problem: FusedMoe
-    device_name: str | None = None  # the GPU that a warning line names, in the engine's spelling
-    notes: tuple[str, ...] = ()  # sentences for the user
+def reads(text: str) -> bool:
+    """Whether an engine's line or path names a config file of a fused-MoE layer."""
+    return any(_rules(name).parse_config_name(text) is not None for name in _engines())
 
 
-def resolve(
-    text: str,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    dtype: Dtype | None = None,
-    block_shape: tuple[int, int] | None = None,
-    engine_version: str | None = None,
-    device: Device | None = None,
-    hidden_size: int | None = None,
-    top_k: int | None = None,
-    fuse_shared: bool | None = None,
-) -> Resolved:
-    """The problem that `text` names: a PROBLEM, an engine's warning line or config file name, a
-    folder or file with a config.json, or a preset.
+def resolve(text: str, serving: Serving) -> Resolved:
+    """The problem that `text` names: an engine's warning line or config file name, a folder or
+    file with a config.json, or a preset.
 
-    The sizes of a PROBLEM and of a warning line are one rank's already, so tp, ep and fuse_shared
-    do not apply to them. Without `device`, a GPU that fuses as newer ones do is assumed.
+    The sizes of a warning line are one rank's already, so tp, ep and fuse_shared do not apply.
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
-    if text.startswith(f"{FusedMoe.family}:"):
-        return Resolved(parse_fused_moe(text))
-    if missing := parse_config_name(text):
-        return _of_warning(missing, dtype, block_shape, hidden_size, top_k)
-    return resolve_model(
-        find_model(text),
-        tp=tp,
-        ep=ep,
-        dtype=dtype,
-        block_shape=block_shape,
-        engine_version=engine_version,
-        device=device,
-        fuse_shared=fuse_shared,
-    )
+    for name in _engines():
+        found: Resolved | None = _rules(name).resolve_warning(text, serving)
+        if found is not None:
+            return found
+    return resolve_model(find_model(text), serving)
 
 
-def resolve_model(
-    model: Model,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    dtype: Dtype | None = None,
-    block_shape: tuple[int, int] | None = None,
-    engine_version: str | None = None,
-    device: Device | None = None,
-    fuse_shared: bool | None = None,
-) -> Resolved:
+def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
+    """The problem of a config.json; see `resolve`."""
+    return resolve_model(parse_checkpoint(data, name), serving)
+
+
+def resolve_model(model: Model, serving: Serving) -> Resolved:
     """The problem of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
-    fusion = shared_expert_fusion(
+    options = serving.options
+    fusion: Fusion = _rules(serving.engine).shared_expert_fusion(
         model,
-        engine_version,
-        device.arch if device else 90,
-        tp=tp,
-        ep=ep,
-        dtype=dtype,
-        force=fuse_shared,
+        serving.engine_version,
+        serving.device.arch if serving.device else 90,
+        tp=serving.tp,
+        ep=options.get("ep", 1),
+        dtype=serving.dtype,
+        force=options.get("fuse_shared"),
     )
-    problem = moe_problem(model, tp, ep, dtype=dtype, block_shape=block_shape, fusion=fusion)
+    problem = moe_problem(
+        model,
+        serving.tp,
+        options.get("ep", 1),
+        dtype=serving.dtype,
+        block_shape=options.get("block_shape"),
+        fusion=fusion,
+    )
     notes = [fusion.why] if model.n_shared_experts else []
     if model.architecture in _UNGATED:
         notes.append(f"{model.architecture}'s experts have no gate; they are timed with one")
-    return Resolved(problem, notes=tuple(notes))
+    return Resolved((problem,), tuple(notes))
 
 
 def find_model(text: str) -> Model:
@@ -146,26 +89,92 @@ def find_model(text: str) -> Model:
         raise
 
 
-def _of_warning(
-    missing: MissingFile,
-    dtype: Dtype | None,
-    block_shape: tuple[int, int] | None,
-    hidden_size: int | None,
-    top_k: int | None,
-) -> Resolved:
-    if dtype and missing.dtype and dtype is not missing.dtype:
-        raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
-    K, k, origin = choose(missing, hidden_size, top_k)
-    problem = FusedMoe(
-        E=missing.E,
-        N=missing.N,
-        K=K,
-        top_k=k,
-        dtype=missing.dtype or dtype or Dtype.BFLOAT16,
-        block_shape=missing.block_shape or block_shape,
-        per_channel_quant=missing.per_channel_quant and not block_shape,
+def moe_problem(
+    model: Model,
+    tp: int = 1,
+    ep: int = 1,
+    *,
+    dtype: Dtype | None = None,
+    block_shape: tuple[int, int] | None = None,
+    fusion: Fusion = NOT_FUSED,
+) -> FusedMoe:
+    """The problem that one of `tp` ranks runs, of which groups of tp / ep share each expert.
+
+    `dtype` replaces the checkpoint's own, and drops its quantisation block: int8_w8a8 is then per
+    channel unless `block_shape` is given. Raises IndivisibleShape, which names the nearest tensor-
+    or expert-parallel size that works, and BadProblem.
+    """
+    scheme = _scheme(model, dtype, block_shape)
+    N = _divide(model, tp, ep, scheme[1])
+    return FusedMoe(
+        E=model.E // ep + fusion.experts,
+        N=N,
+        K=model.hidden,
+        top_k=model.top_k + fusion.top_k,
+        dtype=scheme[0],
+        block_shape=scheme[1],
+        per_channel_quant=scheme[2],
     )
-    notes = [origin]
-    if missing.per_channel_quant and "per_channel_quant" not in missing.file_name:
-        notes.append("int8_w8a8 without blocks is quantised per channel")
-    return Resolved(problem, missing.device_name or None, tuple(notes))
+
+
+def _scheme(
+    model: Model, dtype: Dtype | None, block_shape: tuple[int, int] | None
+) -> tuple[Dtype, tuple[int, int] | None, bool]:
+    """(dtype, quantisation block, one scale a channel)"""
+    if dtype is None and model.dtype is None:
+        raise BadProblem(
+            f"{model.name} is stored as {model.quantization}, which the Triton fused-MoE kernel "
+            "cannot read: choose what the engine runs instead, e.g. --dtype bfloat16 or "
+            "--dtype fp8_w8a8"
+        )
+    dtype = dtype or model.dtype
+    assert dtype is not None
+    if block_shape is not None:
+        return dtype, block_shape, False
+    if dtype is model.dtype:
+        return dtype, model.block_shape, model.per_channel_quant
+    return dtype, None, dtype is Dtype.INT8_W8A8
+
+
+def _divide(model: Model, tp: int, ep: int, block_shape: tuple[int, int] | None) -> int:
+    """N on one rank, or IndivisibleShape."""
+    if tp < 1 or ep < 1:
+        raise BadProblem(f"tensor- and expert-parallel sizes start at 1, not tp={tp}, ep={ep}")
+    if tp % ep or model.E % ep:
+        both = math.gcd(tp, model.E)
+        near = _nearest(ep, [n for n in range(1, both + 1) if both % n == 0])
+        raise IndivisibleShape(
+            f"ep={ep} does not divide tp={tp} and the {model.E} experts of {model.name}; "
+            f"the nearest that does is ep={near}"
+        )
+    block = (block_shape[0] or block_shape[1]) if block_shape else 1
+    N, rest = divmod(model.intermediate, tp // ep)
+    if not rest and N % block == 0:
+        return N
+    near_tp = _nearest(tp, _tensor_parallel_sizes(model.intermediate, ep, block))
+    if rest:
+        what = f"tp={tp} / ep={ep} does not divide the intermediate size {model.intermediate}"
+    else:
+        what = f"tp={tp} leaves N={N}, which the quantisation block of {block} does not divide"
+    advice = f"the nearest that works is tp={near_tp}" if near_tp else "no tp works with this block"
+    raise IndivisibleShape(f"{model.name}: {what}; {advice}")
+
+
+def _tensor_parallel_sizes(intermediate: int, ep: int, block: int) -> list[int]:
+    shards = intermediate // block if intermediate % block == 0 else 0
+    sizes = [n for n in range(1, shards + 1) if shards % n == 0]
+    # The attention heads, which must divide as well, nearly always do by a power of two alone.
+    return [ep * n for n in sizes if n & (n - 1) == 0]
+
+
+def _nearest(wanted: int, choices: list[int]) -> int | None:
+    return min(choices, key=lambda n: (abs(n - wanted), n), default=None)
+
+
+def _engines() -> list[str]:
+    return [name for name in engine_names() if supports(name, "fused_moe")]
+
+
+def _rules(engine: str) -> ModuleType:
+    """What an engine decides of a layer by itself: `engines/<engine>/fused_moe`."""
+    return engine_module(engine, "fused_moe")

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import ClassVar
 
-from tuner.errors import BadProblem, did_you_mean
-from tuner.problems.points import Gemm
+from tuner.errors import BadProblem
+from tuner.problems.dtypes import Dtype, parse_dtype
+from tuner.problems.points import Part, Point
+from tuner.problems.text import parse_block_shape, parse_flag, parse_whole, read_fields
 
+_FIELDS = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
 # The batch sizes that sglang's own tuning script writes, and so the keys of the files it ships.
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
-class Dtype(str, Enum):
-    """Weight and activation types of a fused-MoE layer, named as the engines name them."""
+class Gemm(Part):
+    """The two matrix products of a fused-MoE layer."""
 
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FP8_W8A8 = "fp8_w8a8"
-    INT8_W8A8 = "int8_w8a8"
-    INT8_W8A16 = "int8_w8a16"
-    INT4_W4A16 = "int4_w4a16"
+    UP = "up"  # A (M, K) x B (E, 2N, K)
+    DOWN = "down"  # A (M * top_k, N) x B (E, K, N), scaled by the router's weight
 
-    @property
-    def weight_bits(self) -> int:
-        return {"bfloat16": 16, "float16": 16, "int4_w4a16": 4}.get(self.value, 8)
-
-    @property
-    def activation_bits(self) -> int:
-        return 8 if self.value.endswith("w8a8") else 16
+    def point_json(self, point: Point) -> dict[str, str | int]:
+        return {"gemm": self.value, "batch_size": point.batch_size}
 
 
-def parse_dtype(text: str) -> Dtype:
-    aliases = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto": "bfloat16"}
-    try:
-        return Dtype(aliases.get(text, text))
-    except ValueError:
-        near = did_you_mean(text, [d.value for d in Dtype])
-        raise BadProblem(f"unknown dtype {text!r}{near}") from None
+def gemm_of(point: Point) -> Gemm:
+    """The gemm of a fused-MoE layer's point."""
+    assert isinstance(point.part, Gemm), f"{point} is not a point of a fused-MoE layer"
+    return point.part
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class FusedMoe:
     per_channel_quant: bool = False  # one scale an output channel (and one a token)
 
     family: ClassVar[str] = "fused_moe"
-    gemms: ClassVar[tuple[Gemm, ...]] = (Gemm.UP, Gemm.DOWN)
+    parts: ClassVar[tuple[Gemm, ...]] = (Gemm.UP, Gemm.DOWN)
 
     def __post_init__(self) -> None:
         for name in ("E", "N", "K", "top_k"):
@@ -77,6 +67,11 @@ class FusedMoe:
             )
         if self.dtype is Dtype.INT4_W4A16 and self.block_shape is None:
             raise BadProblem("int4_w4a16 has quantisation groups: add block_shape=0x128")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether weights have quantisation groups along k, for which there is another kernel."""
+        return self.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16) and bool(self.block_shape)
 
     def gemm_shape(self, gemm: Gemm) -> tuple[int, int]:
         """(output columns, reduced length) of one expert's weight."""
@@ -108,3 +103,17 @@ def _check_block_shape(problem: FusedMoe) -> None:
         raise BadProblem(f"{problem.dtype.value} weights have no quantisation block")
     if problem.N % (n or k):
         raise BadProblem(f"N={problem.N} is not a multiple of the quantisation block {n or k}")
+
+
+def parse_fused_moe(text: str) -> FusedMoe:
+    """Read `fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant`.
+
+    Raises BadProblem, which names the nearest field.
+    """
+    fields = read_fields(text, _FIELDS, required=5)
+    return FusedMoe(
+        **{name: parse_whole(name, fields[name]) for name in ("E", "N", "K", "top_k")},
+        dtype=parse_dtype(fields["dtype"]),
+        block_shape=parse_block_shape(fields["block_shape"]) if "block_shape" in fields else None,
+        per_channel_quant=parse_flag("per_channel_quant", fields.get("per_channel_quant", "false")),
+    )

@@ -14,9 +14,8 @@ from typing import Any
 from tuner.engines.sglang.fused_moe.file_names import parse_file_name
 from tuner.engines.sglang.plugin.files import FOLDER
 from tuner.errors import BadInput, MeasurerFailed
-from tuner.export import PROVENANCE
-from tuner.families.fused_moe.problem import FusedMoe
-from tuner.problems.text import parse_fused_moe
+from tuner.export.files import PROVENANCE
+from tuner.families.fused_moe.problem import FusedMoe, parse_fused_moe
 from tuner.render import table
 
 CHILD_MODULE = "tuner.engines.sglang.fused_moe.engine_layer"

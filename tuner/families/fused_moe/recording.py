@@ -18,10 +18,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.devices.table import Device, find_device
-from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
-from tuner.families.fused_moe.problem import Dtype, FusedMoe, parse_dtype
+from tuner.errors import (
+    BadInput,
+    BadProblem,
+    MalformedRecording,
+    UnknownDevice,
+    did_you_mean,
+)
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.measure.recording_file import read_packed, unpack, write_text
-from tuner.problems.points import Candidate, Config, Gemm, Point
+from tuner.problems.dtypes import Dtype, parse_dtype
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 _PROBLEM = ("E", "N", "K", "topk", "dtype", "block")
@@ -124,7 +131,7 @@ def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
     times = (measured.min_us, measured.median_us, measured.status.value)
     # An absent key is an empty cell: what Triton takes then is not the recording's to say.
     values = [config.get(name) for name in config_columns]
-    return [point.batch_size, point.gemm.value, *values, *figures, *times]
+    return [point.batch_size, gemm_of(point).value, *values, *figures, *times]
 
 
 class _Rows:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import FusedMoe
-from tuner.families.fused_moe.routing_file import RoutingFile
+from tuner.measure.routing_file import RoutingFile
 
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 

@@ -13,11 +13,11 @@ from functools import cache, partial
 from itertools import zip_longest
 
 from tuner.devices.table import Device, find_device
-from tuner.engines.sglang.fused_moe.file_names import FileKey
-from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import UnknownDevice
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Config, Gemm, Part, Point
+from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Part, Point
 from tuner.tuning.space import Space
 
 # A vote halves with each unit of distance: an octave of batch size or of N, half an octave of
@@ -52,9 +52,9 @@ def seeds_for(
     }
     seeds = {}
     for point in points:
-        space = spaces[point.gemm]
+        space = spaces[gemm_of(point)]
         first = [space.nearest(config) for config in (known or {}).get(point, ())]
-        voted = _elect(_votes(ballots[point.gemm], point.batch_size), space)
+        voted = _elect(_votes(ballots[gemm_of(point)], point.batch_size), space)
         modelled = [space.nearest(config) for config in (foreseen or {}).get(point, ())]
         turns = (c for pair in zip_longest(modelled, voted) for c in pair if c is not None)
         seeds[point] = list(dict.fromkeys([*first, *turns]))

@@ -7,24 +7,26 @@ from functools import cached_property
 from pathlib import Path
 
 from tuner.compile.candidates import Binder
-from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
-from tuner.engines.sglang.package import ShippedFile
 from tuner.errors import BadInput, UnwritableOutput
 from tuner.families.fused_moe.baselines import incumbents
 from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
-from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
 from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.selection import MoeSelection
+from tuner.families.fused_moe.space import space_for
 from tuner.measure.replay import Replay
-from tuner.problems.points import Candidate, Config, Gemm, Part, Point
-from tuner.problems.results import MeasureKind, Trial
-from tuner.store import Store
-from tuner.store.current_winners import WINNING
+from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.results import WINNING, MeasureKind, Trial
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.run import NOISE, Request, Session
+from tuner.tuning.journal import RunStore
+from tuner.tuning.report import EntryTable, config_cells
+from tuner.tuning.request import Effort
+from tuner.tuning.run import NOISE, Request, TuningRun
 from tuner.tuning.search import Budget, Search, budget_for
-from tuner.tuning.space import Effort, Space, space_for
+from tuner.tuning.space import Space
 from tuner.tuning.tune import Listed, Plan, Strategy
 
 # Kernels compiled for a prediction: about 0.4 s each of one core.
@@ -33,26 +35,37 @@ FORESEEN = 4  # of a search's seeds at a point, those that the device model name
 PREDICT_PER_BLOCK = 4  # of those, the most with one BLOCK_SIZE_M that are offered to a point
 
 
-class MoeSession(Session):
+TABLE = EntryTable(
+    ("gemm", "M", "M N K blocks", "group", "warps", "stages"),
+    lambda entry: (entry.point.part.value, entry.point.batch_size, *config_cells(entry.config)),
+    lambda entry: (entry.point.part is Gemm.DOWN, entry.point.batch_size),
+)
+
+
+class MoeRun(TuningRun):
     """The tuning run of a fused-MoE layer."""
+
+    table = TABLE
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert isinstance(request.problem, FusedMoe)  # what makes this the session to open
+        assert isinstance(request.problem, FusedMoe)  # what makes this the run to open
+        assert isinstance(request.selected, MoeSelection)
         self._problem = request.problem
+        self._gemms = request.selected.gemms
+        self._batch_sizes = request.selected.batch_sizes
         self._check_gemms()
         self.points = self._points()  # a batch size that the recording lacks is refused here
         self.file_names = self._file_names()
         self._partner: Mapping[int, Config] = {}
 
-    def _look_up(self, store: Store) -> None:
+    def _look_up(self, store: RunStore) -> None:
         """The stored entries of the gemm that is not tuned now, by batch size: the engine runs
         both with one BLOCK_SIZE_M.
         """
-        request = self.request
-        if len(request.gemms) == 1 and request.engine.has_down_files():
+        if len(self._gemms) == 1 and self._engine.has_down_files():
             found = store.winners_in(self._problem, self.environment)
-            others = [w.entry for w in found if w.entry.point.gemm not in request.gemms]
+            others = [w.entry for w in found if w.entry.point.part not in self._gemms]
             others.sort(key=lambda entry: WINNING.index(entry.status))  # the best one last
             self._partner = {entry.point.batch_size: entry.config for entry in others}
 
@@ -60,8 +73,8 @@ class MoeSession(Session):
         request = self.request
         recorded = self._recording.points if self._recording else None
         known = sorted({p.batch_size for p in recorded}) if recorded else list(BATCH_SIZES)
-        sizes = request.batch_sizes or known
-        points = tuple(Point(size, gemm) for size in sorted(set(sizes)) for gemm in request.gemms)
+        sizes = self._batch_sizes or known
+        points = tuple(Point(size, gemm) for size in sorted(set(sizes)) for gemm in self._gemms)
         if self._recording:
             self._recording.check(self._problem, points, request.device)
         return points
@@ -71,9 +84,9 @@ class MoeSession(Session):
         """How many configurations each size may be tried with, all gemms together."""
         each = self._budget.per_point
         if self.request.source.kind is MeasureKind.PREDICT:
-            blocks = len(self._spaces[self.points[0].gemm].axes["BLOCK_SIZE_M"])
+            blocks = len(self._spaces[self.points[0].part].axes["BLOCK_SIZE_M"])
             each = blocks * PREDICT_PER_BLOCK
-        return {point.size: each * len(self.request.gemms) for point in self.points}
+        return {point.size: each * len(self._gemms) for point in self.points}
 
     # Parts
 
@@ -83,12 +96,16 @@ class MoeSession(Session):
         return read_recording(path) if path else None
 
     @cached_property
-    def _kernels(self) -> FusedMoeKernels:
-        return lift_fused_moe(self.request.engine)
+    def _engine(self) -> MoeEngine:
+        return moe_engine(self.request.engine)
+
+    @cached_property
+    def _kernels(self) -> MoeKernels:
+        return self._engine.lift()
 
     @property
     def _kernel_hash(self) -> str:
-        return self._kernels.lifted.hash
+        return self._kernels.hash
 
     @property
     def _recording_sha256(self) -> str:
@@ -112,9 +129,10 @@ class MoeSession(Session):
         if wide is None:
             measured = request.source.kind is MeasureKind.GPU
             wide = measured or request.effort is Effort.EXHAUSTIVE
+        tma = wide and self._engine.takes_tma(self._problem)
         return {
-            gemm: space_for(self._problem, request.device, gemm, wide=wide)
-            for gemm in request.gemms
+            gemm: space_for(self._problem, request.device, gemm, wide=wide, tma=tma)
+            for gemm in self._gemms
         }
 
     def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
@@ -126,7 +144,7 @@ class MoeSession(Session):
             return self._gpu, self._search()
         predictor = Predictor(request.device, self._problem, self._corpus)
         legal = {point: self._legal(point) for point in self.points}
-        one_config = not request.engine.has_down_files()
+        one_config = not self._engine.has_down_files()
         chosen = predictor.shortlist_all(
             legal, PREDICT_KERNELS[request.effort], one_config=one_config
         )
@@ -139,7 +157,7 @@ class MoeSession(Session):
 
     def _legal(self, point: Point) -> Sequence[Config]:
         """The configurations of a point's space that go with what the other gemm has there."""
-        configs = self._spaces[point.gemm].configs()
+        configs = self._spaces[point.part].configs()
         partner = self._partner.get(point.batch_size)
         if partner is None:
             return configs
@@ -152,7 +170,7 @@ class MoeSession(Session):
                 [
                     Candidate(point, config)
                     for point in self.points
-                    for config in self._spaces[point.gemm].configs()
+                    for config in self._spaces[point.part].configs()
                 ]
             )
         seeds = seeds_for(
@@ -177,7 +195,7 @@ class MoeSession(Session):
         policy = Policy(
             noise=CLEAR_GAIN if predicted else NOISE[source],
             tie=0.0 if predicted else None,  # a threshold against losses must not cost gains
-            one_config=not self.request.engine.has_down_files() and len(self.request.gemms) > 1,
+            one_config=not self._engine.has_down_files() and len(self._gemms) > 1,
             trust_shipped=predicted,
         )
         return Plan(
@@ -195,11 +213,11 @@ class MoeSession(Session):
     def _incumbents(self) -> Mapping[Point, Mapping[str, Config]]:
         request = self.request
         return incumbents(
-            request.engine,
+            self._engine,
             self._problem,
             request.device,
             self._triton,
-            request.gemms,
+            self._gemms,
             [point.batch_size for point in self.points],
         )
 
@@ -207,9 +225,11 @@ class MoeSession(Session):
         """What the device model ranks first on the engine's own grid, which it knows best."""
         request = self.request
         predictor = Predictor(request.device, self._problem, self._corpus)
-        grids = {g: space_for(self._problem, request.device, g) for g in request.gemms}
+        grids: dict[Part, Space] = {
+            g: space_for(self._problem, request.device, g) for g in self._gemms
+        }
         return {
-            point: predictor.shortlist(point, grids[point.gemm].configs(), FORESEEN)
+            point: predictor.shortlist(point, grids[point.part].configs(), FORESEEN)
             for point in self.points
         }
 
@@ -222,19 +242,16 @@ class MoeSession(Session):
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
-        return list(self.request.engine.shipped())
+        return list(self._engine.shipped())
 
     def _file_names(self) -> dict[Part, str]:
-        request = self.request
-        gemms = [g for g in request.gemms if g is Gemm.UP or request.engine.has_down_files()]
-        return {
-            gemm: request.engine.file_name(self._problem, request.device, gemm) for gemm in gemms
-        }
+        gemms = [g for g in self._gemms if g is Gemm.UP or self._engine.has_down_files()]
+        device = self.request.device
+        return {gemm: self._engine.file_name(self._problem, device, gemm) for gemm in gemms}
 
     def _check_gemms(self) -> None:
-        request = self.request
-        if request.gemms == (Gemm.DOWN,) and not request.engine.has_down_files():
-            engine = f"{request.engine.name} {request.engine.version}"
+        if self._gemms == (Gemm.DOWN,) and not self._engine.has_down_files():
+            engine = f"{self._engine.name} {self._engine.version}"
             raise BadInput(f"{engine} reads no _down files: tune up, or both")
 
 
@@ -244,3 +261,7 @@ def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
     for config in ranked:
         kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)
     return [config for some in kept.values() for config in some[:PREDICT_PER_BLOCK]]
+
+
+def open_run(request: Request) -> TuningRun:
+    return MoeRun(request)

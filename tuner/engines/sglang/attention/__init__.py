@@ -1,1 +1,37 @@
 """The attention of sglang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
+from tuner.engines.sglang.attention.delivery import AttentionDelivery
+from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
+from tuner.engines.sglang.attention.serving import serving_notes
+from tuner.engines.sglang.package import SGLang
+from tuner.engines.sglang.plugin.files import file_name
+from tuner.families.attention.problem import Attention
+
+__all__ = ["engine_kv_splits", "open_delivery", "open_family", "serving_notes"]
+
+
+@dataclass(frozen=True)
+class SGLangAttention:
+    """What `families.attention.engine.AttentionEngine` asks of one copy of sglang."""
+
+    engine: SGLang
+
+    def lift(self) -> AttentionKernels:
+        return lift_attention(self.engine)
+
+    def file_name(self, problem: Attention, device_name: str) -> str:
+        return file_name(problem, device_name)
+
+
+def open_family(engine: SGLang) -> SGLangAttention:
+    return SGLangAttention(engine)
+
+
+def open_delivery(engine: SGLang) -> AttentionDelivery:
+    """How the family's winners reach the servers of one copy of sglang."""
+    return AttentionDelivery(engine)

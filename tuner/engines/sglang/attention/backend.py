@@ -13,8 +13,8 @@ from typing import Any
 
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import Attention, Phase
-from tuner.families.fused_moe.problem import Dtype
 from tuner.kernels.launcher import Tensor
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
 PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later

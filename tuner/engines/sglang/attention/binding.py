@@ -12,16 +12,17 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.backend import Indices, launcher_arguments, read_indices
+from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import UnsupportedKernel, did_you_mean
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems.points import Candidate, Config, Point, Stage
+from tuner.problems.points import Candidate, Config, Point
 
 # What of a launch may be chosen; what the engine's kernel does not take is left out.
 CHOICES: Mapping[Stage, tuple[str, ...]] = {
@@ -35,6 +36,8 @@ OPTIONS = ("num_warps", "num_stages")
 FLAGS = ("HAS_MLA",)  # a bool to the kernel
 # Constants that follow another one wherever the engine gives both the same value.
 FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
+# The folders where versions since 0.4.4 keep the launchers, each phase's in a module.
+_FOLDERS = ("kernels/ops/attention", "srt/layers/attention/triton_ops")
 LAUNCHERS = {
     Phase.EXTEND: ("extend_attention", "extend_attention_fwd"),
     Phase.PREFILL: ("prefill_attention", "context_attention_fwd"),
@@ -51,7 +54,7 @@ KERNELS = {
 class AttentionKernels:
     """The attention kernels of one engine version, with its launchers."""
 
-    engine: Engine
+    engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
     _launches: dict[tuple[Attention, Point, int], Launch] = field(default_factory=dict)
     _launchers: dict[tuple[Phase, int], Launcher] = field(default_factory=dict)
@@ -136,7 +139,7 @@ class AttentionKernels:
         return {phase: self._lift(phase) for phase in Phase}
 
     def _lift(self, phase: Phase) -> Lifted:
-        source = self.engine.kernel_source(LAUNCHERS[phase][0])
+        source = launcher_source(self.engine, phase)
         return lift(source, KERNELS[phase], self.engine.root, self.origin)
 
     @cached_property
@@ -153,7 +156,7 @@ class AttentionKernels:
     def _launcher(self, phase: Phase, arch: int) -> Launcher:
         key = phase, arch
         if key not in self._launchers:
-            source = self.engine.kernel_source(LAUNCHERS[phase][0])
+            source = launcher_source(self.engine, phase)
             self._launchers[key] = Launcher(source, self.engine.root, self.origin, arch)
         return self._launchers[key]
 
@@ -163,17 +166,15 @@ class AttentionKernels:
         return self._launcher(problem.phase, arch).run(function, arguments)
 
 
-def lift_attention(engine: Engine) -> AttentionKernels:
+def launcher_source(engine: SGLang, phase: Phase) -> Path:
+    """The file that defines a phase's launcher and kernels. Raises UnsupportedKernel."""
+    module, function = LAUNCHERS[phase]
+    return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
+
+
+def lift_attention(engine: SGLang) -> AttentionKernels:
     """The attention kernels of an engine on disk. Raises UnsupportedKernel when they are used."""
     return AttentionKernels(engine, f"{engine.name} {engine.version}")
-
-
-def launcher_tensors(
-    kernels: AttentionKernels, problem: Attention, point: Point
-) -> dict[str, Tensor]:
-    """The outsides of all tensors that the engine's launcher is given."""
-    given = kernels.arguments(problem, point, arch=90)
-    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
 
 def _stage(point: Point) -> Stage:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.families.attention.export import AttentionFileExport
+from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.results import Status
 

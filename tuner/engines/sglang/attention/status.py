@@ -16,7 +16,6 @@ from typing import Any
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import Device, devices
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.engines.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
@@ -28,6 +27,7 @@ from tuner.engines.sglang.plugin.files import (
 from tuner.engines.sglang.plugin.kernels import GROUP, KERNELS, NAME
 from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge, title
 from tuner.errors import BadInput, CompilerUnavailable, TunerError
+from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.render import table
 
@@ -166,7 +166,7 @@ def _verdicts(
         engine_version=engine.version,
         device=device.name if device else None,
         triton=triton,
-        kernel_hash=lambda: lift_attention(engine).hash,
+        kernel_hash=lambda: attention_engine(engine).lift().hash,
         kv_splits=splits,
     )
     files = [verdict.file for path in paths if (verdict := judge(path, here)).used and verdict.file]
@@ -202,7 +202,7 @@ def _engine_splits(problem: Attention, engine: Engine, device: Device | None) ->
 def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
     """Why the plugin would do nothing, whatever the files are."""
     origin = f"{engine.name} {engine.version}"
-    if not engine.has_plugins():
+    if not engine.loads_plugins():
         return f"{origin} has no plugins; of the versions that are tested 0.5.12 is the first"
     if why := _unfit(engine):
         return f"{origin}: {why}"
@@ -216,7 +216,7 @@ def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
 
 def _unfit(engine: Engine) -> str:
     """Why none of the engine's kernels could be hooked; empty if one could."""
-    kernels = lift_attention(engine)
+    kernels = attention_engine(engine).lift()
     reasons = []
     for kernel in KERNELS:
         phase = Phase(kernel.module.partition("_")[0])

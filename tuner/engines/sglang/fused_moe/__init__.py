@@ -1,1 +1,27 @@
 """The fused-MoE layers of sglang."""
+
+from __future__ import annotations
+
+from tuner.engines.sglang.fused_moe.delivery import MoeDelivery
+from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
+from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
+from tuner.engines.sglang.fused_moe.warning_line import parse_config_name, resolve_warning
+from tuner.engines.sglang.package import SGLang
+
+__all__ = [
+    "open_delivery",
+    "open_family",
+    "parse_config_name",
+    "resolve_warning",
+    "shared_expert_fusion",
+]
+
+
+def open_family(engine: SGLang) -> SGLangFusedMoe:
+    """What `families.fused_moe.engine.MoeEngine` asks of one copy of sglang."""
+    return SGLangFusedMoe(engine)
+
+
+def open_delivery(engine: SGLang) -> MoeDelivery:
+    """How the family's winners reach the servers of one copy of sglang."""
+    return MoeDelivery(SGLangFusedMoe(engine))

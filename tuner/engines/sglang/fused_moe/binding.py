@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.engines.config_files import LAUNCH_DEFAULTS, LAUNCH_OPTIONS
-from tuner.engines.engine import Engine
+from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import (
     ABSENT,
     Argument,
@@ -33,10 +33,17 @@ from tuner.kernels.binding import (
     bind,
 )
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems.points import Candidate, Config, Gemm
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Candidate, Config
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
+_PLACES = (  # where versions since 0.4.4 keep them
+    "kernels/ops/moe/fused_moe_triton_kernels.py",
+    "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_kernels.py",
+    "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
+    "srt/layers/moe/fused_moe_triton/fused_moe.py",
+)
 PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
 GDC_EARLY_ROWS = 512
 
@@ -46,6 +53,10 @@ class FusedMoeKernels:
     """The fused-MoE kernels of one engine version."""
 
     lifted: Lifted
+
+    @property
+    def hash(self) -> str:
+        return self.lifted.hash
 
     def bind(
         self,
@@ -100,7 +111,7 @@ class FusedMoeKernels:
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             point = candidate.point
             return self.lifted, self.bind(
-                problem, point.gemm, point.batch_size, candidate.config, arch
+                problem, gemm_of(point), point.batch_size, candidate.config, arch
             )
 
         return bound
@@ -124,17 +135,16 @@ class FusedMoeKernels:
             raise UnsupportedKernel(f"{origin}: {function} has no per-channel fp8")
 
 
-def lift_fused_moe(engine: Engine) -> FusedMoeKernels:
+def lift_fused_moe(engine: SGLang) -> FusedMoeKernels:
     """Lift them out of an engine on disk. Raises UnsupportedKernel; see `lift`."""
     origin = f"{engine.name} {engine.version}"
-    source = engine.kernel_source(FusedMoe.family)
+    source = find_source(engine, DENSE, _PLACES)
     return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin))
 
 
 def kernel_name(problem: FusedMoe) -> str:
     """Quantisation groups along k have a kernel of their own."""
-    grouped = problem.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16) and problem.block_shape
-    return GROUPED if grouped else DENSE
+    return GROUPED if problem.grouped else DENSE
 
 
 def takes_tma(problem: FusedMoe) -> bool:

@@ -26,10 +26,9 @@ from torch import Tensor
 
 from tuner.families.fused_moe.inputs import make_weights, random_routing
 from tuner.families.fused_moe.layer import SKEW, SKEWED
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, parse_fused_moe
 from tuner.measure.timing import LAUNCHES, race
-from tuner.problems.points import Gemm
-from tuner.problems.text import parse_fused_moe
+from tuner.problems.dtypes import Dtype
 
 ROUNDS = 21
 CHECKED_TOKENS = 8

@@ -7,11 +7,11 @@ E=256,N=64,device_name=NVIDIA_L40S[,dtype=..][,block_shape=[n, k]][,per_channel_
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Gemm
+from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
 
 _NAME = re.compile(
     r"E=(?P<E>\d+),N=(?P<N>\d+),device_name=(?P<device>[^,/]*?)"
@@ -23,32 +23,16 @@ _NAME = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class FileKey:
-    """What a file's name says; `str()` gives the name back."""
-
-    E: int
-    N: int  # columns of the down weight, which int4_w4a16 packs two by two
-    device: str  # as the driver names it, "_" for " "
-    dtype: str | None = None  # None: 16-bit weights
-    block_shape: tuple[int, int] | None = None
-    per_channel_quant: bool = False
-    gemm: Gemm = Gemm.UP
-
-    def __str__(self) -> str:
-        name = f"E={self.E},N={self.N},device_name={self.device}"
-        if self.dtype:
-            name += f",dtype={self.dtype}"
-        if self.block_shape:
-            name += f",block_shape={list(self.block_shape)}"
-        if self.per_channel_quant:
-            name += ",per_channel_quant=True"
-        return f"{name}{'_down' if self.gemm is Gemm.DOWN else ''}.json"
-
-    @property
-    def intermediate_size(self) -> int:
-        """The problem's N, in elements."""
-        return self.N * 2 if self.dtype == Dtype.INT4_W4A16.value else self.N
+def format_file_name(key: FileKey) -> str:
+    """The name of a key's file; `parse_file_name` reads it back."""
+    name = f"E={key.E},N={key.N},device_name={key.device}"
+    if key.dtype:
+        name += f",dtype={key.dtype}"
+    if key.block_shape:
+        name += f",block_shape={list(key.block_shape)}"
+    if key.per_channel_quant:
+        name += ",per_channel_quant=True"
+    return f"{name}{'_down' if key.gemm is Gemm.DOWN else ''}.json"
 
 
 def parse_file_name(name: str) -> FileKey:
@@ -64,7 +48,7 @@ def parse_file_name(name: str) -> FileKey:
             per_channel_quant=match["channel"] is not None,
             gemm=Gemm.DOWN if match["down"] else Gemm.UP,
         )
-        if str(key) == name:  # not so for leading zeros
+        if format_file_name(key) == name:  # not so for leading zeros
             return key
     raise MalformedConfigFile(
         f"{name!r} is not a config file's name, like "

@@ -11,29 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.errors import BadProblem
-from tuner.families.fused_moe.problem import Dtype
-
-if TYPE_CHECKING:
-    from tuner.models.model import Model
+from tuner.families.fused_moe.engine import Fusion
+from tuner.models.model import Model
+from tuner.problems.dtypes import Dtype
 
 Version = tuple[int, ...]
 NEWEST = "0.5.23"  # the newest release whose rules were read; assumed where no version is given
 OLDEST_ARCH = 80
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """What fusing the shared experts adds to the layer, and the reason in a sentence."""
-
-    experts: int
-    top_k: int
-    why: str
-
-
-NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
-from tuner.problems.text import parse_problem
 
 FORMAT = 1
 FOLDER = "attention"

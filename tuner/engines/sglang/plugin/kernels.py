@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.problems.points import Stage
+from tuner.families.attention.problem import Stage
 
 # The entry point's group and name.
 GROUP, NAME = "sglang.srt.plugins", "tuner_attention"

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
 from tuner.engines.sglang.plugin.traits import Grid, Identity, identity, seen, tuned_grid
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
 from tuner.problems.results import Status
 
 log = logging.getLogger("tuner.plugin")

@@ -17,10 +17,10 @@ from tuner.families.attention.predict.tiles import (
     makespan,
     split_lengths,
 )
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.fused_moe.predict.device_model import Footprint, blocks_per_sm
 from tuner.families.fused_moe.predict.tensor_cores import ARCHS
-from tuner.problems.points import Config, Point, Stage
+from tuner.problems.points import Config, Point
 
 
 @dataclass(frozen=True)

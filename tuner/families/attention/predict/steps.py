@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.fused_moe.predict.device_model import Constants, Footprint
 from tuner.families.fused_moe.predict.tensor_cores import ARCHS, macs_per_clock
-from tuner.problems.points import Config, Stage
+from tuner.problems.points import Config
 
 ELEMENT_BYTES = 2
 SPLIT_COLUMNS = {576: 512 + 64, 288: 256 + 32}  # heads that the kernels cut in two

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.families.attention.lengths import Lengths, kv_splits
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Point, Stage
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config, Point
 
 MIN_SPLIT = 32  # tokens: a split of the cache is a multiple of it, `_MIN_BLOCK_KV`
 SIMULATED_WAVES = 4  # with more, the last one's share no longer depends on the order

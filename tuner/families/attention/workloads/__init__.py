@@ -101,15 +101,15 @@ def default_workload(phase: Phase, use: str) -> Workload:
     return _shipped(use).of(phase)
 
 
-def parse_workload(text: str, phase: Phase) -> Workload:
-    """The points at a phase of a use (chat, long-context, offline), or of the TOML file at a path.
+def parse_workload(text: str) -> str | Workload:
+    """A use (chat, long-context, offline) as it is, or what the TOML file at a path holds.
 
     Raises MalformedWorkload, which names the nearest use, or the field.
     """
     if text in USES:
-        return default_workload(phase, text)
+        return text
     if text.endswith(".toml") or "/" in text:
-        return read_workload(Path(text)).of(phase)
+        return read_workload(Path(text))
     raise MalformedWorkload(f"{_unknown(text)}; a file's name ends in .toml")
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.devices.table import Device, devices
-from tuner.engines.sglang.package import ShippedFile
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.problem import FusedMoe, gemm_of
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
 AXES = (
@@ -73,7 +74,7 @@ class Prior:
         wanted = point.batch_size / self._problem.E
         octaves = math.log2(max(1, batch_size) / file.key.E / wanted)
         # A file without a `_down` twin was tuned for the sum of both gemms.
-        same = 1.0 if file.key.gemm is point.gemm else 0.5
+        same = 1.0 if file.key.gemm is gemm_of(point) else 0.5
         return same * math.exp(-abs(octaves))
 
 

@@ -9,8 +9,9 @@ from functools import lru_cache
 from tuner.devices.table import Device
 from tuner.families.fused_moe.predict.padding import Load, expected_load
 from tuner.families.fused_moe.predict.tensor_cores import ARCHS, tensor_step
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
-from tuner.problems.points import Config, Gemm, Point
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config, Point
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class DeviceModel:
     def predict(self, point: Point, config: Config, footprint: Footprint) -> Prediction:
         """The time of one launch at `point`."""
         c, device, problem = self._constants, self._device, self._problem
-        columns, reduced = problem.gemm_shape(point.gemm)
+        columns, reduced = problem.gemm_shape(gemm_of(point))
         load = expected_load(point.batch_size, problem.E, problem.top_k, config["BLOCK_SIZE_M"])
         tiles_n = math.ceil(columns / config["BLOCK_SIZE_N"])
         steps = math.ceil(reduced / config["BLOCK_SIZE_K"])
@@ -162,7 +163,7 @@ class DeviceModel:
 
     def _dram_us(self, point: Point, load: Load, config: Config) -> float:
         c, device, problem = self._constants, self._device, self._problem
-        columns, reduced = problem.gemm_shape(point.gemm)
+        columns, reduced = problem.gemm_shape(gemm_of(point))
         routed = point.batch_size * problem.top_k
         weights = columns * reduced * self._b_bytes  # of one expert
         b = self._refetched(load, config, weights) * weights
@@ -198,7 +199,7 @@ class DeviceModel:
         beside += experts * config["BLOCK_SIZE_N"] * reduced * self._b_bytes
         lost = max(0.0, 1 - self._device.l2_bytes / beside)
         routed = point.batch_size * self._problem.top_k
-        kept = point.gemm is Gemm.UP and point.batch_size * row <= self._device.l2_bytes
+        kept = gemm_of(point) is Gemm.UP and point.batch_size * row <= self._device.l2_bytes
         once = point.batch_size if kept else routed
         passes = math.ceil(columns / config["BLOCK_SIZE_N"]) - 1
         return once * row + routed * row * passes * lost

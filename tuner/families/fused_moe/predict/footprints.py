@@ -8,7 +8,8 @@ from __future__ import annotations
 from tuner.devices.table import Device
 from tuner.families.fused_moe.predict.device_model import Footprint
 from tuner.families.fused_moe.predict.tensor_cores import uses_warpgroup
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
 MOST_REGISTERS = 255  # a thread's, on every architecture since Kepler

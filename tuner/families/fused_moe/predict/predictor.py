@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from tuner.devices.table import Device
-from tuner.engines.sglang.package import ShippedFile
+from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.corpus import Prior
 from tuner.families.fused_moe.predict.device_model import Constants, DeviceModel, Footprint
 from tuner.families.fused_moe.predict.footprints import estimate_footprint
 from tuner.families.fused_moe.predict.shortlist import cover, needs, summed
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
 
@@ -85,7 +85,7 @@ class Predictor:
         both), and second choices for where the first turns out not to fit.
         """
         scores = {point: self.estimate_all(point, some) for point, some in configs.items()}
-        gemms = {point.gemm for point in scores}
+        gemms = {gemm_of(point) for point in scores}
         if one_config:
             one = min(gemms)
             found = cover(needs(summed(scores, one)), budget // len(gemms))
@@ -94,7 +94,7 @@ class Predictor:
             chosen = set(cover(needs(scores), budget))
         return {
             point: sorted(
-                (config for config in scored if (point.gemm, config) in chosen),
+                (config for config in scored if (gemm_of(point), config) in chosen),
                 key=lambda config: (scored[config], config.key),
             )
             for point, scored in scores.items()

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.problems.points import Config, Gemm, Point
+from tuner.families.fused_moe.problem import Gemm, gemm_of
+from tuner.problems.points import Config, Point
 
 Kernel = tuple[Gemm, Config]  # what is compiled: batch sizes share it
 Scores = Mapping[Point, Mapping[Config, float]]
@@ -89,7 +90,7 @@ def cover(wanted: Sequence[Need], budget: int) -> list[Kernel]:
     for index, need in enumerate(wanted):
         for config, excess in need.excess.items():
             if excess < WORST_EXCESS:
-                users.setdefault((need.point.gemm, config), []).append((index, excess))
+                users.setdefault((gemm_of(need.point), config), []).append((index, excess))
 
     def help_of(kernel: Kernel) -> float:
         return sum(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device
-from tuner.families.fused_moe.problem import Dtype, FusedMoe
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
 

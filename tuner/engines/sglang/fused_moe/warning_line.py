@@ -16,10 +16,11 @@ from tuner.engines.sglang.fused_moe.shared_experts import (
     parse_version,
 )
 from tuner.errors import BadProblem
-from tuner.families.fused_moe.problem import Dtype, parse_dtype
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
+from tuner.models.serving import Resolved, Serving
 from tuner.models.table import presets
-from tuner.problems.points import Gemm
+from tuner.problems.dtypes import Dtype, parse_dtype
 
 # Where releases kept their config files, newest last: the folder, and the first release without it.
 _LAYOUTS: tuple[tuple[str, Version], ...] = (
@@ -140,3 +141,28 @@ def choose(
         f"{missing.file_name} names neither the hidden size nor top_k: add --hidden-size and "
         f"--top-k ({these or 'no preset up to ' + NEWEST + ' matches'})"
     )
+
+
+def resolve_warning(text: str, serving: Serving) -> Resolved | None:
+    """The problem whose file a line of sglang names; None if it names none. Raises BadProblem."""
+    missing = parse_config_name(text)
+    if missing is None:
+        return None
+    dtype, options = serving.dtype, serving.options
+    if dtype and missing.dtype and dtype is not missing.dtype:
+        raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
+    block_shape = options.get("block_shape")
+    K, top_k, origin = choose(missing, options.get("hidden_size"), options.get("top_k"))
+    problem = FusedMoe(
+        E=missing.E,
+        N=missing.N,
+        K=K,
+        top_k=top_k,
+        dtype=missing.dtype or dtype or Dtype.BFLOAT16,
+        block_shape=missing.block_shape or block_shape,
+        per_channel_quant=missing.per_channel_quant and not block_shape,
+    )
+    notes = [origin]
+    if missing.per_channel_quant and "per_channel_quant" not in missing.file_name:
+        notes.append("int8_w8a8 without blocks is quantised per channel")
+    return Resolved((problem,), tuple(notes), missing.device_name or None)

@@ -6,7 +6,8 @@ one entry for all points of a *bucket*: those that differ in their cached tokens
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -21,10 +22,10 @@ from tuner.engines.sglang.plugin.files import (
 )
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
-from tuner.families.attention.problem import Attention
-from tuner.problems.points import Config, Stage
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
+from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
-from tuner.store import Winner
 
 Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
@@ -62,6 +63,21 @@ class AttentionFileExport:
         buckets = [_bucket_fields(_bucket(entry)) for entry in self.file.entries]
         return {"buckets": buckets, "server_flags": dict(self.file.server_flags)}
 
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """What a bundle's manifest says of each entry."""
+        content = json.loads(self.text())["entries"]
+        for row, entry in zip(self.provenance["entries"], content, strict=True):
+            points = row["points"]
+            yield {
+                "problem": self.provenance["problem"],
+                **{k: row[k] for k in ("part", "batch_size", "new_tokens", "status")},
+                # By cached tokens: a server cannot tell them apart.
+                "median_us": {str(p["cached_tokens"]): p["median_us"] for p in points},
+                "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
+                **{k: points[0][k] for k in ("environment", "published_at")},
+                "config": entry["config"],
+            }
+
     def with_flags(self, flags: Mapping[str, int | str]) -> AttentionFileExport:
         """The same entries, for servers that are started with these flags."""
         file = replace(self.file, server_flags=dict(flags))
@@ -75,8 +91,7 @@ def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileE
 
     Raises ExportRefused where the points of a bucket have different configurations.
     """
-    ours = [winner for winner in winners if isinstance(winner.problem, Attention)]
-    by_file = groupby(sorted(ours, key=_file_key), key=_file_key)
+    by_file = groupby(sorted(winners, key=_file_key), key=_file_key)
     return [_plan(list(group), root) for _, group in by_file]
 
 

@@ -1,0 +1,73 @@
+"""How tuned attention reaches sglang's servers: as files that this package's plugin reads there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.devices.table import Device
+from tuner.engines.sglang.attention.export import (
+    AttentionFileExport,
+    plan_attention,
+    prove_readable,
+    verify_attention,
+)
+from tuner.engines.sglang.attention.server_flags import (
+    ServerFlags,
+    advised_flags,
+    with_advised_flags,
+)
+from tuner.engines.sglang.package import SGLang
+from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
+from tuner.export.delivery import PlannedFile
+from tuner.export.selection import refuse_shared_files
+from tuner.problems.records import Winner
+
+
+@dataclass(frozen=True)
+class AttentionDelivery:
+    """See `export.delivery.Delivery`."""
+
+    engine: SGLang
+
+    note = (
+        "the attention files are for servers with engine-tuner installed, "
+        "started with --attention-backend triton"
+    )
+    engine_root = None
+    variable = CONFIG_DIR_VARIABLE
+
+    def obstacle(self, *, into_engine: bool) -> str:
+        if not self.engine.loads_plugins():
+            name = f"{self.engine.name} {self.engine.version}"
+            return f"{name} loads no plugins, and attention files need one"
+        if into_engine:
+            return (
+                "attention files do not belong in the engine's package: write them elsewhere with "
+                f"--out DIR, and start servers with {CONFIG_DIR_VARIABLE}=DIR"
+            )
+        return ""
+
+    def plan(
+        self, winners: Sequence[Winner], device: Device, root: Path
+    ) -> Sequence[AttentionFileExport]:
+        files = with_advised_flags(plan_attention(winners, root))
+        refuse_shared_files((file.path, file.problem) for file in files)
+        for file in files:
+            prove_readable(file)
+        return files
+
+    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+        for file in _ours(files):
+            verify_attention(file, file.path)
+
+    def packaged(self) -> Iterator[tuple[Path, Path]]:
+        return iter(())
+
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+        return advised_flags(_ours(files))
+
+
+def _ours(files: Iterable[PlannedFile]) -> list[AttentionFileExport]:
+    return [file for file in files if isinstance(file, AttentionFileExport)]

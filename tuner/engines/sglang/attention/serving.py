@@ -1,0 +1,52 @@
+"""What sglang does with a model's attention, in sentences for people who serve it."""
+
+from __future__ import annotations
+
+from tuner.models.attention import AttentionShape, HasAttention
+
+_SPARSE = (
+    "sglang runs {} with its sparse attention where no --attention-backend is given; "
+    "these problems are what the triton backend would run"
+)
+_NOTES = {
+    "DeepseekV32ForCausalLM": _SPARSE,
+    "GlmMoeDsaForCausalLM": _SPARSE,
+    "Grok1ForCausalLM": "{} may scale logits by position as well (attn_temperature_len), "
+    "which is not timed",
+}
+# The looked-at releases (of 0.5.2, 0.5.12, 0.5.16 and 0.5.23) whose server arguments refuse the
+# triton attention backend for a class.
+REFUSED = {
+    "NemotronHForCausalLM": ("0.5.12", "0.5.16"),
+    "Lfm2ForCausalLM": ("0.5.12", "0.5.16", "0.5.23"),
+    "Lfm2MoeForCausalLM": ("0.5.23",),
+}
+
+
+def serving_notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[str]:
+    """What a rank of the model runs that its problems do not say."""
+    notes = []
+    first = shape.layers[0]
+    if shape.kv_lora_rank:
+        notes.append(
+            f"sglang runs the absorbed form ({shape.kv_lora_rank + shape.qk_rope_head_dim} columns)"
+            f" where anything is cached, and {first.head_dim}/{first.v_head_dim} where nothing is"
+        )
+    for kind in shape.layers:
+        if kind.window:
+            which = f"{kind.count} of its layers" if kind.count else "some layers"
+            notes.append(
+                f"{which} see {kind.window} tokens back alone; their decode gets no more either"
+            )
+        if not shape.kv_lora_rank and tp > kind.kv_heads:
+            notes.append(
+                f"each of {kind.kv_heads} key heads is held by {tp // kind.kv_heads} ranks"
+            )
+    if note := _NOTES.get(model.architecture):
+        notes.append(note.format(model.architecture))
+    if releases := REFUSED.get(model.architecture):
+        notes.append(
+            f"sglang {', '.join(releases)} cannot run {model.architecture} with its triton "
+            "attention backend"
+        )
+    return notes

@@ -1,0 +1,54 @@
+"""How tuned fused-MoE configurations reach sglang's servers: as files that its own loader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.devices.table import Device
+from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
+from tuner.export.delivery import PlannedFile, ServerFlags
+from tuner.families.fused_moe.export import (
+    ConfigFileExport,
+    packaged_files,
+    plan_moe,
+    verify_moe,
+)
+from tuner.problems.records import Winner
+
+
+@dataclass(frozen=True)
+class MoeDelivery:
+    """See `export.delivery.Delivery`."""
+
+    layer: SGLangFusedMoe
+
+    note = ""
+
+    @property
+    def engine_root(self) -> Path:
+        return self.layer.package_root
+
+    @property
+    def variable(self) -> str | None:
+        return self.layer.config_dir_variable
+
+    def obstacle(self, *, into_engine: bool) -> str:
+        return ""
+
+    def plan(
+        self, winners: Sequence[Winner], device: Device, root: Path
+    ) -> Sequence[ConfigFileExport]:
+        return plan_moe(winners, self.layer, device, root)
+
+    def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
+        for file in files:
+            assert isinstance(file, ConfigFileExport)  # as `plan` makes them
+            verify_moe(file, self.layer, device, root)
+
+    def packaged(self) -> Iterator[tuple[Path, Path]]:
+        return packaged_files(self.layer)
+
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+        return ()

@@ -1,0 +1,38 @@
+"""What light processes know of attention."""
+
+from __future__ import annotations
+
+from tuner.families.attention.problem import ATTENTION_PROBLEMS, Stage, parse_attention, same_shape
+from tuner.families.attention.selection import parse_workload_option, read_selection
+from tuner.problems.registry import Family, Option
+
+FAMILY = Family(
+    name="attention",
+    title="attention",
+    flag="--attention",
+    problems=ATTENTION_PROBLEMS,
+    parse=parse_attention,
+    parts=Stage,
+    shaping=(
+        Option("page_size", "--page-size", int, "Tokens a page of the KV cache; default: 1."),
+        Option(
+            "kv_splits",
+            "--kv-splits",
+            int,
+            "Decode: most parts that a cache is split into; default: as the engine runs.",
+        ),
+    ),
+    selecting=(
+        Option(
+            "workload",
+            "--workload",
+            str,
+            "chat, long-context, offline, or a TOML file of points; default: chat.",
+            parse_workload_option,
+        ),
+    ),
+    searching=(),
+    read_selection=read_selection,
+    package="tuner.families.attention",
+    alike=same_shape,
+)

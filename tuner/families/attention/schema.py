@@ -1,0 +1,48 @@
+"""The fields of a request body that attention has. Needs Pydantic."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from tuner.families.attention.workloads import (
+    MAX_BATCH,
+    MAX_CACHED,
+    MAX_NEW,
+    MAX_POINTS,
+    MAX_WEIGHT,
+)
+from tuner.jobs.fields import Count, refuse_words
+
+_Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT), BeforeValidator(refuse_words)]
+_Sequences = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(refuse_words)]
+_NewTokens = Annotated[int, Field(ge=1, le=MAX_NEW), BeforeValidator(refuse_words)]
+_CachedTokens = Annotated[int, Field(ge=0, le=MAX_CACHED), BeforeValidator(refuse_words)]
+
+
+class WorkPointIn(BaseModel):
+    """One size to tune attention for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    batch_size: _Sequences
+    new_tokens: _NewTokens = Field(1, description="Of the longest sequence; 1 is decode.")
+    cached_tokens: _CachedTokens = Field(0, description="Of a sequence, on average.")
+    weight: _Weight = Field(1.0, description="How much of the work it is, beside the others.")
+
+
+# By name: the type, and Pydantic's Field with the default.
+FIELDS: dict[str, tuple[Any, Any]] = {
+    "page_size": (Count | None, Field(None, description="Tokens a page of the KV cache.")),
+    "kv_splits": (
+        Count | None,
+        Field(None, description="Decode: most parts of a cache; default: as the engine runs."),
+    ),
+    "workload": (
+        Literal["chat", "long-context", "offline"]
+        | Annotated[list[WorkPointIn], Field(min_length=1, max_length=MAX_POINTS)]
+        | None,
+        Field(None, description="Attention's: a use, or its points; default: chat."),
+    ),
+}

@@ -1,0 +1,70 @@
+"""Which points of attention a request asks for: those of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tuner.families.attention.problem import Attention
+from tuner.families.attention.workloads import (
+    Workload,
+    WorkPoint,
+    default_workload,
+    parse_workload,
+    read_points,
+    usual_workload,
+)
+from tuner.problems.points import Point, Problem
+
+
+@dataclass(frozen=True)
+class AttentionSelection:
+    """A workload: a use by name ("": the usual one, or the recording's), or the points
+    themselves, which travel with a request because a worker lacks the user's file.
+    """
+
+    workload: str | tuple[WorkPoint, ...] = ""
+
+    @property
+    def given(self) -> bool:
+        return bool(self.workload)
+
+    def workload_of(self, problem: Attention) -> Workload | None:
+        """The workload that was named, or None. Raises MalformedWorkload for an unknown use."""
+        if not self.workload:
+            return None
+        if isinstance(self.workload, str):
+            return default_workload(problem.phase, self.workload)
+        return Workload("the workload", self.workload)
+
+    def points(self, problem: Problem) -> frozenset[Point]:
+        assert isinstance(problem, Attention)  # the registry pairs problems with selections
+        work = self.workload_of(problem) or usual_workload(problem.phase)
+        return frozenset(
+            Point(at.batch_size, part, at.new_tokens, at.cached_tokens)
+            for at in work.for_problem(problem).points
+            for part in problem.parts
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        if isinstance(self.workload, str):
+            return {"workload": self.workload or None}
+        return {"workload": [asdict(point) for point in self.workload]}
+
+
+def read_selection(problem: Problem, values: Mapping[str, Any]) -> AttentionSelection:
+    """From the field `workload`: a use, a list of points, or none. Raises MalformedWorkload."""
+    assert isinstance(problem, Attention)  # the registry pairs problems with selections
+    workload = values.get("workload") or ""
+    if not isinstance(workload, str):
+        workload = Workload("the workload", read_points(workload)).of(problem.phase).points
+    chosen = AttentionSelection(workload)
+    chosen.points(problem)  # an unknown use, or one without such points, is refused here
+    return chosen
+
+
+def parse_workload_option(text: str) -> str | list[dict[str, Any]]:
+    """A use by its name, or the points of the TOML file at a path. Raises MalformedWorkload."""
+    workload = parse_workload(text)
+    return workload if isinstance(workload, str) else [asdict(at) for at in workload.points]

@@ -1,0 +1,56 @@
+"""What light processes know of fused-MoE layers."""
+
+from __future__ import annotations
+
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, parse_fused_moe
+from tuner.families.fused_moe.selection import parse_batch_sizes, parse_gemms, read_selection
+from tuner.problems.registry import Family, Option
+from tuner.problems.text import parse_block_shape
+
+FAMILY = Family(
+    name="fused_moe",
+    title="a fused-MoE layer",
+    flag=None,
+    problems=(FusedMoe.family,),
+    parse=parse_fused_moe,
+    parts=Gemm,
+    shaping=(
+        Option("ep", "--ep", int, "Expert-parallel size; default: 1."),
+        Option(
+            "block_shape",
+            "--block-shape",
+            str,
+            "Quantisation block, e.g. 128x128; default: the model's.",
+            parse_block_shape,
+        ),
+        Option(
+            "fuse_shared",
+            "--fuse-shared/--no-fuse-shared",
+            bool,
+            "Count shared experts among the routed ones; default: as the engine does.",
+        ),
+        Option("hidden_size", "--hidden-size", int, "K, where the input does not say it."),
+        Option("top_k", "--top-k", int, "Experts a token, where the input does not say it."),
+    ),
+    selecting=(
+        Option(
+            "batch_sizes",
+            "--batch-sizes",
+            str,
+            "e.g. 1,2,4; default: the engine's 18.",
+            parse_batch_sizes,
+        ),
+        Option("gemms", "--gemm", str, "up, down, or both: up,down (the default).", parse_gemms),
+    ),
+    searching=(
+        Option(
+            "wide",
+            "--wide/--grid",
+            bool,
+            "Search beyond the engine's own tuning grid; default: where times are measured.",
+        ),
+    ),
+    read_selection=read_selection,
+    package="tuner.families.fused_moe",
+    joins_runs=True,  # a gemm may be tuned in a run of its own
+)

@@ -1,0 +1,77 @@
+"""Which points of a fused-MoE layer a request asks for: batch sizes and gemms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import BadInput, did_you_mean
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.problems.points import Point, Problem
+
+MAX_BATCH_SIZE = (1 << 20) - 1
+_NAMES = [gemm.value for gemm in Gemm]
+
+
+@dataclass(frozen=True)
+class MoeSelection:
+    """Batch sizes (tokens) and gemms of a layer. Raises BadInput for what nothing could run."""
+
+    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
+    gemms: tuple[Gemm, ...] = tuple(Gemm)
+
+    def __post_init__(self) -> None:
+        if self.batch_sizes is not None:
+            object.__setattr__(self, "batch_sizes", _checked_sizes(self.batch_sizes))
+        if not self.gemms:
+            raise BadInput("a job needs at least one gemm: up, down, or both")
+
+    @property
+    def given(self) -> bool:
+        return self.batch_sizes is not None
+
+    def points(self, problem: Problem) -> frozenset[Point]:
+        sizes = self.batch_sizes or BATCH_SIZES
+        return frozenset(Point(size, gemm) for size in sizes for gemm in self.gemms)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "batch_sizes": None if self.batch_sizes is None else list(self.batch_sizes),
+            "gemms": [gemm.value for gemm in self.gemms],
+        }
+
+
+def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
+    """From the fields `batch_sizes` and `gemms`, both of which may be absent. Raises BadInput."""
+    sizes, gemms = values.get("batch_sizes"), values.get("gemms")
+    return MoeSelection(
+        batch_sizes=None if sizes is None else tuple(sizes),
+        gemms=tuple(Gemm) if gemms is None else _gemms(gemms),
+    )
+
+
+def parse_batch_sizes(text: str) -> list[int]:
+    """Read `1,2,4`: whole numbers from 1 on. Raises BadInput."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
+        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def parse_gemms(text: str) -> list[str]:
+    """Read `up`, `down` or `up,down`. Raises BadInput."""
+    return [gemm.value for gemm in _gemms(text.split(","))]
+
+
+def _gemms(names: list[str]) -> tuple[Gemm, ...]:
+    for name in names:
+        if name not in _NAMES:
+            raise BadInput(f"unknown gemm {name!r}{did_you_mean(name, _NAMES)}")
+    return tuple(gemm for gemm in Gemm if gemm.value in names)
+
+
+def _checked_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if not sizes or not all(0 < size <= MAX_BATCH_SIZE for size in sizes):
+        raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {list(sizes)}")
+    return tuple(sorted(set(sizes)))

@@ -1,0 +1,114 @@
+"""Which launch configurations are legal for a gemm of a fused-MoE layer on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tuner.devices.table import Device
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.points import Config
+from tuner.tuning.space import Rule, Space
+
+# What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
+_TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+
+
+def space_for(
+    problem: FusedMoe, device: Device, gemm: Gemm, *, wide: bool = False, tma: bool = False
+) -> Space:
+    """The space of `gemm`; up and down may differ, as only down can load through TMA.
+
+    `tma`: whether the engine's down kernel is right when it does.
+
+    The default grid is that of sglang's tuning script, benchmark/kernels/fused_moe_triton/
+    common_utils.py:get_configs_compute_bound; the wide one surrounds it.
+    """
+    axes = _DEFAULT_GRID
+    if wide:
+        axes = _WIDE_GRID
+        # The hardware unit came with sm_90.
+        if gemm is Gemm.DOWN and tma and device.arch >= 90:
+            axes = {**axes, "USE_TMA": (0, 1)}
+    if problem.block_shape is not None and problem.block_shape[0] and problem.block_shape[1] < 64:
+        axes = {**axes, "BLOCK_SIZE_K": (32, 64, 128, 256)}  # no other would divide the block
+    return Space(
+        axes,
+        tuple(_rules(problem, device, gemm)),
+        growing=frozenset({"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_stages"}),
+        defaults=_TRITON_DEFAULTS,
+    )
+
+
+_DEFAULT_GRID: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (32, 64, 128, 256),
+    "BLOCK_SIZE_K": (64, 128, 256),
+    "GROUP_SIZE_M": (1, 16, 32, 64),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4, 5),
+}
+_WIDE_GRID: Mapping[str, tuple[int, ...]] = {
+    **_DEFAULT_GRID,
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128, 256),
+    "num_warps": (2, 4, 8, 16),
+    "num_stages": (1, 2, 3, 4, 5, 6, 7),
+}
+
+
+def _rules(problem: FusedMoe, device: Device, gemm: Gemm) -> Iterator[Rule]:
+    yield Rule(
+        "at most 256 accumulators a thread",
+        "measured: a tile of 65,536 with 4 warps spills, and compiles for minutes",
+        lambda c: c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 256 * 32 * c["num_warps"],
+    )
+    if problem.block_shape is not None:
+        yield from _block_rules(problem, problem.block_shape, gemm)
+    least = _shared_floor(problem, gemm)
+    yield Rule(
+        "pipelined tiles fit into shared memory",
+        "Triton's pipeliner keeps num_stages - 1 tiles of each operand that it copies "
+        "asynchronously; a floor, which all 624 kernels of the H200 recording and 96 others keep",
+        lambda c: least(c) <= device.shared_optin_bytes,
+    )
+
+
+def _block_rules(problem: FusedMoe, block: tuple[int, int], gemm: Gemm) -> Iterator[Rule]:
+    block_n, block_k = block
+    if block_n == 0:  # groups along k: fused_moe_kernel_gptq_awq
+        reduced = problem.gemm_shape(gemm)[1]
+        yield Rule(
+            "BLOCK_SIZE_K divides the reduced length",
+            "fused_moe_kernel_gptq_awq loads B without a mask",
+            lambda c: reduced % c["BLOCK_SIZE_K"] == 0,
+        )
+        return
+    yield Rule(
+        "BLOCK_SIZE_K divides the quantisation block",
+        "fused_moe_kernel takes one scale a step, offs_ks = k_start // group_k; "
+        "tuning_fused_moe_triton.py leaves the others out",
+        lambda c: block_k % c["BLOCK_SIZE_K"] == 0,
+    )
+    yield Rule(
+        "BLOCK_SIZE_N divides the quantisation block or exceeds it",
+        "fused_moe_kernel takes one scale a tile where BLOCK_SIZE_N <= group_n",
+        lambda c: c["BLOCK_SIZE_N"] > block_n or block_n % c["BLOCK_SIZE_N"] == 0,
+    )
+
+
+def _shared_floor(problem: FusedMoe, gemm: Gemm) -> Callable[[Config], int]:
+    """Bytes of shared memory that a configuration cannot do without."""
+    size = problem.dtype.activation_bits // 8  # bytes an element
+    row_bytes = problem.gemm_shape(gemm)[1] * size
+    # Nothing is certain of rows that do not start on 16 bytes, which are not copied
+    # asynchronously; nor of the gptq kernel, whose loop may be unrolled, as its length is known;
+    # nor of weights that are narrower than what they are multiplied with.
+    grouped = problem.block_shape is not None and problem.block_shape[0] == 0
+    copies_a = row_bytes % 16 == 0 and not grouped
+    copies_b = copies_a and problem.dtype.weight_bits == 8 * size
+
+    def floor(config: Config) -> int:
+        rows = copies_a * config["BLOCK_SIZE_M"] + copies_b * config["BLOCK_SIZE_N"]
+        return (config["num_stages"] - 1) * rows * config["BLOCK_SIZE_K"] * size
+
+    return floor
