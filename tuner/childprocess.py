@@ -1,16 +1,19 @@
-"""A child process that answers JSON lines, as its parent sees it."""
+"""A child process that answers JSON lines: as its parent sees it, and its own side of the pipes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -104,3 +107,32 @@ class ChildProcess:
         lines = self._stderr.read().decode(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
         return f"the process ended ({end})" + (f": {said[-1][:300]}" if said else "")
+
+
+class ParentPipes:
+    """A child's own side: JSON requests of its parent, a line each, and the answers to them.
+
+    When its stdin ends, this process is killed with its whole group, at any point of its work: a
+    parent that was killed leaves nothing behind, neither a compiler nor a hung kernel.
+    """
+
+    def __init__(self) -> None:
+        # Libraries print to stdout; the parent's pipe must carry answers alone.
+        self._answers = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def receive(self) -> dict[str, Any]:
+        """The next request; waits for it."""
+        request: dict[str, Any] = json.loads(self._requests.get())
+        return request
+
+    def send(self, answer: Mapping[str, Any]) -> None:
+        self._answers.write(json.dumps(answer).encode() + b"\n")
+        self._answers.flush()
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            self._requests.put(line)
+        os.killpg(0, signal.SIGKILL)  # `ChildProcess` made this process the leader of its group

@@ -7,16 +7,12 @@ that it has started, when its stdin does.
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import signal
-import sys
-import threading
 import traceback
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
+from tuner.childprocess import ParentPipes
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import (
@@ -42,17 +38,13 @@ _FINAL = (BadInput, NothingFits)
 
 
 def main() -> None:
-    # Libraries print to stdout; the parent's pipe must carry answers alone.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, lines), daemon=True).start()
+    parent = ParentPipes()
     settings = read_settings()
     with Leases.open(settings.database_url) as leases:
-        _send(answers, {"ready": True})
+        parent.send({"ready": True})
         while True:
-            result = do_job(read_lease(json.loads(lines.get())), leases, settings)
-            _send(answers, result.as_json())
+            result = do_job(read_lease(parent.receive()), leases, settings)
+            parent.send(result.as_json())
 
 
 def read_lease(values: Mapping[str, Any]) -> Lease:
@@ -97,17 +89,6 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
         wide=request.wide,
         seed=request.seed,
     )
-
-
-def _read(stdin: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
-    for line in stdin:
-        lines.put(line)
-    os.killpg(0, signal.SIGKILL)  # the parent is gone: this process leads its group
-
-
-def _send(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
 
 
 if __name__ == "__main__":

@@ -6,19 +6,14 @@ whatever it has started, when stdin does: a parent that was killed leaves nothin
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import re
-import signal
-import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import triton
 
+from tuner.childprocess import ParentPipes
 from tuner.compile.cubin import resources
 from tuner.compile.kernel import compile_kernel
 from tuner.problems.results import Status
@@ -27,25 +22,10 @@ TENSOR_MEMORY_COLUMNS = 512  # a block's tensor memory on sm_100; Triton refuses
 
 
 def main() -> None:
-    # Compilers print to stdout; the parent's pipe must carry answers alone.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(sys.stdin.buffer, jobs), daemon=True).start()
-    _answer(answers, {"triton": triton.__version__})
+    parent = ParentPipes()
+    parent.send({"triton": triton.__version__})
     while True:
-        _answer(answers, _run(json.loads(jobs.get())))
-
-
-def _read_jobs(stdin: BinaryIO, jobs: queue.SimpleQueue[bytes]) -> None:
-    for line in stdin:
-        jobs.put(line)
-    os.killpg(0, signal.SIGKILL)  # the parent is gone: end ptxas too, even in mid-compile
-
-
-def _answer(answers: BinaryIO, values: dict[str, Any]) -> None:
-    answers.write(json.dumps(values).encode() + b"\n")
-    answers.flush()
+        parent.send(_run(parent.receive()))
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:

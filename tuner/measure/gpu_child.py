@@ -8,21 +8,17 @@ and ends. It also ends when its stdin does.
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import re
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 import triton
 
+from tuner.childprocess import ParentPipes
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
@@ -45,16 +41,12 @@ class Session(Protocol):
 
 
 def main() -> None:
-    # Libraries print to stdout; the parent's pipe must carry answers alone.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
+    parent = ParentPipes()
     torch.backends.cuda.matmul.allow_tf32 = False  # references are float32 to the last bit
-    _send(answers, {"imported": True})
+    parent.send({"imported": True})
     session: Session | None = None
     while True:
-        request = json.loads(requests.get())
+        request = parent.receive()
         started = time.perf_counter()
         try:
             if request["op"] == "setup":
@@ -65,15 +57,15 @@ def main() -> None:
                 work: Callable[[Fields], Fields] = getattr(session, request["op"])
                 reply = work(request)
         except torch.OutOfMemoryError as error:
-            _send(answers, {"status": "out_of_memory", "detail": _line(error)})
+            parent.send({"status": "out_of_memory", "detail": _line(error)})
             os._exit(3)
         except BadInput as error:
-            _send(answers, {"status": "bad_input", "detail": str(error)})
+            parent.send({"status": "bad_input", "detail": str(error)})
             os._exit(3)
         except Exception as error:  # a CUDA error sticks to the context; others are as unexpected
-            _send(answers, {"status": Status.CRASHED.value, "detail": _line(error)})
+            parent.send({"status": Status.CRASHED.value, "detail": _line(error)})
             os._exit(3)
-        _send(answers, {**reply, "seconds": time.perf_counter() - started})
+        parent.send({**reply, "seconds": time.perf_counter() - started})
 
 
 def _open_session(request: Fields) -> Session:
@@ -93,17 +85,6 @@ def _gpu_facts() -> Fields:
         "driver": _driver_version(),
         "free_bytes": torch.cuda.mem_get_info()[0],
     }
-
-
-def _read(stdin: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
-    for line in stdin:
-        requests.put(line)
-    os.killpg(0, signal.SIGKILL)  # the parent is gone, and a hung kernel must not outlive it
-
-
-def _send(answers: BinaryIO, values: Fields) -> None:
-    answers.write(json.dumps(values).encode() + b"\n")
-    answers.flush()
 
 
 def _driver_version() -> str:

@@ -1,0 +1,47 @@
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.childprocess import ChildProcess
+
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+
+@pytest.fixture
+def child():
+    child = ChildProcess("echo_child", ENV)
+    yield child
+    child.reap()
+
+
+def test_requests_are_answered_in_order_and_prints_are_no_answers(child):
+    assert child.wait_until_ready(60) == {"ready": True}
+    for number in range(3):
+        child.send({"number": number})
+    answers = [child.poll(60) for _ in range(3)]
+    assert [answer["number"] for answer in answers if answer] == [0, 1, 2]
+
+
+def test_a_child_ends_with_all_that_it_started_when_its_stdin_does():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "echo_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ENV,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout and process.stdin
+    assert process.stdout.readline() == '{"ready": true}\n'
+    process.stdin.write("{}\n")
+    process.stdin.flush()
+    sleeper = os.pidfd_open(int(process.stdout.readline().partition(":")[2].strip(" }\n")))
+    process.stdin.close()
+    assert process.wait(60) == -9
+    assert select.select([sleeper], [], [], 60)[0], "what it started still runs"
+    process.stdout.close()
+    os.close(sleeper)
