@@ -20,10 +20,10 @@ from triton.runtime.jit import create_function_from_signature
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
-from tuner.families.fused_moe.inputs import launch_values
 from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import Integer
 from tuner.kernels.lift import load_lifted
+from tuner.kernels.values import launch_values
 
 PROGRAM = Path(__file__).with_name("interpret_fused_moe.py")
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
@@ -78,7 +78,7 @@ def test_a_variant_is_what_tritons_own_jit_makes_of_the_tensors(version, case, g
     function = getattr(module, made.binding.function)
     backend = make_backend(GPUTarget("cuda", CASES[case][4], 32))
     binder = create_function_from_signature(function.signature, function.params, backend)
-    values = launch_values(module, made.binding, made.tensors)
+    values = launch_values(made.binding, made.tensors)
     bound, specialised, _ = binder(*values, **made.binding.options)
     by_name = dict(zip(bound, specialised, strict=True))
     variant = made.binding.variant()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
+from tuner.kernels.binding import Binding
 from tuner.problems.results import Measurement, Status
 
 LAUNCHES = 10  # a graph: each with inputs of its own, so that they come from HBM
@@ -28,22 +26,6 @@ class Kernel:
     compiled: Any  # triton.compiler.CompiledKernel
     binding: Binding
     grid: tuple[int, ...]  # of thread blocks
-
-
-def arguments(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
-    """Every parameter's value in order; a compiled kernel passes over its constants."""
-    values: list[Any] = []
-    for parameter in binding.parameters:
-        argument = binding.arguments[parameter.name]
-        if isinstance(argument, Pointer):
-            values.append(tensors[argument.operand or parameter.name])
-        elif isinstance(argument, Descriptor):
-            tensor = tensors[parameter.name]
-            block = list(argument.block)
-            values.append(TensorDescriptor(tensor, tensor.shape, tensor.stride(), block))
-        else:
-            values.append(None if isinstance(argument, TypeConstant) else argument.value)
-    return values
 
 
 def blocks(grid: tuple[int, ...]) -> tuple[int, int, int]:

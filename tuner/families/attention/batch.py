@@ -19,7 +19,6 @@ from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.inputs import (
     Inputs,
     compared,
-    launch_values,
     make_inputs,
     output_of,
     reference,
@@ -27,6 +26,7 @@ from tuner.families.attention.inputs import (
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.fused_moe.inputs import worst_error
+from tuner.kernels.values import launch_values
 from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems.points import Point
 

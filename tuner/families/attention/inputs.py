@@ -17,8 +17,8 @@ from torch import Tensor
 from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
-from tuner.kernels.binding import Binding, Constant, Float, Integer, Pointer
 from tuner.kernels.launcher import Tensor as Outside
+from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point
 
 TYPES = {
@@ -103,19 +103,6 @@ def launch(
     grid = kernels.grid(problem, point, config, arch)
     values = launch_values(binding, tensors)
     return getattr(module, binding.function)[grid](*values, **binding.options)
-
-
-def launch_values(binding: Binding, tensors: Mapping[str, Tensor]) -> list[object]:
-    """A value for each of the kernel's parameters, in order."""
-    values: list[object] = []
-    for parameter in binding.parameters:
-        argument = binding.arguments[parameter.name]
-        if isinstance(argument, Pointer):
-            values.append(tensors[argument.operand])
-        else:
-            assert isinstance(argument, Integer | Float | Constant)  # all that `bind` makes
-            values.append(argument.value)
-    return values
 
 
 def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tensor:

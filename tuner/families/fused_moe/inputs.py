@@ -12,7 +12,6 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.quantise import (
@@ -22,7 +21,8 @@ from tuner.families.fused_moe.quantise import (
     spread,
     unpack_nibbles,
 )
-from tuner.kernels.binding import Binding, Constant, Descriptor, Integer, Pointer, TypeConstant
+from tuner.kernels.binding import Binding, Constant, Integer
+from tuner.kernels.values import launch_values
 from tuner.problems.dtypes import Dtype
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -212,15 +212,8 @@ def operands(
 
 def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) -> None:
     """Run a lifted kernel (`load_lifted`) once on the tensors' device."""
-    values = launch_values(module, binding, tensors)
-    getattr(module, binding.function)[(grid_size(binding),)](*values, **binding.options)
-
-
-def launch_values(
-    module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]
-) -> list[object]:
-    """A value for each of the kernel's parameters, in order."""
-    return [_value(module, binding, tensors, p.name) for p in binding.parameters]
+    kernel = getattr(module, binding.function)[(grid_size(binding),)]
+    kernel(*launch_values(binding, tensors), **binding.options)
 
 
 def grid_size(binding: Binding) -> int:
@@ -258,20 +251,6 @@ def worst_error(output: Tensor, expected: Tensor) -> float:
     difference = (output.float() - expected).abs()
     error = (difference / (expected.abs() + expected.square().mean().sqrt())).max()
     return float("inf") if error.isnan() else error.item()
-
-
-def _value(
-    module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor], name: str
-) -> object:
-    argument = binding.arguments[name]
-    if isinstance(argument, Pointer):
-        return tensors[name]
-    if isinstance(argument, Descriptor):
-        tensor = tensors[name]
-        return TensorDescriptor(tensor, tensor.shape, tensor.stride(), list(argument.block))
-    if isinstance(argument, TypeConstant):
-        return module.tl.dtype(argument.dtype)
-    return argument.value
 
 
 def _random(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:

@@ -33,7 +33,8 @@ from tuner.families.fused_moe.inputs import (
 )
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Descriptor
-from tuner.measure.timing import LAUNCHES, Kernel, arguments, blocks
+from tuner.kernels.values import launch_values
+from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -77,7 +78,7 @@ class PointInputs:
         tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
         rows = self._sorted_of(block_m) if tma else [self.activations] * len(self.routings)
         return [
-            arguments(
+            launch_values(
                 kernel.binding,
                 operands(
                     self.weights[i % len(self.weights)], rows[i], routing, slots[i], self.output
