@@ -12,17 +12,16 @@ from dataclasses import replace
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.export import AttentionFileExport
-from tuner.engines.sglang.attention.server_flags import KV_SPLITS_FLAG, advised_flags
+from tuner.engines.sglang.attention.backend import BACKEND_FLAG
+from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.errors import BadProblem, ExportRefused, UnknownModel
-from tuner.export import loadable
+from tuner.export import AttentionFileExport, advised_flags, loadable
 from tuner.export.delivery import PlannedFile
 from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.models.table import find_preset
 from tuner.problems.records import Winner
 
-BACKEND_FLAG = "--attention-backend"
 # They go before the one flag for both.
 _PHASE_FLAGS = {
     Phase.EXTEND: "--prefill-attention-backend",

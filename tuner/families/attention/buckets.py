@@ -8,9 +8,9 @@ differ in cached tokens alone get one configuration, which must serve all of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention, Stage, bucket_of
 from tuner.families.attention.workloads import WorkPoint
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
@@ -47,12 +47,13 @@ class Bucket:
 
 def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
     """The buckets of every stage of the problem, in order of part and size."""
-    found: dict[tuple[Part, int, int], dict[Point, float]] = {}
+    found: dict[tuple[Stage, int, int], dict[Point, float]] = {}
     for work in points:
         for part in problem.parts:
-            new = 1 if problem.phase is Phase.DECODE else work.new_tokens
-            point = Point(work.batch_size, part, new, work.cached_tokens)
-            same = found.setdefault((part, work.batch_size, new), {})
+            asked = Point(work.batch_size, part, work.new_tokens, work.cached_tokens)
+            bucket = bucket_of(asked)
+            point = replace(asked, new_tokens=bucket[2])
+            same = found.setdefault(bucket, {})
             same[point] = same.get(point, 0.0) + work.weight
     return [
         Bucket(tuple(same), tuple(same.values()))

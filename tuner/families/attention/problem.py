@@ -16,6 +16,8 @@ _FIELDS = (
 )
 ENGINE_KV_SPLITS = 8  # what sglang's --triton-attention-num-kv-splits is where nobody sets it
 
+Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
+
 
 class Stage(Part):
     """The kernels of attention: each is launched, and so configured, on its own."""
@@ -106,6 +108,14 @@ class Attention:
         """Query heads that share a key head."""
         return self.q_heads // self.kv_heads
 
+    def shares_keys_in(self, block_h: int) -> bool:
+        """Whether no block of that many query heads begins in one group and ends in the next.
+
+        The kernel counts blocks of heads from the first head on, and reads one group's keys for
+        each, so such a block would read the wrong keys; measured so.
+        """
+        return block_h >= self.group or self.group % block_h == 0
+
     @property
     def shares_kv(self) -> bool:
         """Latent (MLA) attention: a value is the first columns of its key."""
@@ -126,6 +136,13 @@ class Attention:
         if self.logit_cap:
             parts.append(f"logit_cap={_number(self.logit_cap)}")
         return f"{self.family}:{','.join(parts)}"
+
+
+def bucket_of(point: Point) -> Bucket:
+    """What a running engine can tell of a point: points that differ in cached tokens are one."""
+    assert isinstance(point.part, Stage), f"{point} is no attention's"
+    lengths = point.part in (Stage.EXTEND, Stage.PREFILL)
+    return point.part, point.batch_size, point.new_tokens if lengths else 1
 
 
 def _number(value: float) -> str:

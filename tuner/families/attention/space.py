@@ -77,7 +77,7 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
             "begins in a group and ends in the next reads the wrong keys; measured so",
             lambda c: (
                 c["BLOCK_H"] == whole
-                or (c["BLOCK_H"] < problem.group and problem.group % c["BLOCK_H"] == 0)
+                or (c["BLOCK_H"] < problem.group and problem.shares_keys_in(c["BLOCK_H"]))
             ),
         )
         yield Rule(

@@ -17,6 +17,7 @@ from tuner.kernels.launcher import Tensor
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
+BACKEND_FLAG = "--attention-backend"  # of the server; its value here is triton
 PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 

@@ -9,14 +9,16 @@ serves every point of a problem.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from tuner.engines.sglang.attention.backend import Indices, launcher_arguments, read_indices
 from tuner.engines.sglang.package import SGLang, find_source
+from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
+from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
@@ -24,18 +26,6 @@ from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 
-# What of a launch may be chosen; what the engine's kernel does not take is left out.
-CHOICES: Mapping[Stage, tuple[str, ...]] = {
-    Stage.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
-    Stage.PREFILL: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
-    # HAS_MLA takes values out of the keys that are there; without it they are loaded themselves.
-    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
-    Stage.REDUCE: ("num_warps",),
-}
-OPTIONS = ("num_warps", "num_stages")
-FLAGS = ("HAS_MLA",)  # a bool to the kernel
-# Constants that follow another one wherever the engine gives both the same value.
-FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
 # The folders where versions since 0.4.4 keep the launchers, each phase's in a module.
 _FOLDERS = ("kernels/ops/attention", "srt/layers/attention/triton_ops")
 LAUNCHERS = {
@@ -109,9 +99,15 @@ class AttentionKernels:
         """The blocks that the engine launches at a point, with a config's constants."""
         launch = self.launch(problem, point, arch)
         default = self.default_config(problem, point, arch)
-        if _grid(launch.grid, problem, point, default) != launch.grid:
+        stage = _stage(point)
+        plain = point.batch_size, problem.q_heads, problem.kv_splits
+        sizes = launch.grid if stage is Stage.REDUCE else plain
+        rule = partial(
+            grid_rule, stage, sizes, longest=point.new_tokens, q_heads=plain[1], group=problem.group
+        )
+        if rule(constants=default) != launch.grid:
             raise UnsupportedKernel(f"{self.origin}: {launch.kernel} has an unknown grid")
-        return _grid(launch.grid, problem, point, Config({**default, **config}))
+        return rule(constants={**default, **config})
 
     def launch(self, problem: Attention, point: Point, arch: int) -> Launch:
         """What the engine launches for a point's stage. Raises UnsupportedKernel."""
@@ -186,19 +182,6 @@ def _stage_of(phase: Phase, kernel: str) -> Stage:
     if phase is not Phase.DECODE:
         return Stage(phase.value)
     return Stage.REDUCE if kernel.endswith("stage2") else Stage.DECODE
-
-
-def _grid(
-    engine_grid: tuple[int, ...], problem: Attention, point: Point, config: Mapping[str, int]
-) -> tuple[int, ...]:
-    stage = _stage(point)
-    if stage in (Stage.EXTEND, Stage.PREFILL):
-        blocks = -(-point.new_tokens // config["BLOCK_M"])
-        return point.batch_size, problem.q_heads, blocks
-    if stage is Stage.DECODE and "BLOCK_H" in config:
-        blocks = -(-problem.q_heads // min(config["BLOCK_H"], problem.group))
-        return point.batch_size, blocks, problem.kv_splits
-    return engine_grid
 
 
 def _argument(name: str, value: object) -> Argument:

@@ -22,12 +22,10 @@ from tuner.engines.sglang.plugin.files import (
 )
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, Bucket, bucket_of
 from tuner.problems.points import Config
 from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
-
-Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class AttentionFileExport:
 
     @property
     def statuses(self) -> Mapping[Bucket, Status]:
-        return {_bucket(entry): entry.status for entry in self.file.entries}
+        return {entry.bucket: entry.status for entry in self.file.entries}
 
     @property
     def sidecar(self) -> Path:
@@ -60,7 +58,7 @@ class AttentionFileExport:
 
     def as_json(self) -> dict[str, Any]:
         """What `tuner export --json` says of this family's files alone."""
-        buckets = [_bucket_fields(_bucket(entry)) for entry in self.file.entries]
+        buckets = [_bucket_fields(entry.bucket) for entry in self.file.entries]
         return {"buckets": buckets, "server_flags": dict(self.file.server_flags)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -113,7 +111,7 @@ def verify_attention(export: AttentionFileExport, written: Path) -> None:
     if found != export.file:
         raise ExportRefused(f"{name} does not read as it was written")
     for entry in found.entries:
-        picked = found.pick(*_bucket(entry))
+        picked = found.pick(*entry.bucket)
         if picked != entry:
             raise ExportRefused(f"{name}: {picked} is picked where {entry} should be")
 
@@ -129,7 +127,7 @@ def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
     current = [w for w in winners if w.environment.kernel_hash == empty.kernel_hash]
     buckets: dict[Bucket, list[Winner]] = {}
     for winner in current:
-        buckets.setdefault(_winners_bucket(winner), []).append(winner)
+        buckets.setdefault(bucket_of(winner.entry.point), []).append(winner)
     rows = {bucket: _bucket_row(bucket, group) for bucket, group in buckets.items()}
     for bucket, row in _measured_earlier(path, empty).items():
         if bucket not in rows or not _is_measured(rows[bucket]):
@@ -160,17 +158,6 @@ def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
         entries=(),
         server_flags={},
     )
-
-
-def _winners_bucket(winner: Winner) -> Bucket:
-    point = winner.entry.point
-    assert isinstance(point.part, Stage)
-    lengths = point.part in (Stage.EXTEND, Stage.PREFILL)
-    return point.part, point.batch_size, point.new_tokens if lengths else 1
-
-
-def _bucket(entry: AttentionEntry) -> Bucket:
-    return entry.part, entry.batch_size, entry.new_tokens
 
 
 def _bucket_fields(bucket: Bucket) -> dict[str, Any]:
@@ -239,7 +226,7 @@ def _measured_earlier(path: Path, new: AttentionFile) -> dict[Bucket, dict[str, 
         told = {(r["part"], r["batch_size"], r["new_tokens"]): r for r in provenance["entries"]}
         rows = [(e, told[e.part.value, e.batch_size, e.new_tokens]) for e in old.entries]
         # The file is what servers read: a sidecar that says otherwise is not believed.
-        believed = {_bucket(e): row for e, row in rows if _entry(_bucket(e), row) == e}
+        believed = {e.bucket: row for e, row in rows if _entry(e.bucket, row) == e}
         kept = {bucket: row for bucket, row in believed.items() if _is_measured(row)}
     except (MalformedConfigFile, ValueError, KeyError, TypeError):
         return {}

@@ -1,6 +1,6 @@
 """How many parts sglang splits a sequence's cache into at decode, at most.
 
-Its command line says so (--triton-attention-num-kv-splits, 8 by default). Releases from 0.5.12 on
+Its command line says so (`KV_SPLITS_FLAG`, 8 by default). Releases from 0.5.12 on
 raise it for latent attention, whose single key head leaves too few blocks for the GPU: to as many
 as the GPU has processors, or the context has parts of 32 tokens, each rounded up to a power of two
 (`_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16 and 0.5.23;
@@ -12,6 +12,7 @@ from __future__ import annotations
 from tuner.engines.sglang.fused_moe.shared_experts import parse_version
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 
+KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 LATENT_SINCE = (0, 5, 12)
 _PART = 32  # tokens
 

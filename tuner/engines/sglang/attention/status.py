@@ -16,7 +16,8 @@ from typing import Any
 from tuner.compile.environment import installed_triton
 from tuner.devices.table import Device, devices
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
+from tuner.engines.sglang.attention.backend import BACKEND_FLAG
+from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG, engine_kv_splits
 from tuner.engines.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
@@ -30,8 +31,6 @@ from tuner.errors import BadInput, CompilerUnavailable, TunerError
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.render import table
-
-SPLITS_FLAG = "--triton-attention-num-kv-splits"
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def _verdicts(
 
 
 def _unasked(file: AttentionFile) -> tuple[bool, bool]:
-    return SPLITS_FLAG not in file.server_flags, file.problem.kv_splits != ENGINE_KV_SPLITS
+    return KV_SPLITS_FLAG not in file.server_flags, file.problem.kv_splits != ENGINE_KV_SPLITS
 
 
 def _any_splits(problem: Attention) -> Attention:
@@ -239,10 +238,10 @@ def _triton() -> str | None:
 def _file_flags(verdict: Verdict, engine: Engine) -> dict[str, int | str]:
     """What a server must be started with for one file to be used."""
     assert verdict.file is not None
-    problem, flags = verdict.file.problem, {"--attention-backend": "triton"}
+    problem, flags = verdict.file.problem, {BACKEND_FLAG: "triton"}
     told = problem.phase is Phase.DECODE and not _latent(problem, engine)
     if told and problem.kv_splits != ENGINE_KV_SPLITS:
-        return {**flags, SPLITS_FLAG: problem.kv_splits, **verdict.file.server_flags}
+        return {**flags, KV_SPLITS_FLAG: problem.kv_splits, **verdict.file.server_flags}
     return {**flags, **verdict.file.server_flags}
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.problem import Attention, Bucket, Stage
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -27,16 +28,8 @@ STATUSES = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
 
 _MAX_BYTES = 1 << 20
 _MAX_VALUE = 1 << 24  # tokens; nothing else comes near it
-_BLOCKS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-_KEYS: Mapping[Stage, tuple[str, ...]] = {
-    Stage.EXTEND: _BLOCKS,
-    Stage.PREFILL: _BLOCKS,
-    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
-    Stage.REDUCE: ("num_warps",),
-}
 # The kernel for heads that share no key has neither; HAS_MLA is for latent attention, 0 or 1.
 _OPTIONAL = ("BLOCK_H", "HAS_MLA")
-_FLAGS = ("HAS_MLA",)
 
 
 @dataclass(frozen=True)
@@ -49,6 +42,10 @@ class AttentionEntry:
     config: Config
     status: Status  # OK (measured), PREDICTED, or INCUMBENT (the engine's own constants stay)
     shared_bytes: int | None = None  # of a block, as compiled
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.part, self.batch_size, self.new_tokens
 
 
 @dataclass(frozen=True)
@@ -169,8 +166,7 @@ def _file(fields: dict[str, Any]) -> AttentionFile:
     if not isinstance(rows, list) or not rows:
         raise MalformedConfigFile("it holds no entries")
     entries = tuple(_entry(problem, number, row) for number, row in enumerate(rows))
-    buckets = [(e.part, e.batch_size, e.new_tokens) for e in entries]
-    if len(set(buckets)) < len(buckets):
+    if len({entry.bucket for entry in entries}) < len(entries):
         raise MalformedConfigFile("two entries are for the same part and size")
     names = ("device", "engine", "engine_version", "triton", "kernel_hash")
     return AttentionFile(
@@ -202,23 +198,21 @@ def _entry(problem: Attention, number: int, row: object) -> AttentionEntry:
 def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
     if not isinstance(row, dict):
         raise MalformedConfigFile(f"{where} must be an object")
-    keys = [k for k in _KEYS[part] if _has(problem, k)]
+    keys = [k for k in CHOICES[part] if _has(problem, k)]
     for name in row:
         if name not in keys:
             raise MalformedConfigFile(f"{where}: unknown {name!r}{did_you_mean(str(name), keys)}")
     missing = [k for k in keys if k not in row and k not in _OPTIONAL]
     if missing:
         raise MalformedConfigFile(f"{where} lacks {', '.join(missing)}")
-    values = {n: _whole(row, n, where, least=0 if n in _FLAGS else 1) for n in row}
+    values = {n: _whole(row, n, where, least=0 if n in FLAGS else 1) for n in row}
     for name, value in values.items():
-        if name in _FLAGS and value > 1:
+        if name in FLAGS and value > 1:
             raise MalformedConfigFile(f"{where}: {name} must be 0 or 1, not {value}")
         if name != "num_stages" and value & (value - 1):
             raise MalformedConfigFile(f"{where}: {name} must be a power of two, not {value}")
     heads = values.get("BLOCK_H", problem.group)
-    # The kernel counts blocks of heads from the first head on: one that begins within a group
-    # and ends in the next would read the wrong keys.
-    if heads < problem.group and problem.group % heads:
+    if not problem.shares_keys_in(heads):
         raise MalformedConfigFile(
             f"{where}: BLOCK_H={heads} does not divide the {problem.group} heads that share a key"
         )
@@ -227,7 +221,7 @@ def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
 
 def _has(problem: Attention, key: str) -> bool:
     """Whether the problem's kernel has a constant."""
-    return problem.shares_kv if key in _FLAGS else key not in _OPTIONAL or problem.group > 1
+    return problem.shares_kv if key in FLAGS else key not in _OPTIONAL or problem.group > 1
 
 
 def _flags(row: object) -> dict[str, int | str]:

@@ -22,12 +22,18 @@ LAUNCHERS = (
     ("extend_attention", "extend_attention_fwd", "max_len_extend"),
     ("prefill_attention", "context_attention_fwd", "max_input_len"),
 )
-# Launch options that may come along with a kernel's arguments.
-OPTIONS = frozenset({"num_warps", "num_stages", "launch_pdl"})
-# Equal in plain launches, and to be kept so.
+# What of a launch may be chosen; what a release's kernel does not take is left out.
+CHOICES: Mapping[Stage, tuple[str, ...]] = {
+    Stage.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
+    Stage.PREFILL: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
+    # HAS_MLA takes values out of the keys that are there; without it they are loaded themselves.
+    Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
+    Stage.REDUCE: ("num_warps",),
+}
+OPTIONS = ("num_warps", "num_stages")  # Triton's, not the kernel's
+FLAGS = ("HAS_MLA",)  # a bool to the kernel, and so to what it is compiled for; 0 or 1 in a config
+# Constants that follow another one wherever the engine gives both the same value.
 FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
-# A bool to the kernel, and so to what it is compiled for.
-FLAGS = frozenset({"HAS_MLA"})
 
 
 @dataclass(frozen=True)

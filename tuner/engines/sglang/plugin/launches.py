@@ -27,6 +27,8 @@ _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 _Reader = Callable[[_Args, _Kwargs], object]
 _REMEMBERED = 4096  # launches; extend's lengths are any, so there is no end to them
+# Launch options that an engine may give along with a kernel's arguments.
+_PASSED = frozenset({*OPTIONS, "launch_pdl"})
 _dtype = attrgetter("dtype")
 
 
@@ -161,7 +163,7 @@ class TunedLaunches:
         launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
         found = seen(self.kernel, launch, grid)
         file = self._files.get(found) if found else None
-        if file is None or any(n not in self._names and n not in OPTIONS for n in kwargs):
+        if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
             return None
         entry = file.pick(self.kernel.stage, grid[0], self._longest())
         if found not in self._compiled:

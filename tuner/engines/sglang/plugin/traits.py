@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.problem import Attention, Stage
 
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
@@ -62,15 +62,23 @@ def tuned_grid(
 
     None where the engine's own grid is not the one that this rule gives for its own constants.
     """
-    if _grid(kernel, launch, grid, launch, longest) != grid:
+    q_heads, group = launch.get("q_head_num", grid[1]), launch.get("kv_group_num", 1)
+    if grid_rule(kernel.stage, grid, launch, longest, q_heads, group) != grid:
         return None
-    return _grid(kernel, launch, grid, {**launch, **config}, longest)
+    return grid_rule(kernel.stage, grid, {**launch, **config}, longest, q_heads, group)
 
 
-def _grid(kernel: Kernel, launch: Launch, grid: Grid, constants: Launch, longest: int) -> Grid:
-    if kernel in (EXTEND, PREFILL):
+def grid_rule(
+    stage: Stage,
+    grid: Grid,
+    constants: Mapping[str, Any],
+    longest: int,
+    q_heads: int,
+    group: int,
+) -> Grid:
+    """A stage's grid with other constants; what does not follow from them is kept."""
+    if stage in (Stage.EXTEND, Stage.PREFILL):
         return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
-    if kernel is GROUPED:
-        heads = min(constants["BLOCK_H"], launch["kv_group_num"])
-        return grid[0], -(-launch["q_head_num"] // heads), grid[2]
+    if stage is Stage.DECODE and "BLOCK_H" in constants:
+        return grid[0], -(-q_heads // min(constants["BLOCK_H"], group)), grid[2]
     return grid
