@@ -13,12 +13,11 @@ from pathlib import Path
 
 from tuner.errors import MalformedConfigFile, did_you_mean
 from tuner.problems.points import Config
+from tuner.problems.triton import TRITON_DEFAULTS
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-# Without both, Triton's CUDA defaults apply: sglang's heuristic and some shipped entries do so.
-LAUNCH_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 # What a launch takes besides the kernel's parameters: engines pass every key of an entry to it.
-LAUNCH_OPTIONS = (*LAUNCH_DEFAULTS, "num_ctas", "maxnreg")
+LAUNCH_OPTIONS = (*TRITON_DEFAULTS, "num_ctas", "maxnreg")
 FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "USE_TMA")  # in the order engines write
 
 _MAX_BYTES = 1 << 20  # the largest file shipped is under 20 kB
@@ -76,7 +75,7 @@ def config_file_text(entries: Mapping[int, Config]) -> str:
 
 def launch_config(config: Config) -> Config:
     """The configuration with what Triton fills in at launch made explicit (4 warps, 3 stages)."""
-    return Config({**LAUNCH_DEFAULTS, **config})
+    return Config({**TRITON_DEFAULTS, **config})
 
 
 def _json_fields(config: Config) -> dict[str, int | bool]:
@@ -144,8 +143,9 @@ def _oddities(key: str, values: Mapping[str, int]) -> Iterator[str]:
             yield f"key {key!r}: unknown field {name!r}{did_you_mean(name, FIELDS)}"
         elif name != "USE_TMA" and not 1 <= value <= _MAX_VALUE:
             yield f"key {key!r}: field {name!r} must be from 1 to {_MAX_VALUE}, not {value}"
-    # One of the two without the other is a slip; neither is how sglang asks for Triton's defaults.
-    missing = [name for name in LAUNCH_DEFAULTS if name not in values]
+    # One of the two without the other is a slip; neither is how sglang's heuristic and
+    # some shipped entries ask for Triton's defaults.
+    missing = [name for name in TRITON_DEFAULTS if name not in values]
     if len(missing) == 1:
         yield f"key {key!r}: lacks field {missing[0]!r}"
 

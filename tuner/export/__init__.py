@@ -14,12 +14,6 @@ from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.server_flags import (
-    ServerFlags,
-    advised_flags,
-    with_advised_flags,
-)
-from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
 from tuner.export.files import PROVENANCE, prove_writable, replace_file, sidecar_text

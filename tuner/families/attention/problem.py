@@ -16,8 +16,6 @@ _FIELDS = (
 )
 ENGINE_KV_SPLITS = 8  # what sglang's --triton-attention-num-kv-splits is where nobody sets it
 
-Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
-
 
 class Stage(Part):
     """The kernels of attention: each is launched, and so configured, on its own."""
@@ -37,6 +35,9 @@ class Stage(Part):
             "new_tokens": point.new_tokens,
             "cached_tokens": point.cached_tokens,
         }
+
+
+Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
 
 class Phase(str, Enum):

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from tuner.devices.table import Device
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config
+from tuner.problems.triton import TRITON_DEFAULTS
 from tuner.tuning.space import Rule, Space
 
-# What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
-_TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 _TILES: Mapping[str, tuple[int, ...]] = {
     "BLOCK_M": (16, 32, 64, 128),
     "BLOCK_N": (16, 32, 64, 128),
@@ -42,7 +41,7 @@ def attention_space(
         axes,
         tuple(_rules(problem, device, stage)),
         growing=frozenset({"BLOCK_M", "BLOCK_N", "BLOCK_H", "num_stages"}),
-        defaults=_TRITON_DEFAULTS,
+        defaults=TRITON_DEFAULTS,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.engines.sglang.fused_moe.binding import padded_slots
+from tuner.engines.sglang.fused_moe.binding import padded_slots, sorted_slots
 from tuner.families.fused_moe.inputs import (
     TORCH_TYPES,
     Activations,
@@ -98,7 +98,7 @@ class PointInputs:
         if block_m not in self._sorted:
             experts = self.weights[0].problem.E
             valid = self.activations.a.shape[0]
-            rows = valid + min(valid, experts + 1) * (block_m - 1)
+            rows = sorted_slots(valid, experts, block_m)
             slots = self._slots_of(block_m)
             self._sorted[block_m] = [sort_activations(self.activations, s, rows) for s in slots]
         return self._sorted[block_m]
@@ -206,7 +206,7 @@ def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> floa
         return 0.0
     problem = inputs.weights[0].problem
     valid = inputs.point.batch_size * problem.top_k
-    rows = min(valid, problem.E + 1) * (config["BLOCK_SIZE_M"] - 1)
+    rows = sorted_slots(valid, problem.E, config["BLOCK_SIZE_M"]) - valid
     return rows * problem.N * 9 / bytes_per_us
 
 

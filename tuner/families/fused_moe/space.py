@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from tuner.devices.table import Device
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.points import Config
+from tuner.problems.triton import TRITON_DEFAULTS
 from tuner.tuning.space import Rule, Space
-
-# What Triton takes where a configuration does not say: `triton.compile`'s CUDA options.
-_TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 
 
 def space_for(
@@ -35,7 +33,7 @@ def space_for(
         axes,
         tuple(_rules(problem, device, gemm)),
         growing=frozenset({"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_stages"}),
-        defaults=_TRITON_DEFAULTS,
+        defaults=TRITON_DEFAULTS,
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.engines.config_files import LAUNCH_DEFAULTS, LAUNCH_OPTIONS
+from tuner.engines.config_files import LAUNCH_OPTIONS
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
@@ -35,6 +35,7 @@ from tuner.kernels.binding import (
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
+from tuner.problems.triton import TRITON_DEFAULTS
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
@@ -91,10 +92,10 @@ class FusedMoeKernels:
         known = {
             **_shared(launch, filter_expert),
             **(_grouped(launch, zero_points) if function == GROUPED else _dense(launch)),
-            **{k: Constant(v) for k, v in config.items() if k not in LAUNCH_OPTIONS},
+            **{k: Constant(v) for k, v in config.items() if k not in TRITON_DEFAULTS},
         }
         options: dict[str, int | bool] = {
-            **LAUNCH_DEFAULTS,
+            **TRITON_DEFAULTS,
             **{name: value for name, value in config.items() if name in LAUNCH_OPTIONS},
         }
         if "USE_GDC" in names and arch >= PDL_ARCH:
@@ -119,7 +120,7 @@ class FusedMoeKernels:
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
         tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}
-        choices = {*tiles, *LAUNCH_OPTIONS, *({"USE_TMA"} if "a_desc" in names else ())}
+        choices = {*tiles, *TRITON_DEFAULTS, *({"USE_TMA"} if "a_desc" in names else ())}
         for key in launch.config:
             if key not in choices:
                 near = did_you_mean(key, choices)
@@ -157,17 +158,18 @@ def takes_tma(problem: FusedMoe) -> bool:
     return kernel_name(problem) == DENSE and not problem.per_channel_quant
 
 
-def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
-    """EM: slots of `sorted_token_ids`, rounded up to 16; the engine's own sum is not rounded.
+def sorted_slots(valid_slots: int, experts: int, block_m: int) -> int:
+    """Slots that the engine allocates when it sorts by expert, padded to whole blocks.
 
-    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions lack the
-    first case and allocate more slots, all of them empty.
+    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions allocate more
+    slots where there are fewer valid ones than experts, all of them empty.
     """
-    if valid_slots < experts + 1:
-        slots = valid_slots * block_m
-    else:
-        slots = valid_slots + (experts + 1) * (block_m - 1)
-    return -(-slots // 16) * 16
+    return valid_slots + min(valid_slots, experts + 1) * (block_m - 1)
+
+
+def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
+    """EM: `sorted_slots`, rounded up to 16; the engine's own sum is not rounded."""
+    return -(-sorted_slots(valid_slots, experts, block_m) // 16) * 16
 
 
 def swaps_ab(config: Config, dtype: Dtype, arch: int) -> bool:
@@ -213,8 +215,9 @@ class _Launch:
         """Rows of A; with TMA, down reads its slots in sorted order, padding included."""
         if self.gemm is Gemm.UP:
             return self.batch_size
-        padding = min(self.valid_slots, self.problem.E + 1) * (self.config["BLOCK_SIZE_M"] - 1)
-        return self.valid_slots + (padding if self.tma else 0)
+        if self.tma:
+            return sorted_slots(self.valid_slots, self.problem.E, self.config["BLOCK_SIZE_M"])
+        return self.valid_slots
 
 
 def _compute(problem: FusedMoe) -> str:

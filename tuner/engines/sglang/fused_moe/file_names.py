@@ -13,11 +13,12 @@ from tuner.families.fused_moe.engine import FileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
-_NAME = re.compile(
-    r"E=(?P<E>\d+),N=(?P<N>\d+),device_name=(?P<device>[^,/]*?)"
+# Also finds a name within a line; numbers are limited so that none is absurd.
+NAME = re.compile(
+    r"E=(?P<E>\d{1,7}),N=(?P<N>\d{1,7}),device_name=(?P<device>[^,/\\]*?)"
     r"(?:,dtype=(?P<dtype>\w+?))?"
-    r"(?:,block_shape=\[(?P<n>\d+), (?P<k>\d+)\])?"
-    r"(?P<channel>,per_channel_quant=True)?"
+    r"(?:,block_shape=\[(?P<n>\d{1,6}),\s*(?P<k>\d{1,6})\])?"
+    r"(?P<per_channel>,per_channel_quant=True)?"
     r"(?P<down>_down)?\.json",
     re.ASCII,
 )
@@ -37,7 +38,7 @@ def format_file_name(key: FileKey) -> str:
 
 def parse_file_name(name: str) -> FileKey:
     """Read a file's name. Raises MalformedConfigFile for one that no engine would ask for."""
-    match = _NAME.fullmatch(name)
+    match = NAME.fullmatch(name)
     if match:
         key = FileKey(
             E=int(match["E"]),
@@ -45,10 +46,10 @@ def parse_file_name(name: str) -> FileKey:
             device=match["device"],
             dtype=match["dtype"],
             block_shape=(int(match["n"]), int(match["k"])) if match["n"] else None,
-            per_channel_quant=match["channel"] is not None,
+            per_channel_quant=match["per_channel"] is not None,
             gemm=Gemm.DOWN if match["down"] else Gemm.UP,
         )
-        if format_file_name(key) == name:  # not so for leading zeros
+        if format_file_name(key) == name:  # not so for leading zeros, or no blank after a comma
             return key
     raise MalformedConfigFile(
         f"{name!r} is not a config file's name, like "

@@ -28,6 +28,7 @@ from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.points import Config
+from tuner.problems.triton import folder_version
 
 
 @dataclass(frozen=True)
@@ -188,5 +189,5 @@ def _read_shipped(path: Path, key: FileKey) -> ShippedFile:
     except MalformedConfigFile as error:
         file = ConfigFile(path, {}, (str(error),))
     folder = path.parent.name
-    triton = folder.removeprefix("triton_").replace("_", ".") if folder != "configs" else None
+    triton = folder_version(folder) if folder != "configs" else None
     return ShippedFile(path, key, triton, file.entries, file.oddities)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.problems.triton import folder_version, version_folder
 
 CONFIG_DIR_VARIABLE = "SGLANG_MOE_CONFIG_DIR"
 
@@ -47,7 +48,7 @@ class LoaderRules:
     def config_dir(self, root: Path, triton: str) -> Path:
         """Where files for a Triton version lie under a root."""
         configs = root / "configs"
-        return configs / _folder(triton) if self.version_folders else configs
+        return configs / version_folder(triton) if self.version_folders else configs
 
     def search_dirs(self, root: Path, triton: str) -> Iterator[Path]:
         """The folders that the loader looks into, in its order.
@@ -58,7 +59,7 @@ class LoaderRules:
         if not self.version_folders:
             return
         versions = self._on_disk(root) if self.fallback is None else self.fallback
-        yield from (root / "configs" / _folder(v) for v in versions if v != triton)
+        yield from (root / "configs" / version_folder(v) for v in versions if v != triton)
 
     def _on_disk(self, root: Path) -> list[str]:
         configs = root / "configs"
@@ -68,7 +69,7 @@ class LoaderRules:
             raise MalformedConfigFile(
                 f"{configs}: {self.engine} stops here: {error.strerror}"
             ) from None
-        versions = [name.removeprefix("triton_").replace("_", ".") for name in names]
+        versions = [folder_version(name) for name in names]
         for name, version in zip(names, versions, strict=True):
             if not all(part.isdecimal() for part in version.split(".")):
                 raise MalformedConfigFile(
@@ -119,7 +120,3 @@ def _listed_versions(loader: ast.FunctionDef) -> tuple[str, ...]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("supported_"):
             return tuple(ast.literal_eval(node.value))
     return ()
-
-
-def _folder(triton: str) -> str:
-    return f"triton_{triton.replace('.', '_')}"

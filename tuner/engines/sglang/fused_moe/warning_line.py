@@ -6,9 +6,9 @@ those of the presets that divide into the same E and N.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from tuner.engines.sglang.fused_moe.file_names import NAME
 from tuner.engines.sglang.fused_moe.shared_experts import (
     NEWEST,
     Version,
@@ -26,12 +26,6 @@ from tuner.problems.dtypes import Dtype, parse_dtype
 _LAYOUTS: tuple[tuple[str, Version], ...] = (
     ("fused_moe_triton/configs/E=", (0, 4, 7)),
     ("fused_moe_triton/configs/triton_", (0, 5, 11)),
-)
-_NAME = re.compile(
-    r"E=(?P<E>\d{1,7}),N=(?P<N>\d{1,7}),device_name=(?P<device>[^,/\\]*?)"
-    r"(?:,dtype=(?P<dtype>\w+?))?"
-    r"(?:,block_shape=\[(?P<n>\d{1,6}),\s*(?P<k>\d{1,6})\])?"
-    r"(?P<per_channel>,per_channel_quant=True)?(?P<down>_down)?\.json"
 )
 
 
@@ -55,7 +49,7 @@ def parse_config_name(text: str) -> MissingFile | None:
 
     Raises BadProblem for a dtype that is not known.
     """
-    match = _NAME.search(text)
+    match = NAME.search(text)
     if not match:
         return None
     place = text.replace("\\", "/")

@@ -19,6 +19,7 @@ from tuner.families.attention.problem import Attention, Bucket, Stage
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
+from tuner.problems.triton import version_folder
 
 FORMAT = 1
 FOLDER = "attention"
@@ -78,8 +79,8 @@ class AttentionFile:
 
     def path_under(self, root: Path) -> Path:
         """Where the file goes under a root."""
-        folder = f"triton_{self.triton.replace('.', '_')}"
-        return root / FOLDER / folder / file_name(self.problem, self.device)
+        name = file_name(self.problem, self.device)
+        return root / FOLDER / version_folder(self.triton) / name
 
     def configs(self, part: Stage) -> list[Config]:
         """What may be launched for a part, each once; the engine's own are not among them."""

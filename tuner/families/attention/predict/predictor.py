@@ -33,7 +33,7 @@ class AttentionPredictor:
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
         """The model's microseconds of a launch."""
-        return self._model.predict(point, config, _footprint(compiled)).total_us
+        return self._model.predict(point, config, Footprint.of(compiled)).total_us
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """What to choose by as `median_us`; `detail` has the model's own time."""
@@ -45,9 +45,3 @@ class AttentionPredictor:
         return Measurement(
             Status.PREDICTED, median_us=caution * model, detail=f"{model:.1f} us by the model"
         )
-
-
-def _footprint(compiled: Compiled) -> Footprint:
-    """Of a kernel that compiled; the compiler reports all three figures of those."""
-    assert compiled.shared_bytes is not None
-    return Footprint(compiled.shared_bytes, compiled.n_regs or 0, compiled.n_spills or 0)

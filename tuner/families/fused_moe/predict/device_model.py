@@ -12,6 +12,7 @@ from tuner.families.fused_moe.predict.tensor_cores import ARCHS, tensor_step
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
+from tuner.problems.results import Compiled
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,12 @@ class Footprint:
     shared_bytes: int
     n_regs: int  # a thread's
     n_spills: int = 0  # bytes a thread spills
+
+    @classmethod
+    def of(cls, compiled: Compiled) -> Footprint:
+        """Of a kernel that compiled; the compiler reports all three figures of those."""
+        assert compiled.shared_bytes is not None
+        return cls(compiled.shared_bytes, compiled.n_regs or 0, compiled.n_spills or 0)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tuner.engines.sglang.fused_moe.binding import sorted_slots
+
 
 @dataclass(frozen=True)
 class Load:
@@ -28,16 +30,8 @@ def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> Load:
     blocks = E * sum(p * math.ceil(count / block_m) for count, p in counts)
     experts = E * sum(p for count, p in counts if count)
     routed = batch_size * top_k
-    launched = math.ceil(_slots(batch_size, E, top_k, block_m) / block_m)
+    launched = math.ceil(sorted_slots(routed, E, block_m) / block_m)
     return Load(experts, blocks, routed / blocks, max(0.0, launched - blocks))
-
-
-def _slots(batch_size: int, E: int, top_k: int, block_m: int) -> int:
-    """Rows that sglang's moe_align_block_size allocates, which sizes the kernel's grid."""
-    routed = batch_size * top_k
-    if routed < E + 1:
-        return routed * block_m
-    return routed + (E + 1) * (block_m - 1)
 
 
 @lru_cache(maxsize=256)

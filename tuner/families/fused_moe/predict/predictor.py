@@ -49,11 +49,11 @@ class Predictor:
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
         """The model's microseconds of a launch; the corpus has no part in it."""
-        return self._model.predict(point, config, _footprint(compiled)).total_us
+        return self._model.predict(point, config, Footprint.of(compiled)).total_us
 
     def score_us(self, point: Point, config: Config, compiled: Compiled) -> float:
         """What to choose by: the model's time, longer the rarer its kind of winner is."""
-        return self._score(point, config, _footprint(compiled))
+        return self._score(point, config, Footprint.of(compiled))
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """The score as `median_us`; `detail` has the model's own time."""
@@ -113,9 +113,3 @@ class Predictor:
         shortfall = min(self._prior.shortfall(point, config), MOST_SHORTFALL)
         model_us = self._model.predict(point, config, footprint).total_us
         return model_us * math.exp(self._corpus_weight * shortfall)
-
-
-def _footprint(compiled: Compiled) -> Footprint:
-    """Of a kernel that compiled; the compiler reports all three figures of those."""
-    assert compiled.shared_bytes is not None
-    return Footprint(compiled.shared_bytes, compiled.n_regs or 0, compiled.n_spills or 0)
