@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,10 +25,9 @@ from tuner.engines.engine import find_engine
 from tuner.errors import UnknownDevice
 from tuner.export import export as export_files
 from tuner.export import loadable, packaged_files, stored_winners
-from tuner.problems.points import Candidate
 from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Incumbent, Trial
+from tuner.problems.results import Trial, entry_json
 from tuner.store.lookups import parse_trial_place, trial_place
 
 router = APIRouter(prefix="/v1", tags=["results"])
@@ -113,7 +111,11 @@ def export(
 def _trial(trial: Trial) -> dict[str, Any]:
     measured = trial.measurement
     return {
-        **_result(trial.candidate, trial.compiled),
+        **trial.candidate.point.as_json(),
+        "config": dict(trial.candidate.config),
+        "shared_bytes": trial.compiled.shared_bytes,
+        "n_regs": trial.compiled.n_regs,
+        "n_spills": trial.compiled.n_spills,
         "status": measured.status,
         "median_us": measured.median_us,
         "min_us": measured.min_us,
@@ -124,30 +126,9 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def _winner(winner: Winner) -> dict[str, Any]:
-    entry = winner.entry
     return {
-        **_result(Candidate(entry.point, entry.config), entry.compiled),
-        "status": entry.status,
-        "median_us": entry.median_us,
-        "incumbents": _incumbents(entry.incumbents),
-        "reason": entry.reason,
+        **winner.entry.point.as_json(),
+        **entry_json(winner.entry),
         "run_id": winner.run_id,
         "published_at": winner.published_at,
-    }
-
-
-def _result(candidate: Candidate, compiled: Compiled) -> dict[str, Any]:
-    return {
-        **candidate.point.as_json(),
-        "config": dict(candidate.config),
-        "shared_bytes": compiled.shared_bytes,
-        "n_regs": compiled.n_regs,
-        "n_spills": compiled.n_spills,
-    }
-
-
-def _incumbents(found: Mapping[str, Incumbent]) -> dict[str, Any]:
-    return {
-        name: {"config": dict(one.config), "status": one.status, "median_us": one.median_us}
-        for name, one in found.items()
     }

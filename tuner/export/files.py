@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.errors import UnwritableOutput
 from tuner.problems.records import Winner
-from tuner.problems.results import Incumbent
+from tuner.problems.results import entry_json, incumbent_json
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root
 
@@ -31,15 +31,12 @@ def sidecar_fields(name: str, text: str) -> dict[str, Any]:
 def provenance_row(winner: Winner) -> dict[str, Any]:
     """What a sidecar says of one entry."""
     entry = winner.entry
+    incumbents = {name: incumbent_json(i) for name, i in sorted(entry.incumbents.items())}
+    for incumbent in incumbents.values():
+        del incumbent["shared_bytes"]
     return {
-        "config": dict(entry.config),
-        "status": entry.status.value,
-        "median_us": entry.median_us,
-        "shared_bytes": entry.compiled.shared_bytes,
-        "n_regs": entry.compiled.n_regs,
-        "n_spills": entry.compiled.n_spills,
-        "incumbents": {name: _incumbent_row(i) for name, i in sorted(entry.incumbents.items())},
-        "reason": entry.reason,
+        **entry_json(entry),
+        "incumbents": incumbents,
         "environment": asdict(winner.environment),
         "published_at": winner.published_at.isoformat(),
     }
@@ -88,11 +85,3 @@ def replace_file(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise UnwritableOutput(f"cannot write {path}: {error.strerror}") from None
-
-
-def _incumbent_row(incumbent: Incumbent) -> dict[str, Any]:
-    return {
-        "config": dict(incumbent.config),
-        "status": incumbent.status.value,
-        "median_us": incumbent.median_us,
-    }

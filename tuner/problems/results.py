@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from typing import Any
 
 from tuner.problems.points import Candidate, Config, Point
 
@@ -106,6 +107,34 @@ class Entry:
     compiled: Compiled
     incumbents: Mapping[str, Incumbent]  # "default", and "shipped" where the engine ships a file
     reason: str
+
+
+def incumbent_json(
+    incumbent: Incumbent, config: Callable[[Config], Mapping[str, int]] = dict
+) -> dict[str, Any]:
+    """An incumbent's fields; `config` says how its configuration is written."""
+    return {
+        "config": config(incumbent.config),
+        "status": incumbent.status.value,
+        "median_us": incumbent.median_us,
+        "shared_bytes": incumbent.shared_bytes,
+    }
+
+
+def entry_json(
+    entry: Entry, config: Callable[[Config], Mapping[str, int]] = dict
+) -> dict[str, Any]:
+    """An entry's fields without its point; `config` says how configurations are written."""
+    return {
+        "config": config(entry.config),
+        "status": entry.status.value,
+        "median_us": entry.median_us,
+        "shared_bytes": entry.compiled.shared_bytes,
+        "n_regs": entry.compiled.n_regs,
+        "n_spills": entry.compiled.n_spills,
+        "incumbents": {name: incumbent_json(i, config) for name, i in entry.incumbents.items()},
+        "reason": entry.reason,
+    }
 
 
 @dataclass(frozen=True)

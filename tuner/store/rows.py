@@ -22,6 +22,7 @@ from tuner.problems.results import (
     Status,
     Totals,
     Trial,
+    incumbent_json,
 )
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
@@ -110,7 +111,7 @@ def entry_row(entry: Entry) -> dict[str, Any]:
         "config": dict(entry.config),
         "median_us": entry.median_us,
         **_compiled_row(entry.compiled),
-        "incumbents": {name: _incumbent_row(one) for name, one in entry.incumbents.items()},
+        "incumbents": {name: incumbent_json(one) for name, one in entry.incumbents.items()},
         "reason": storable(entry.reason),
     }
 
@@ -179,15 +180,6 @@ def _read_compiled(row: RowMapping) -> Compiled:
         detail=row["compile_detail"],
         cached=row["cached"],
     )
-
-
-def _incumbent_row(incumbent: Incumbent) -> dict[str, Any]:
-    return {
-        "config": dict(incumbent.config),
-        "status": incumbent.status.value,
-        "median_us": incumbent.median_us,
-        "shared_bytes": incumbent.shared_bytes,
-    }
 
 
 def _read_incumbent(row: Mapping[str, Any]) -> Incumbent:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.problems.points import Config, Part, Problem
-from tuner.problems.results import Entry, Environment, Incumbent, Totals
+from tuner.problems.results import Entry, Environment, Totals, entry_json
 from tuner.render import table
 
 
@@ -44,7 +44,7 @@ class Report:
                 "fingerprint": self.environment.fingerprint,
             },
             "file_names": {part.value: name for part, name in self.file_names.items()},
-            "entries": [entry_json(entry) for entry in self.entries],
+            "entries": [{**e.point.as_json(), **entry_json(e, config_json)} for e in self.entries],
             "totals": asdict(self.totals),
         }
 
@@ -85,26 +85,3 @@ def config_cells(config: Config) -> tuple[str, int, int, int]:
 def config_json(config: Config) -> dict[str, int | bool]:
     """The engine's own keys; USE_TMA as the boolean that it is in files."""
     return {key: bool(value) if key == "USE_TMA" else value for key, value in config.items()}
-
-
-def entry_json(entry: Entry) -> dict[str, Any]:
-    return {
-        **entry.point.as_json(),
-        "config": config_json(entry.config),
-        "status": entry.status.value,
-        "median_us": entry.median_us,
-        "shared_bytes": entry.compiled.shared_bytes,
-        "n_regs": entry.compiled.n_regs,
-        "n_spills": entry.compiled.n_spills,
-        "incumbents": {name: _incumbent_json(i) for name, i in entry.incumbents.items()},
-        "reason": entry.reason,
-    }
-
-
-def _incumbent_json(incumbent: Incumbent) -> dict[str, Any]:
-    return {
-        "config": config_json(incumbent.config),
-        "status": incumbent.status.value,
-        "median_us": incumbent.median_us,
-        "shared_bytes": incumbent.shared_bytes,
-    }

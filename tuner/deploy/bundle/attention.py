@@ -13,9 +13,11 @@ from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
+from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
+from tuner.engines.sglang.attention.server_flags import advised_flags
 from tuner.errors import BadProblem, ExportRefused, UnknownModel
-from tuner.export import AttentionFileExport, advised_flags, loadable
+from tuner.export import loadable
 from tuner.export.delivery import PlannedFile
 from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
-from tuner.families.attention.export import AttentionFileExport
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.results import Status
 
