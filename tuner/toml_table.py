@@ -1,24 +1,50 @@
-"""A TOML table taken apart field by field, so that every complaint names the field."""
+"""TOML files. Their tables are taken apart field by field, so every complaint names the field."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
 
-from tuner.errors import MalformedCluster, did_you_mean
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from tuner.errors import BadInput, did_you_mean
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST = 300  # characters of a complaint: a field's name or value may be any text
+
+
+def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[str, Any]:
+    """The values of a file's text. Raises `error`, which names `source`, for what is not TOML."""
+    try:
+        values: dict[str, Any] = tomllib.loads(data if isinstance(data, str) else data.decode())
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{source} is not TOML: {_line(str(cause))}") from None
+    return values
+
+
+def shipped_toml(package: str, name: str) -> dict[str, Any]:
+    """The values of a file that a package brings along."""
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    values: dict[str, Any] = tomllib.loads(text)
+    return values
 
 
 class Table:
     """A table that still holds the fields nobody took: at the end, those are unknown ones.
 
-    Every method raises MalformedCluster.
+    Every method raises the class of error that it is made with.
     """
 
-    def __init__(self, value: object, where: str) -> None:
+    def __init__(self, value: object, where: str, error: type[BadInput]) -> None:
+        self._error = error
         if not isinstance(value, dict):
-            raise MalformedCluster(f"{where or 'the file'} must be a table")
+            raise self._refused(f"{where or 'the file'} must be a table")
         self.where = where
         self.values = dict(value)
         self.asked: list[str] = []
@@ -38,40 +64,40 @@ class Table:
                 if near
                 else ""
             )
-            raise MalformedCluster(f"{self.field(name)} is missing{hint}")
+            raise self._refused(f"{self.field(name)} is missing{hint}")
         return default
 
     def text(self, name: str, pattern: re.Pattern[str] | None, default: str | None = None) -> str:
         value = self.take(name, default)
         if not isinstance(value, str):
-            raise MalformedCluster(f"{self.field(name)} must be a string, not {value!r}")
+            raise self._refused(f"{self.field(name)} must be a string, not {value!r}")
         if value == default:
             return value
         if not value or not value.isprintable() or (pattern and not pattern.fullmatch(value)):
-            raise MalformedCluster(f"{self.field(name)} cannot be {value!r}")
+            raise self._refused(f"{self.field(name)} cannot be {value!r}")
         return value
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self.take(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise MalformedCluster(f"{self.field(name)} must be a whole number, not {value!r}")
+            raise self._refused(f"{self.field(name)} must be a whole number, not {value!r}")
         if not low <= value <= high:
             nearest = min(max(value, low), high)
-            raise MalformedCluster(
+            raise self._refused(
                 f"{self.field(name)} must be {low} to {high}, not {value}; nearest is {nearest}"
             )
         return value
 
     def table(self, name: str, default: Mapping[str, object] | None = None) -> Table:
-        return Table(self.take(name, default), self.field(name))
+        return Table(self.take(name, default), self.field(name), self._error)
 
     def variables(self, name: str) -> dict[str, str]:
         table = self.table(name, {})
         for variable, value in table.values.items():
             if not _VARIABLE.fullmatch(variable):
-                raise MalformedCluster(f"{table.where}: {variable!r} cannot name a variable")
+                raise self._refused(f"{table.where}: {variable!r} cannot name a variable")
             if not isinstance(value, str) or "\n" in value or "\0" in value:
-                raise MalformedCluster(
+                raise self._refused(
                     f"{table.field(variable)} must be a string of one line, not {value!r}; "
                     f'write "{value}"'
                 )
@@ -81,11 +107,16 @@ class Table:
         value = self.take(name, list(default))
         if isinstance(value, list) and all(isinstance(v, str) and v.isprintable() for v in value):
             return [str(v) for v in value]
-        raise MalformedCluster(f"{self.field(name)} must be a list of strings, not {value!r}")
+        raise self._refused(f"{self.field(name)} must be a list of strings, not {value!r}")
 
     def done(self) -> None:
         """Refuse what nobody took."""
         for name in self.values:
-            raise MalformedCluster(
-                f"unknown field {self.field(name)}{did_you_mean(name, self.asked)}"
-            )
+            raise self._refused(f"unknown field {self.field(name)}{did_you_mean(name, self.asked)}")
+
+    def _refused(self, complaint: str) -> BadInput:
+        return self._error(_line(complaint))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST]

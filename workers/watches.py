@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,18 +30,13 @@ from typing import Any
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, parse_spec
-from tuner.errors import BadInput, MalformedCluster, MalformedWatchList, TunerError, UnknownEngine
+from tuner.errors import BadInput, MalformedWatchList, TunerError, UnknownEngine
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import refuse_options, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import parse_dtype
-from tuner.toml_table import Table
+from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 REVALIDATE = 2
 _MOST = 4096  # jobs that one watch may stand for
@@ -136,17 +130,16 @@ class WatchList:
 def read_watch_list(path: Path) -> WatchList:
     """Read a nightly.toml. Raises MalformedWatchList, which names the field."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise MalformedWatchList(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MalformedWatchList(f"{path} is not TOML: {error}") from None
+    values = parse_toml(data, str(path), MalformedWatchList)
     try:
-        table = Table(values, "")
+        table = Table(values, "", MalformedWatchList)
         revalidate = table.whole("revalidate", 0, 1000, REVALIDATE)
         rows = table.take("watch", [])
         table.done()
-    except MalformedCluster as error:
+    except MalformedWatchList as error:
         raise MalformedWatchList(f"{path}: {error}") from None
     if not isinstance(rows, list):
         raise MalformedWatchList(f"{path}: write [[watch]], with two brackets, for each watch")
@@ -158,7 +151,9 @@ def read_watch_list(path: Path) -> WatchList:
 def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
     """A watch from a table of nightly.toml, or a JSON object. Raises MalformedWatchList."""
     try:
-        table = Table(dict(values) if isinstance(values, Mapping) else values, where)
+        table = Table(
+            dict(values) if isinstance(values, Mapping) else values, where, MalformedWatchList
+        )
         watch = Watch(
             models=tuple(table.strings("models", ())),
             devices=tuple(table.strings("devices", ())),
@@ -171,8 +166,8 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
             effort=table.text("effort", None, "standard"),
         )
         table.done()
-    except MalformedCluster as error:
-        raise MalformedWatchList(str(error)) from None
+    except MalformedWatchList:
+        raise
     except BadInput as error:
         raise MalformedWatchList(f"{where}: {error}") from None
     return watch

@@ -104,7 +104,7 @@ def test_what_engines_allow_is_allowed(tmp_path):
         (changed(BLOCK_SIZE_M=1 << 40), "field 'BLOCK_SIZE_M' must be from 1 to"),
         (changed(num_warp=4), "key '16': unknown field 'num_warp'; did you mean 'num_warps'"),
         (changed(waves_per_eu=0), "unknown field 'waves_per_eu'"),
-        (" " * 2_000_000, "larger than 1048576 bytes"),
+        (" " * 2_000_000, "larger than 1 MiB"),
     ],
 )
 def test_malformed_files_are_refused_in_one_line(tmp_path, text, message):

@@ -217,7 +217,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", ["nowhere.toml", "x\0.toml", "d" * 9999 + ".toml", "/"])
     def test_a_file_that_cannot_be_read(self, name):
-        with pytest.raises(MalformedWorkload, match="cannot read") as caught:
+        with pytest.raises(MalformedWorkload, match="cannot be read") as caught:
             parse_workload(name, Phase.DECODE)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
 from tuner.errors import MalformedCluster, did_you_mean
-from tuner.toml_table import Table
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tuner.toml_table import Table, parse_toml
 
 ENGINES = ("sglang", "vllm")
 GIB = 2**30
@@ -153,12 +147,9 @@ def read_cluster(path: Path) -> Cluster:
 
 def parse_cluster(text: str, source: str = "cluster.toml") -> Cluster:
     """Read the text of a cluster.toml. Raises MalformedCluster."""
+    value = parse_toml(text, source, MalformedCluster)
     try:
-        value = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedCluster(f"{source} is not TOML: {error}") from None
-    try:
-        return _cluster(Table(value, ""))
+        return _cluster(Table(value, "", MalformedCluster))
     except MalformedCluster as error:
         raise MalformedCluster(f"{source}: {error}") from None
 
@@ -238,7 +229,7 @@ def _nodes(table: Table) -> tuple[ClusterNode, ...]:
     value = table.take("nodes")
     if not isinstance(value, list) or not value:
         raise MalformedCluster("nodes must be a list of tables: write [[nodes]] before each")
-    nodes = tuple(_node(Table(v, f"nodes[{i}]"), i) for i, v in enumerate(value))
+    nodes = tuple(_node(Table(v, f"nodes[{i}]", MalformedCluster), i) for i, v in enumerate(value))
     for field in ("name", "host"):
         seen: dict[str, int] = {}
         for i, node in enumerate(nodes):

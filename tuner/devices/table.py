@@ -6,19 +6,13 @@ The figures and their sources are in devices.toml, which is parsed once, on firs
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from tuner.errors import UnknownDevice, did_you_mean
 from tuner.problems.dtypes import Dtype
+from tuner.toml_table import shipped_toml
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
 
@@ -96,8 +90,7 @@ def _by_key() -> dict[str, Device]:
 
 @cache
 def _table() -> tuple[tuple[Device, ...], dict[str, int]]:
-    text = resources.files("tuner.devices").joinpath("devices.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = shipped_toml("tuner.devices", "devices.toml")
     known = tuple(_device(row, table["arch"][str(row["arch"])]) for row in table["device"])
     return known, table["too_old"]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import MalformedConfigFile, did_you_mean
+from tuner.limited_file import read_limited
 from tuner.problems.points import Config
 from tuner.problems.triton import TRITON_DEFAULTS
 
@@ -84,13 +85,7 @@ def _json_fields(config: Config) -> dict[str, int | bool]:
 
 
 def _read_object(path: Path) -> _Object:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise MalformedConfigFile(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise MalformedConfigFile(f"{path}: larger than {_MAX_BYTES} bytes, no engine config file")
+    data = read_limited(path, _MAX_BYTES, "engine config file", MalformedConfigFile)
     if not data.strip():
         raise MalformedConfigFile(f"{path}: the file is empty")
     try:

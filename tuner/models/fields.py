@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tuner.errors import MalformedCheckpoint
+from tuner.limited_file import read_limited
 
 Json = Mapping[str, Any]
 
@@ -33,13 +34,7 @@ def read_file(path: Path) -> tuple[Path, bytes, str]:
     name.
     """
     file = path / "config.json" if path.is_dir() else path
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise MalformedCheckpoint(f"cannot read {file}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise MalformedCheckpoint(f"{file} is larger than {MAX_BYTES >> 20} MiB: not a config.json")
+    data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
     name = file.parent.resolve().name if file.name == "config.json" else file.stem
     return file, data, name or "model"
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import cache
-from importlib import resources
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from tuner.errors import UnknownModel, did_you_mean
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
+from tuner.toml_table import shipped_toml
 
 
 @cache
 def presets() -> tuple[Model, ...]:
     """Every model of the table, in its order."""
-    text = resources.files("tuner.models").joinpath("models.toml").read_text(encoding="utf-8")
-    return tuple(_model(row) for row in tomllib.loads(text)["model"])
+    return tuple(_model(row) for row in shipped_toml("tuner.models", "models.toml")["model"])
 
 
 def find_preset(text: str) -> Model:

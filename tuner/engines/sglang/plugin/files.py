@@ -16,6 +16,7 @@ from typing import Any
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
 from tuner.families.attention.problem import Attention, Bucket, Stage
+from tuner.limited_file import read_limited
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -121,8 +122,9 @@ def find_attention_files(root: Path) -> list[Path]:
 
 def read_attention_file(path: Path) -> AttentionFile:
     """Raises MalformedConfigFile, which names the file and what is wrong with it."""
+    data = read_limited(path, _MAX_BYTES, "attention file", MalformedConfigFile)
     try:
-        return _file(_read_object(path))
+        return _file(_read_object(data))
     except (MalformedConfigFile, BadProblem) as error:
         raise MalformedConfigFile(f"{path}: {error}") from None
 
@@ -138,14 +140,7 @@ def _entry_fields(entry: AttentionEntry) -> dict[str, Any]:
     }
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise MalformedConfigFile(f"cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise MalformedConfigFile(f"larger than {_MAX_BYTES} bytes, no attention file")
+def _read_object(data: bytes) -> dict[str, Any]:
     try:
         tree = json.loads(data.decode())
     except (ValueError, RecursionError) as error:

@@ -12,21 +12,16 @@ examples:
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-from tuner.errors import MalformedCluster, MalformedWorkload, did_you_mean
+from tuner.errors import MalformedWorkload, did_you_mean
 from tuner.families.attention.problem import Attention, Phase
-from tuner.toml_table import Table
+from tuner.limited_file import read_limited
+from tuner.toml_table import Table, parse_toml, shipped_toml
 
 USES = ("chat", "long-context", "offline")
 USUAL = "chat"
@@ -129,50 +124,35 @@ def read_points(values: object) -> tuple[WorkPoint, ...]:
 
 def read_workload(path: Path) -> Workload:
     """Read a workload's TOML file. Raises MalformedWorkload, which names the field."""
+    data = read_limited(path, _MAX_BYTES, "workload", MalformedWorkload)
+    table = parse_toml(data, str(path), MalformedWorkload)
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
-        reason = getattr(error, "strerror", None) or error
-        raise MalformedWorkload(f"cannot read {str(path)[:200]!r}: {reason}") from None
-    if len(data) > _MAX_BYTES:
-        raise MalformedWorkload(f"{path} is larger than {_MAX_BYTES >> 20} MiB: not a workload")
-    try:
-        return Workload(str(path), _parse(data.decode()))
+        return Workload(str(path), _points(table))
     except MalformedWorkload as error:
         raise MalformedWorkload(f"{path}: {error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedWorkload(f"{path} is not TOML: {_line(error)}") from None
 
 
 @cache
 def _shipped(use: str) -> Workload:
-    file = resources.files("tuner.families.attention.workloads").joinpath(f"{use}.toml")
-    return Workload(use, _parse(file.read_text(encoding="utf-8")))
+    return Workload(use, _points(shipped_toml("tuner.families.attention.workloads", f"{use}.toml")))
 
 
-def _parse(text: str) -> tuple[WorkPoint, ...]:
-    try:
-        table = Table(tomllib.loads(text), "")
-        rows = table.take("point")
-        table.done()
-    except MalformedCluster as error:
-        raise MalformedWorkload(_line(error)) from None
+def _points(values: Mapping[str, Any]) -> tuple[WorkPoint, ...]:
+    table = Table(values, "", MalformedWorkload)
+    rows = table.take("point")
+    table.done()
     return read_points(rows)
 
 
 def _point(values: object, where: str) -> WorkPoint:
-    try:
-        table = Table(values, where)
-        batch_size = table.whole("batch_size", 1, MAX_BATCH)
-        new_tokens = table.whole("new_tokens", 1, MAX_NEW, 1)
-        # A sequence at decode has a token in the cache, so there is no default.
-        least = 1 if new_tokens == 1 else 0
-        cached_tokens = table.whole("cached_tokens", least, MAX_CACHED, None if least else 0)
-        weight = table.take("weight", 1.0)
-        table.done()
-    except MalformedCluster as error:
-        raise MalformedWorkload(_line(error)) from None
+    table = Table(values, where, MalformedWorkload)
+    batch_size = table.whole("batch_size", 1, MAX_BATCH)
+    new_tokens = table.whole("new_tokens", 1, MAX_NEW, 1)
+    # A sequence at decode has a token in the cache, so there is no default.
+    least = 1 if new_tokens == 1 else 0
+    cached_tokens = table.whole("cached_tokens", least, MAX_CACHED, None if least else 0)
+    weight = table.take("weight", 1.0)
+    table.done()
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise MalformedWorkload(f"{where}.weight must be a number, not {weight!r:.60}")
     if not 0 < weight <= MAX_WEIGHT:  # which a NaN is not either
@@ -180,11 +160,6 @@ def _point(values: object, where: str) -> WorkPoint:
             f"{where}.weight must be more than 0 and at most {MAX_WEIGHT:g}, not {weight!r:.60}"
         )
     return WorkPoint(batch_size, new_tokens, cached_tokens, float(weight))
-
-
-def _line(error: Exception) -> str:
-    """A field's or a value's text may be long, or of several lines."""
-    return " ".join(str(error).split())[:300]
 
 
 def _is_unabsorbed(problem: Attention) -> bool:

@@ -1,0 +1,25 @@
+"""Files that somebody else wrote, read up to a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tuner.errors import BadInput
+
+
+def read_limited(path: Path, limit: int, kind: str, error: type[BadInput]) -> bytes:
+    """A file's bytes. Raises `error` for a file that cannot be read or is larger than `limit`.
+
+    `kind` says what the file should be, e.g. "config.json"; the limit is in bytes, whole MiB.
+    """
+    text = str(path)
+    where = text if text.isprintable() and len(text) < 300 else repr(text[:200])
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in its name
+        reason = getattr(cause, "strerror", None) or cause
+        raise error(f"{where}: cannot be read: {reason}") from None
+    if len(data) > limit:
+        raise error(f"{where}: larger than {limit >> 20} MiB, no {kind}")
+    return data
