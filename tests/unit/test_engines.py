@@ -14,9 +14,9 @@ from real_sglang import VERSIONS, package
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.engines.locate import version_order
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
-from tuner.errors import UnknownEngine, UnsupportedKernel
+from tuner.engines.versions import release_of, version_order
+from tuner.errors import BadProblem, UnknownEngine, UnsupportedKernel
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -134,8 +134,14 @@ def test_unknown_engines(bare, spec, message):
 
 def test_versions_are_ordered_as_releases_are():
     ordered = [
+        "unknown",
+        "0.4.3",
+        "0.4.3.post2",
+        "0.4.3.post10",
         "0.4.10",
-        "0.5.0rc1",
+        "0.5.0rc2",
+        "0.5.0rc10",
+        "0.5.0-patched",
         "0.5.0",
         "0.5.0.post1",
         "0.5.2",
@@ -145,6 +151,18 @@ def test_versions_are_ordered_as_releases_are():
     ]
     backwards = ordered[::-1]
     assert sorted(backwards, key=version_order) == ordered
+
+
+@pytest.mark.parametrize("text", ["0.5.12", "0.5.12rc1", "0.5.12.post2", "0.5.12+cu9", "0.5.12-x"])
+def test_a_release_is_the_same_whatever_follows_it(text):
+    assert release_of(text) == (0, 5, 12)
+    assert release_of("0.5") == (0, 5, 0)
+
+
+@pytest.mark.parametrize("text", ["", "main", "5", "-1.2"])
+def test_what_is_no_version_is_refused(text):
+    with pytest.raises(BadProblem, match="not an engine version such as"):
+        release_of(text)
 
 
 def test_nothing_of_the_engine_is_imported():

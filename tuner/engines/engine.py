@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from tuner.engines.locate import Package, Place, find_packages, version_order
+from tuner.engines.locate import Package, Place, find_packages
+from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
 _PACKAGES = {"sglang": "tuner.engines.sglang"}

@@ -6,12 +6,13 @@ import ast
 import importlib.metadata
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+
+from tuner.engines.versions import version_order
 
 # What an engine calls itself when nothing on disk says its version (a bare source checkout).
 UNVERSIONED = "0.0.0.dev0"
@@ -42,14 +43,6 @@ def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Pa
         if (root / "__init__.py").is_file()
     ]
     return list({package.root: package for package in reversed(found)}.values())[::-1]
-
-
-def version_order(version: str) -> tuple[tuple[int, ...], bool, str]:
-    """A sorting key: release numbers, then final releases after their rc, dev and the like."""
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = tuple(int(n) for n in release.group().split(".")) if release else ()
-    rest = version[release.end() :] if release else version
-    return numbers, rest == "" or rest.startswith((".post", "+")), rest
 
 
 def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[Place, Path]]:

@@ -9,7 +9,7 @@ as the GPU has processors, or the context has parts of 32 tokens, each rounded u
 
 from __future__ import annotations
 
-from tuner.engines.sglang.fused_moe.shared_experts import parse_version
+from tuner.engines.versions import release_of
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
@@ -33,7 +33,7 @@ def engine_kv_splits(
     """
     if engine_version is None or not sm_count or not latent:
         return asked
-    if parse_version(engine_version) < LATENT_SINCE:
+    if release_of(engine_version) < LATENT_SINCE:
         return asked
     most = _power_of_two(sm_count)
     if context_length:

@@ -8,16 +8,15 @@ newer one. Its own tuning script guesses otherwise for some models (it adds one 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tuner.engines.versions import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import Fusion
 from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
 
-Version = tuple[int, ...]
 NEWEST = "0.5.23"  # the newest release whose rules were read; assumed where no version is given
 OLDEST_ARCH = 80
 
@@ -27,7 +26,7 @@ class _Case:
     """The facts that a rule looks at."""
 
     model: Model
-    version: Version
+    version: Release
     arch: int
     tp: int
     ep: int
@@ -54,7 +53,7 @@ def shared_expert_fusion(
             raise BadProblem(f"{model.name} has no shared experts to fuse")
         return Fusion(0, 0, f"{model.name} has no shared experts to fuse")
     version = engine_version or NEWEST
-    case = _Case(model, parse_version(version), device_arch, tp, ep, dtype or model.dtype)
+    case = _Case(model, release_of(version), device_arch, tp, ep, dtype or model.dtype)
     if force is False:
         return Fusion(0, 0, f"E={model.E // ep} without the shared experts, as asked")
     if force:
@@ -75,14 +74,6 @@ def shared_expert_fusion(
 
 def fuses_in_some_release(architecture: str) -> bool:
     return architecture in _RULES
-
-
-def parse_version(text: str) -> Version:
-    """(0, 4, 6, 5) for 0.4.6.post5, (0, 5, 16, 0) for 0.5.16."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.post(\d+))?", text)
-    if not match:
-        raise BadProblem(f"{text!r} is not an engine version such as {NEWEST}")
-    return tuple(int(part or 0) for part in match.groups())
 
 
 def _forced(case: _Case) -> Fusion:
@@ -144,7 +135,7 @@ def _qwen3_next(case: _Case) -> str | None:
     return None
 
 
-def _since(version: Version, rule: Callable[[_Case], str | None]) -> Callable[[_Case], str | None]:
+def _since(version: Release, rule: Callable[[_Case], str | None]) -> Callable[[_Case], str | None]:
     def since(case: _Case) -> str | None:
         before = ".".join(map(str, version))
         name = case.model.architecture

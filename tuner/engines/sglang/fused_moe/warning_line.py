@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from tuner.engines.sglang.fused_moe.file_names import NAME
 from tuner.engines.sglang.fused_moe.shared_experts import (
     NEWEST,
-    Version,
     fuses_in_some_release,
-    parse_version,
 )
+from tuner.engines.versions import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
@@ -23,7 +22,7 @@ from tuner.models.table import presets
 from tuner.problems.dtypes import Dtype, parse_dtype
 
 # Where releases kept their config files, newest last: the folder, and the first release without it.
-_LAYOUTS: tuple[tuple[str, Version], ...] = (
+_LAYOUTS: tuple[tuple[str, Release], ...] = (
     ("fused_moe_triton/configs/E=", (0, 4, 7)),
     ("fused_moe_triton/configs/triton_", (0, 5, 11)),
 )
@@ -41,7 +40,7 @@ class MissingFile:
     per_channel_quant: bool
     gemm: Gemm
     file_name: str
-    before: Version | None  # the engine is older than this release, told by its folders
+    before: Release | None  # the engine is older than this release, told by its folders
 
 
 def parse_config_name(text: str) -> MissingFile | None:
@@ -93,7 +92,7 @@ def matches(missing: MissingFile) -> tuple[Match, ...]:
 
 
 def _divisions(model: Model, missing: MissingFile) -> list[Match]:
-    if missing.before and (not model.since or parse_version(model.since) >= missing.before):
+    if missing.before and (not model.since or release_of(model.since) >= missing.before):
         return []
     if not missing.N or model.intermediate % missing.N:
         return []
