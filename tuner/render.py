@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns padded to their widest cell; numbers to the right, text to the left."""
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Collection[str] = (),
+    rule: bool = True,
+) -> str:
+    """Columns padded to their widest cell; numbers to the right, text to the left.
+
+    `right` names columns of text that go to the right too; `rule` draws a line below the headers.
+    """
     cells = [["" if value is None else str(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
     numeric = [
-        bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
-        for i in range(len(headers))
+        name in right
+        or (bool(rows) and all(isinstance(row[i], int | float | None) for row in rows))
+        for i, name in enumerate(headers)
     ]
 
     def line(row: Sequence[str]) -> str:
@@ -21,4 +31,5 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         )
         return "  ".join(padded).rstrip()
 
-    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+    ruled = [line(["-" * width for width in widths])] if rule else []
+    return "\n".join([line(headers), *ruled, *map(line, cells)])

@@ -13,6 +13,7 @@ from typing import Any
 from tuner.deploy.bench_report.compare import Comparison, Pair, cut
 from tuner.deploy.bench_report.samples import Key, Sample
 from tuner.errors import UnwritableOutput
+from tuner.render import table
 
 _COLUMNS = (
     "metric",
@@ -41,7 +42,7 @@ _COLUMNS = (
 def render_text(comparison: Comparison) -> str:
     """An aligned table. A gain above 1 is better in every row."""
     head = ("metric", "load", "before", "after", "gain", "spread", "n")
-    rows = [head] + [
+    rows = [
         (
             f"{p.metric.title} ({p.metric.unit})",
             str(p.key),
@@ -53,12 +54,7 @@ def render_text(comparison: Comparison) -> str:
         )
         for p in comparison.pairs
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = []
-    for row in rows:
-        left = [row[i].ljust(widths[i]) for i in (0, 1)]
-        right = [row[i].rjust(widths[i]) for i in range(2, len(head))]
-        lines.append("  ".join([*left, *right]).rstrip())
+    lines = [table(head, rows, right=head[2:], rule=False)]
     lines += unpaired(comparison)
     lines.append("gain: above 1 is better for throughput and latency alike; cut, not rounded")
     return "\n".join(lines) + "\n"
