@@ -25,7 +25,7 @@ import torch
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import LAUNCHERS, AttentionKernels, lift_attention
-from tuner.engines.sglang.plugin import apply_here
+from tuner.engines.sglang.plugin.backend import apply_files
 from tuner.families.attention.inputs import Inputs, make_inputs
 from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import Attention, Phase, parse_attention
@@ -129,7 +129,7 @@ def main() -> None:
     for case, (graph, _) in zip(found, before, strict=True):
         graph.replay()
         outputs.append(case.inputs[(LAUNCHES - 1) % len(case.inputs)].output.clone())
-    line = apply_here(root)
+    line = apply_files(root, None)
     print(line)
     tuned = {phase: engine_function(phase) for phase in MODULES}
     assert all(tuned[p] is not plain[p] or p is Phase.DECODE for p in MODULES), "nothing is hooked"

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,24 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.deploy.bench_report import (
-    Key,
-    Load,
-    Sample,
     as_dict,
     compare,
-    compare_files,
-    cut,
-    headline,
-    parse_samples,
     read_samples,
-    render_csv,
-    render_page,
-    render_svg,
     render_text,
     save_runs,
     write_report,
 )
-from tuner.deploy.bench_report.samples import metric
+from tuner.deploy.bench_report.compare import Comparison, cut
+from tuner.deploy.bench_report.page import headline, render_page
+from tuner.deploy.bench_report.plot import render_svg
+from tuner.deploy.bench_report.readers import parse_samples
+from tuner.deploy.bench_report.samples import Key, Load, Sample, metric
+from tuner.deploy.bench_report.tables import render_csv
 from tuner.errors import MalformedBenchmark, UnwritableOutput
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +40,13 @@ BEFORE = [DATA / f"l40s-32gpu-before-{form}" for form in FORMS]
 AFTER = [DATA / f"l40s-32gpu-after-{form}" for form in FORMS]
 SWEEP = DATA / "h20-2node-sglang-sweep.md"
 SERVING = Key(Load.SERVING, 128, 200, 200, "128")
+
+
+def compare_files(before: Iterable[Path], after: Iterable[Path]) -> Comparison:
+    return compare(
+        [s for path in before for s in read_samples(path)],
+        [s for path in after for s in read_samples(path)],
+    )
 
 
 def gains() -> dict[tuple[str, int], str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.compile import Farm, Job, KernelCompiler, default_cache_dir
-from tuner.compile.results import ResultCache
+from tuner.compile import Farm, Job, KernelCompiler
+from tuner.compile.results import ResultCache, default_cache_dir
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_lines import parse_log
 
-from tuner.deploy.load_proof import LoadProof, Outcome, parse_log, prove_loads, render_proof
+from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
+from tuner.deploy.load_proof.proof import Outcome
 from tuner.errors import UnreadableLog
 
 ROOT = Path(__file__).parents[2]

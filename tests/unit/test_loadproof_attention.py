@@ -11,8 +11,10 @@ import pytest
 from attention_cases import DECODE, EXTEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_lines import parse_log
 
-from tuner.deploy.load_proof import Load, LoadProof, Outcome, parse_log, prove_loads, render_proof
+from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
+from tuner.deploy.load_proof.proof import Load, Outcome
 from tuner.engines.sglang.plugin import backend, kernels
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.verdicts import Here, judge

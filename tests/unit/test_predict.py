@@ -255,7 +255,6 @@ class TestMeasurer:
         predictor = Predictor(L40S, INT8, corpus)
         candidate = Candidate(Point(8, Gemm.UP), config(16, 64, 128, 4, 4))
         measurement = predictor.measure(candidate, compiled())
-        assert predictor.kind is MeasureKind.PREDICT
         assert measurement.status is Status.PREDICTED
         assert measurement.median_us == predictor.score_us(
             candidate.point, candidate.config, compiled()

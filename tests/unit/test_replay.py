@@ -16,7 +16,7 @@ from tuner.measure import recording_file
 from tuner.measure.replay import Replay
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 NAME = "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
 PATH = Path(__file__).parents[1] / "data" / "recordings" / NAME
@@ -251,7 +251,6 @@ def test_a_folder_that_is_not_there_cannot_be_written(tmp_path: Path) -> None:
 
 def test_replay_answers_a_compiler_and_a_measurer(recording: Recording) -> None:
     replay = Replay(recording)
-    assert replay.kind is MeasureKind.REPLAY
     trials = list(recording.trials.values())[::1000]
     replay.submit([t.candidate for t in trials])
     assert replay.poll(wait=False) == [(t.candidate, t.compiled) for t in trials]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from tuner.problems.points import Candidate
-from tuner.problems.results import Compiled, MeasureKind, Measurement
+from tuner.problems.results import Compiled, Measurement
 
 
 class Measurer(Protocol):
     """Gives candidates their times."""
-
-    @property
-    def kind(self) -> MeasureKind: ...
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """The time of a candidate that compiled and fits.

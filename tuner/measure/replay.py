@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from tuner.problems.points import Candidate, Config, Part
-from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 _ABSENT = "not in the recording"
 
@@ -21,7 +21,6 @@ class Recorded(Protocol):
 class Replay:
     """A `Compiler` and a `Measurer` in one: a recording holds what both of them say."""
 
-    kind = MeasureKind.REPLAY
     compile_s = 0.0
 
     def __init__(self, recording: Recorded) -> None:

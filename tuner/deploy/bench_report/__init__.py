@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
-from tuner.deploy.bench_report.compare import Comparison, compare, cut
-from tuner.deploy.bench_report.page import headline, render_page
+from tuner.deploy.bench_report.compare import Comparison, compare
+from tuner.deploy.bench_report.page import render_page
 from tuner.deploy.bench_report.plot import render_svg
-from tuner.deploy.bench_report.readers import parse_samples, read_samples
-from tuner.deploy.bench_report.samples import Key, Load, Sample
+from tuner.deploy.bench_report.readers import read_samples
 from tuner.deploy.bench_report.tables import as_dict, render_csv, render_text, save_runs, write_all
 
 __all__ = [
-    "Comparison",
-    "Key",
-    "Load",
-    "Sample",
     "as_dict",
     "compare",
-    "compare_files",
-    "cut",
-    "headline",
-    "parse_samples",
     "read_samples",
-    "render_csv",
-    "render_page",
-    "render_svg",
     "render_text",
     "save_runs",
     "write_report",
 ]
-
-
-def compare_files(before: Iterable[Path], after: Iterable[Path]) -> Comparison:
-    """Compare the results in files or folders. Raises MalformedBenchmark."""
-    return compare(
-        [s for path in before for s in read_samples(path)],
-        [s for path in after for s in read_samples(path)],
-    )
 
 
 def write_report(comparison: Comparison, out: Path, before: str, after: str) -> list[Path]:

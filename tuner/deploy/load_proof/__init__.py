@@ -11,30 +11,16 @@ from pathlib import Path
 
 from tuner.deploy.load_proof.attention import PluginLines
 from tuner.deploy.load_proof.messages import read_hooks, read_load, read_overrides
-from tuner.deploy.load_proof.proof import Hook, Load, LoadProof, Outcome, Override, merged
+from tuner.deploy.load_proof.proof import Hook, Load, LoadProof, Override, merged
 from tuner.deploy.load_proof.render import render_proof
 from tuner.errors import UnreadableLog
 
-__all__ = [
-    "Hook",
-    "Load",
-    "LoadProof",
-    "Outcome",
-    "Override",
-    "parse_log",
-    "prove_loads",
-    "render_proof",
-]
+__all__ = ["LoadProof", "proof_of", "prove_loads", "render_proof"]
 
 
 def prove_loads(paths: Iterable[Path]) -> LoadProof:
     """Read servers' logs, one or several of the same launch. Raises UnreadableLog."""
-    return _proof(_read(paths))
-
-
-def parse_log(lines: Iterable[str]) -> LoadProof:
-    """Take the loaders' messages out of a log; other lines are passed over."""
-    return _proof((str(number), line) for number, line in enumerate(lines, 1))
+    return proof_of(_read(paths))
 
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
@@ -48,7 +34,8 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
             raise UnreadableLog(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _proof(lines: Iterable[tuple[str, str]]) -> LoadProof:
+def proof_of(lines: Iterable[tuple[str, str]]) -> LoadProof:
+    """Take the loaders' messages out of (place, line); other lines are passed over."""
     loads: list[Load] = []
     overrides: dict[Override, None] = {}
     hooks: dict[Hook, None] = {}

@@ -5,18 +5,14 @@ so it imports the standard library alone and keeps to that version's syntax.
 """
 
 from tuner.deploy.preflight.capture import capture
-from tuner.deploy.preflight.expected import Expected, ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Severity
+from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.main import check_here, parse_nodes
 from tuner.deploy.preflight.report import Report, render, run_preflight
 from tuner.deploy.preflight.single_file import build_single_file
 
 __all__ = [
     "Expected",
-    "ExpectedNode",
-    "Finding",
     "Report",
-    "Severity",
     "build_single_file",
     "capture",
     "check_here",

@@ -77,7 +77,6 @@ class MoeOnGpu:
                 )
                 for s, fields in zip(samples, request["configs"], strict=True)
             ],
-            "cold_by": self._layer.cold_by(point),
         }
 
     def _kernel(self, point: Point, config: Config) -> Kernel:

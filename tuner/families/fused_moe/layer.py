@@ -122,11 +122,6 @@ class Layer:
             self._inputs[point] = self._make(point)
         return self._inputs[point]
 
-    def cold_by(self, point: Point) -> str:
-        """How the weights are kept out of L2."""
-        copies = len(self.inputs(point).weights)
-        return "different routings" if copies == 1 else f"{copies} copies of the weights"
-
     def needed_bytes(self, batch_size: int) -> int:
         """Device memory for the largest batch size's tensors, references included."""
         problem = self.problem

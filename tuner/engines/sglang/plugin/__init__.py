@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 
 from tuner.engines.sglang.plugin.files import attention_root, find_attention_files
 
@@ -39,14 +38,3 @@ def register() -> None:
     from tuner.engines.sglang.plugin.backend import hook_backend  # noqa: PLC0415  # light until there are files
 
     hook_backend(root)
-
-
-def apply_here(root: Path, kv_splits: int | None = None) -> str:
-    """Hook this process's kernels at once, as a server's are when its backend is built.
-
-    For measuring and tests: no backend is needed. `kv_splits` is what the backend would launch
-    decode with; None: whatever a file was made for. Returns the line that a server logs.
-    """
-    from tuner.engines.sglang.plugin.backend import apply_files  # noqa: PLC0415  # needs the engine and torch
-
-    return apply_files(root, kv_splits)

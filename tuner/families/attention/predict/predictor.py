@@ -8,7 +8,7 @@ from tuner.families.attention.predict.steps import AttentionConstants
 from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe.predict.device_model import Footprint
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
+from tuner.problems.results import Compiled, Measurement, Status
 
 # A choice is worth leaving the engine's own constants for where it is predicted to take this much
 # less time; docs/predict.md has what other thresholds would have won and lost on an H200.
@@ -20,8 +20,6 @@ SPILLS = ((1024, 1.5), (128, 1.15))
 
 class AttentionPredictor:
     """A `Measurer` that runs nothing."""
-
-    kind = MeasureKind.PREDICT
 
     def __init__(
         self,

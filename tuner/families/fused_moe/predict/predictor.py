@@ -14,7 +14,7 @@ from tuner.families.fused_moe.predict.footprints import estimate_footprint
 from tuner.families.fused_moe.predict.shortlist import cover, needs, summed
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, MeasureKind, Measurement, Status
+from tuner.problems.results import Compiled, Measurement, Status
 
 # The most that the corpus may add to a time. The model's own error is a factor of about 1.11
 # (one standard deviation), so winners elsewhere decide between configurations that the model
@@ -28,8 +28,6 @@ MOST_SHORTFALL = 2.5  # of a configuration's values; beyond e**2.5 = 12 times ra
 
 class Predictor:
     """A `Measurer` that runs nothing."""
-
-    kind = MeasureKind.PREDICT
 
     def __init__(
         self,
