@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from tuner.errors import UnknownModel, did_you_mean
 from tuner.models.attention import AttentionShape, Layers
+from tuner.models.fields import is_path
 from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
 from tuner.toml_table import shipped_toml
+
+T = TypeVar("T")
 
 
 @cache
 def presets() -> tuple[Model, ...]:
     """Every model of the table, in its order."""
     return tuple(_model(row) for row in shipped_toml("tuner.models", "models.toml")["model"])
+
+
+def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
+    """The preset of that name, or what `read` makes of the folder or file there.
+
+    A preset wins over a folder of its bare name; ./NAME is the folder. Raises UnknownModel, or
+    what `read` raises.
+    """
+    if "/" in text and is_path(text):
+        return read(Path(text))
+    try:
+        return find_preset(text)
+    except UnknownModel:
+        if is_path(text):
+            return read(Path(text))
+        raise
 
 
 def find_preset(text: str) -> Model:

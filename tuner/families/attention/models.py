@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from types import ModuleType
 
 from tuner.devices.table import Device
 from tuner.engines.engine import engine_module
-from tuner.errors import BadProblem, IndivisibleShape, UnknownModel
+from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.models.attention import AttentionShape, HasAttention, Layers
 from tuner.models.attention_json import parse_attention_json, read_attention
-from tuner.models.fields import is_path
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import find_preset
+from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families
 
@@ -67,17 +65,9 @@ def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
 def find_attention(text: str) -> HasAttention:
     """A preset, or what a folder or file with a config.json says; with or without experts.
 
-    A preset wins over a folder of its bare name; ./NAME is the folder.
-    Raises UnknownModel or MalformedCheckpoint.
+    Raises UnknownModel or MalformedCheckpoint; see `preset_or_file`.
     """
-    if "/" in text and is_path(text):
-        return read_attention(Path(text))
-    try:
-        return find_preset(text)
-    except UnknownModel:
-        if is_path(text):
-            return read_attention(Path(text))
-        raise
+    return preset_or_file(text, read_attention)
 
 
 def _rules(engine: str) -> ModuleType:

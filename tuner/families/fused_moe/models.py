@@ -6,18 +6,16 @@ A name is a preset, a folder or file with a config.json, or an engine's line abo
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import ModuleType
 
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.errors import BadProblem, IndivisibleShape, UnknownModel
+from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
-from tuner.models.fields import is_path
 from tuner.models.model import Model, moe_problem
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import find_preset
+from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
 
 _UNGATED = {"NemotronHForCausalLM"}
@@ -74,19 +72,11 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
 
 
 def find_model(text: str) -> Model:
-    """A preset's model, or that of a folder or file with a config.json.
+    """A preset's model, or that of a folder or file with a config.json; see `preset_or_file`.
 
-    A preset wins over a folder of its bare name; ./NAME is the folder.
     Raises UnknownModel or MalformedCheckpoint.
     """
-    if "/" in text and is_path(text):
-        return read_checkpoint(Path(text))
-    try:
-        return find_preset(text)
-    except UnknownModel:
-        if is_path(text):
-            return read_checkpoint(Path(text))
-        raise
+    return preset_or_file(text, read_checkpoint)
 
 
 def moe_problem(
