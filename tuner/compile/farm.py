@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.compile.environment import KEPT_SETTINGS, installed_triton, worker_env
@@ -125,12 +124,7 @@ class Farm:
     def __enter__(self) -> Farm:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def key(self, job: Job) -> str:

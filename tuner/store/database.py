@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, Table, func, select
@@ -50,12 +49,7 @@ class Database:
     def __enter__(self: D) -> D:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @contextmanager

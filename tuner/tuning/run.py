@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder
@@ -70,12 +69,7 @@ class TuningRun(ABC):
     def __enter__(self) -> TuningRun:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._resources.close()
 
     def run(
