@@ -14,23 +14,11 @@ from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.export import AttentionFileExport
-from tuner.engines.sglang.attention.server_flags import advised_flags, with_advised_flags
-from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
-from tuner.export.files import (
-    PROVENANCE,
-    prove_writable,
-    provenance_row,
-    replace_file,
-    sidecar_text,
-)
-from tuner.export.report import ExportedFile, ExportReport
+from tuner.export.files import PROVENANCE, prove_writable, replace_file, sidecar_text
+from tuner.export.report import ExportReport
 from tuner.export.selection import select
-from tuner.families.attention.export import plan_attention, prove_readable, verify_attention
-from tuner.families.attention.problem import Attention
-from tuner.families.fused_moe.export import carry_packaged, packaged_files, plan_moe, verify_moe
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of

@@ -13,7 +13,7 @@ from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
-from tuner.models.model import Model, moe_problem
+from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
