@@ -27,11 +27,11 @@ from tuner.families.fused_moe.inputs import (
     random_routing,
     reference,
     sort_activations,
-    worst_error,
 )
 from tuner.families.fused_moe.problem import Gemm
 from tuner.kernels.binding import Binding, Constant
 from tuner.kernels.lift import load_lifted
+from tuner.measure.accuracy import worst_error
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 

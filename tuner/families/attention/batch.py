@@ -25,8 +25,8 @@ from tuner.families.attention.inputs import (
 )
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.families.fused_moe.inputs import worst_error
 from tuner.kernels.values import launch_values
+from tuner.measure.accuracy import worst_error
 from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems.points import Point
 

@@ -246,13 +246,6 @@ def reference(
     return out
 
 
-def worst_error(output: Tensor, expected: Tensor) -> float:
-    """Largest |difference| / (|expected| + its root mean square); infinite for a NaN."""
-    difference = (output.float() - expected).abs()
-    error = (difference / (expected.abs() + expected.square().mean().sqrt())).max()
-    return float("inf") if error.isnan() else error.item()
-
-
 def _random(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:
     """Normal numbers whose rows and columns differ in size, so that a wrong scale shows."""
     x = torch.randn(shape, device=device, generator=generator)

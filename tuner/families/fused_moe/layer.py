@@ -29,11 +29,11 @@ from tuner.families.fused_moe.inputs import (
     random_routing,
     reference,
     sort_activations,
-    worst_error,
 )
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Descriptor
 from tuner.kernels.values import launch_values
+from tuner.measure.accuracy import worst_error
 from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point

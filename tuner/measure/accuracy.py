@@ -1,0 +1,12 @@
+"""How far a kernel's output is from its reference. Imports torch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def worst_error(output: Tensor, expected: Tensor) -> float:
+    """Largest |difference| / (|expected| + its root mean square); infinite for a NaN."""
+    difference = (output.float() - expected).abs()
+    error = (difference / (expected.abs() + expected.square().mean().sqrt())).max()
+    return float("inf") if error.isnan() else error.item()
