@@ -215,7 +215,7 @@ class DeviceOut(BaseModel):
 
     name: str
     aliases: list[str]
-    arch: int
+    arch: int | str
     sm_count: int
     memory_bytes: int
     bandwidth_gbs: float

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
@@ -37,7 +38,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 
-ARCH = 90
+TARGET = cuda_target(9, 0)
 POINTS = {
     "extend 16/1 576/512": (
         "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16",
@@ -81,7 +82,7 @@ def main() -> None:
 def measure(kernels: AttentionKernels, spec: str, point: Point) -> dict[str, float]:
     problem = parse_problem(spec)
     assert isinstance(problem, Attention)
-    launch = kernels.launch(problem, point, ARCH)
+    launch = kernels.launch(problem, point, TARGET)
     with tempfile.TemporaryDirectory() as folder:
         module = load_lifted(kernels.lifted(problem.phase).write(Path(folder)))
     jitted = getattr(module, launch.kernel)
@@ -106,7 +107,7 @@ def measure(kernels: AttentionKernels, spec: str, point: Point) -> dict[str, flo
         launches.use(files)
         return stand_in(launches)
 
-    config = kernels.default_config(problem, point, ARCH).replace(num_warps=2)
+    config = kernels.default_config(problem, point, TARGET).replace(num_warps=2)
     objects = {
         "bare": jitted,
         "tuned": hooked([_file(problem, point, config)]),

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import LAUNCHERS, lift_attention
 from tuner.families.attention.problem import Phase, Stage, parse_attention
@@ -27,7 +28,7 @@ from tuner.problems.points import Point
 
 RESULT = Path("benchmarks/results/l40s_log.json")
 PROGRAM = Path(__file__).with_name("l40s_log_compile.py")
-ARCH = 89
+TARGET = cuda_target(8, 9)
 VERSIONS = ("0.4.4", "0.5.2")
 SHAPES = {
     "DeepSeek, absorbed: 16/1 x 576:512": "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16",
@@ -58,11 +59,11 @@ def jobs(version: str, folder: Path) -> Iterator[dict[str, Any]]:
     kernels = lift_attention(engine)
     lifted = kernels.lifted(Phase.EXTEND)
     module, function = LAUNCHERS[Phase.EXTEND]
-    launcher = Launcher(engine.kernel_source(module), engine.root, kernels.origin, ARCH)
+    launcher = Launcher(engine.kernel_source(module), engine.root, kernels.origin, TARGET)
     for name, fields in SHAPES.items():
         problem = parse_attention(f"extend_attention:{fields}")
         for masked in (False, True):
-            given = kernels.arguments(problem, Point(19, Stage.EXTEND, 128, 1024), ARCH)
+            given = kernels.arguments(problem, Point(19, Stage.EXTEND, 128, 1024), TARGET)
             if masked:
                 given["custom_mask"] = Tensor("custom_mask", (1 << 20,), "i1")
                 given["mask_indptr"] = Tensor("mask_indptr", (20,), "i64")

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.devices.constants import Constants
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.corpus import Prior
-from tuner.families.fused_moe.predict.device_model import Constants
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.problems.points import Point

@@ -88,7 +88,7 @@ def main() -> None:
         ]
         alone = ranks(file, problem, device, Predictor(device, problem))
         both = ranks(file, problem, device, Predictor(device, problem, others))
-        groups[problem.dtype.value, device.arch].extend(zip(alone, both, strict=True))
+        groups[problem.dtype.value, device.target.arch].extend(zip(alone, both, strict=True))
     print("| dtype | arch | entries | model alone: median rank | within 10 % of it | + corpus |")
     print("|---|---|---|---|---|---|")
     for (dtype, arch), found in sorted(groups.items()):

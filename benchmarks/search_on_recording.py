@@ -22,6 +22,7 @@ from pathlib import Path
 import optuna
 
 from tuner.devices.table import Device, find_device
+from tuner.devices.target import Target
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import UnknownDevice
 from tuner.families.fused_moe.engine import ShippedFile
@@ -194,12 +195,12 @@ def _steps(space: Space, a: Config, b: Config) -> int:
 def ablations(setting: Setting) -> Iterator[tuple[str, Contender]]:
     """The search with less or other knowledge than it has in the field."""
     files = without_twins(setting)
-    E, arch = setting.recording.problem.E, setting.device.arch
+    E, target = setting.recording.problem.E, setting.device.target
     rng = random.Random(0)  # noqa: S311
     subsets = {
         "all other files": files,
         f"no file with E within 1 of {E}": [f for f in files if abs(f.key.E - E) > 1],
-        "no file of this architecture": [f for f in files if _arch(f.key.device) != arch],
+        "no file of this architecture": [f for f in files if _target(f.key.device) != target],
         "fp8_w8a8 without blocks only": [
             f for f in files if f.key.dtype == "fp8_w8a8" and not f.key.block_shape
         ],
@@ -217,9 +218,9 @@ def ablations(setting: Setting) -> Iterator[tuple[str, Contender]]:
     yield "nothing known", ours({})
 
 
-def _arch(name: str) -> int | None:
+def _target(name: str) -> Target | None:
     try:
-        return find_device(name).arch
+        return find_device(name).target
     except UnknownDevice:
         return None
 

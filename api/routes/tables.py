@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["tables"])
 @router.get("/devices", response_model=DevicesOut, responses=responses())
 def list_devices(caller: Reader) -> dict[str, Any]:
     """List the GPUs that can be tuned for."""
-    return {"devices": [asdict(device) for device in devices()]}
+    return {"devices": [device.as_json() for device in devices()]}
 
 
 @router.get("/models", response_model=ModelsOut, responses=responses())

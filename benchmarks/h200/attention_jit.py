@@ -19,6 +19,7 @@ import triton
 from attention_sweep import SWEEP
 
 from tuner.devices.table import find_device
+from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import CHOICES, AttentionKernels, lift_attention
 from tuner.families.attention.inputs import launch, make_inputs
@@ -45,7 +46,7 @@ def main() -> None:
     for problem, stage, config in random.Random(7).sample(choices, 2 * SAMPLES):
         point = Point(6, stage, 129, 257)
         try:
-            figures = compiled(kernels, problem, point, config, device.arch)
+            figures = compiled(kernels, problem, point, config, device.target)
         except triton.runtime.errors.OutOfResources as error:
             figures = {"refused": str(error), "shared_bytes": error.required}
         found.append(
@@ -53,7 +54,7 @@ def main() -> None:
                 "problem": problem.spec(),
                 "part": stage.value,
                 "config": dict(config),
-                "default": dict(kernels.default_config(problem, point, device.arch)),
+                "default": dict(kernels.default_config(problem, point, device.target)),
                 **figures,
             }
         )
@@ -66,12 +67,12 @@ def main() -> None:
 
 
 def compiled(
-    kernels: AttentionKernels, problem: Attention, point: Point, config: Config, arch: int
+    kernels: AttentionKernels, problem: Attention, point: Point, config: Config, target: Target
 ) -> dict[str, Any]:
     folder = Path(tempfile.gettempdir()) / "lifted"
     module = load_lifted(kernels.lifted(problem.phase).write(folder))
     inputs = make_inputs(kernels, problem, EDGES[problem.phase], device="cuda", seed=1, cores=132)
-    kernel = launch(module, kernels, problem, point, config, arch, inputs.tensors)
+    kernel = launch(module, kernels, problem, point, config, target, inputs.tensors)
     torch.cuda.synchronize()
     return {
         "shared_bytes": kernel.metadata.shared,

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import LAUNCHERS, AttentionKernels, lift_attention
 from tuner.engines.sglang.plugin.backend import apply_files
@@ -74,7 +75,7 @@ class Case:
 
 
 def cases(kernels: AttentionKernels, paths: list[Path]) -> Iterator[Case]:
-    arch = 90
+    target = cuda_target(9, 0)
     for path in paths:
         for line in path.read_text().splitlines():
             report = json.loads(line)
@@ -86,7 +87,7 @@ def cases(kernels: AttentionKernels, paths: list[Path]) -> Iterator[Case]:
             }
             for batch_size, new, cached in sorted(sizes):
                 point = Point(batch_size, problem.parts[0], new, cached)
-                given = kernels.arguments(problem, point, arch)
+                given = kernels.arguments(problem, point, target)
                 rest = {k: v for k, v in given.items() if not isinstance(v, Outside)}
                 yield Case(problem, point, inputs_of(kernels, problem, point), rest)
 

@@ -65,7 +65,7 @@ def sweep(
     device, problem = find_device("H200"), parse_attention(text)
     kernels = lift_attention(engine)
     points = [Point(b, part, new, c) for b, new, c in sizes for part in problem.parts]
-    compiler = KernelCompiler(farm, kernels.binder(problem, device.arch), device)
+    compiler = KernelCompiler(farm, kernels.binder(problem, device.target), device)
     name = f"{engine.name}=={engine.version}"
     bench = open_gpu_bench(
         compiler,
@@ -77,7 +77,7 @@ def sweep(
         routing=None,
         points=points,
     )
-    default = {p: kernels.default_config(problem, p, device.arch) for p in points}
+    default = {p: kernels.default_config(problem, p, device.target) for p in points}
     configs = {
         p: {default[p], *attention_space(problem, device, p.part, default[p]).configs()}
         for p in points

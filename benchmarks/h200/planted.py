@@ -155,7 +155,7 @@ def main() -> None:
         trials: list[Trial] = []
         with Farm(cache_dir=Path(folder) / "cache") as farm:
             bench = open_gpu_bench(
-                KernelCompiler(farm, lifted.binder(PROBLEM, device.arch), device),
+                KernelCompiler(farm, lifted.binder(PROBLEM, device.target), device),
                 farm,
                 engine=f"sglang=={VERSION}",
                 problem=PROBLEM,

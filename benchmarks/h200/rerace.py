@@ -44,7 +44,7 @@ def main() -> None:
     engine = find_engine("sglang")
     rows = []
     with Farm() as farm:
-        bind = lift_fused_moe(engine).binder(problem, device.arch)
+        bind = lift_fused_moe(engine).binder(problem, device.target)
         compiler = KernelCompiler(farm, bind, device)
         bench = open_gpu_bench(
             compiler,

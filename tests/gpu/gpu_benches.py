@@ -40,9 +40,9 @@ def open_bench(
 ) -> Iterator[GpuBench]:
     device, engine = device or this_device(), engine or find_engine("sglang")
     if isinstance(problem, Attention):
-        bind = lift_attention(engine).binder(problem, device.arch)
+        bind = lift_attention(engine).binder(problem, device.target)
     else:
-        bind = lift_fused_moe(engine).binder(problem, device.arch)
+        bind = lift_fused_moe(engine).binder(problem, device.target)
     with Farm(cache_dir=cache) as farm:
         bench = open_gpu_bench(
             KernelCompiler(farm, bind, device),

@@ -7,6 +7,7 @@ import random
 import pytest
 from gpu_benches import open_bench, this_device, trials_of
 
+from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.families.attention.problem import Attention, Phase, parse_attention
@@ -47,8 +48,8 @@ def points_of(problem: Attention) -> list[Point]:
     return [Point(3, part, new, cached) for part in problem.parts]
 
 
-def own(problem: Attention, point: Point, arch: int) -> Config:
-    return lift_attention(find_engine("sglang")).default_config(problem, point, arch)
+def own(problem: Attention, point: Point, target: Target) -> Config:
+    return lift_attention(find_engine("sglang")).default_config(problem, point, target)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -57,10 +58,10 @@ def test_configurations_are_right_on_ragged_batches_and_have_times(text, tmp_pat
     points = points_of(problem)
     candidates = []
     for point in points:
-        takes = own(problem, point, device.arch)
+        takes = own(problem, point, device.target)
         configs = attention_space(problem, device, point.part, takes).configs()
         some = random.Random(text).sample(configs, min(SAMPLED, len(configs)))  # noqa: S311
-        candidates += [Candidate(point, c) for c in {own(problem, point, device.arch), *some}]
+        candidates += [Candidate(point, c) for c in {own(problem, point, device.target), *some}]
     with open_bench(problem, tmp_path, device=device, points=points) as bench:
         trials = trials_of(bench, candidates)
     assert len(trials) == len(candidates)
@@ -76,7 +77,7 @@ def test_a_kernel_that_reads_another_heads_keys_is_wrong_and_has_no_time(tmp_pat
     """24 query heads share a key head; in blocks of 16, a block has heads of two of them."""
     problem = parse_attention("decode_attention:q_heads=48,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16")
     point, device = points_of(problem)[0], this_device()
-    candidate = Candidate(point, own(problem, point, device.arch))
+    candidate = Candidate(point, own(problem, point, device.target))
     with open_bench(problem, tmp_path, device=device, points=[point]) as bench:
         trial = trials_of(bench, [candidate])[candidate]
     assert trial.measurement.status is Status.WRONG_RESULT
@@ -86,7 +87,7 @@ def test_a_kernel_that_reads_another_heads_keys_is_wrong_and_has_no_time(tmp_pat
 def test_times_taken_in_turn_are_of_every_configuration(tmp_path):
     problem, device = parse_attention(f"decode_attention:{GQA}"), this_device()
     for point in points_of(problem):
-        configs = [own(problem, point, device.arch)]
+        configs = [own(problem, point, device.target)]
         configs.append(configs[0].replace(num_warps=2))
         with open_bench(problem, tmp_path, device=device, points=[point]) as bench:
             trials_of(bench, [Candidate(point, c) for c in configs])

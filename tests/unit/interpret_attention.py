@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.errors import UnsupportedKernel
@@ -46,7 +47,7 @@ CASES = {
     "decode sinks": (f"decode_attention:{GQA},sinks", {}),
     "decode splits": (f"decode_attention:{GQA},kv_splits=3", {"BLOCK_N": 64}),
 }
-ARCH = 89
+TARGET = cuda_target(8, 9)
 CORES = 4
 
 
@@ -59,9 +60,9 @@ def run(kernels, folder, text, changes):
     inputs.output.fill_(float("nan"))
     for part in problem.parts:
         point = Point(len(lengths.new), part, lengths.longest_new, max(lengths.cached))
-        config = kernels.default_config(problem, point, ARCH)
+        config = kernels.default_config(problem, point, TARGET)
         own = {name: value for name, value in changes.items() if name in config}
-        launch(module, kernels, problem, point, Config({**config, **own}), ARCH, inputs.tensors)
+        launch(module, kernels, problem, point, Config({**config, **own}), TARGET, inputs.tensors)
     return max(worst_error(output_of(inputs, i), reference(inputs, i)) for i in compared(inputs))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import UnsupportedKernel
@@ -102,7 +103,7 @@ def prepare(kernels, name, gemm):
         gemm,
         BATCH_SIZE,
         config,
-        arch,
+        cuda_target(*divmod(arch, 10)),
         sorted_output=tma and gemm is Gemm.UP,
         zero_points=zero_points,
         compute=compute,

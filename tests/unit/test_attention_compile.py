@@ -8,12 +8,15 @@ import pytest
 
 from tuner.compile import Farm, Job, KernelCompiler
 from tuner.devices.table import find_device
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.kernels.binding import Constant
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
+
+SM90 = cuda_target(9, 0)
 
 JIT = json.loads((Path(__file__).parents[1] / "data/attention/h200_jit.json").read_text())
 PROCESSES = 2
@@ -37,12 +40,12 @@ def job(kernels, recorded):
     """The kernel that was recorded, at any point: neither batch nor lengths reach it."""
     problem = parse_attention(recorded["problem"])
     point = Point(6, Stage(recorded["part"]), 129, 257)
-    assert recorded["default"].items() <= kernels.default_config(problem, point, 90).items()
-    binding = kernels.bind(problem, point, Config(recorded["config"]), 90)
+    assert recorded["default"].items() <= kernels.default_config(problem, point, SM90).items()
+    binding = kernels.bind(problem, point, Config(recorded["config"]), SM90)
     if problem.phase is Phase.PREFILL:  # the recording's were launched as for text
         causal = {**binding.arguments, "IS_CAUSAL": Constant(True)}
         binding = dataclasses.replace(binding, arguments=causal)
-    return Job(kernels.lifted(problem.phase), binding.variant(), 90)
+    return Job(kernels.lifted(problem.phase), binding.variant(), SM90)
 
 
 @pytest.mark.slow
@@ -81,8 +84,8 @@ def test_the_engines_own_constants_on_other_gpus(farm, version, device, text, sh
     card, problem = find_device(device), parse_attention(text)
     kernels = lift_attention(find_engine(f"sglang=={version}"))
     point = Point(1, problem.parts[0], 1 if problem.phase is Phase.DECODE else 128, 1024)
-    own = Candidate(point, kernels.default_config(problem, point, card.arch))
-    compiler = KernelCompiler(farm, kernels.binder(problem, card.arch), card)
+    own = Candidate(point, kernels.default_config(problem, point, card.target))
+    compiler = KernelCompiler(farm, kernels.binder(problem, card.target), card)
     compiler.submit([own])
     ((_, compiled),) = compiler.poll(wait=True)
     assert compiled.shared_bytes == shared_bytes
@@ -98,6 +101,6 @@ def test_neither_batch_nor_lengths_make_another_kernel(kernels):
             variants = []
             for batch, new, cached in ((1, 17, 33), (7, 512, 4096), (128, 1, 1)):
                 point = Point(batch, stage, 1 if problem.phase is Phase.DECODE else new, cached)
-                own = kernels.default_config(problem, point, 90)
-                variants.append(kernels.bind(problem, point, own, 90).variant())
+                own = kernels.default_config(problem, point, SM90)
+                variants.append(kernels.bind(problem, point, own, SM90).variant())
             assert variants[0] == variants[1] == variants[2]

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tuner.devices.table import find_device
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import CHOICES, lift_attention
 from tuner.errors import UnsupportedKernel
@@ -26,6 +27,9 @@ PROBLEMS = (
     f"decode_attention:{MLA}",
     "decode_attention:q_heads=16,kv_heads=16,Lq=128,Lv=128,dtype=bfloat16",
 )
+
+SM80, SM89, SM90 = cuda_target(8, 0), cuda_target(8, 9), cuda_target(9, 0)
+SM100, SM120 = cuda_target(10, 0), cuda_target(12, 0)
 
 MADE_UP = """
 import torch
@@ -57,9 +61,9 @@ def made_up(tmp_path):
     ops.mkdir(parents=True)
     (ops / "shared.py").write_text("import torch\nWIDTH = 4\nSTREAM = torch.cuda.Stream\n")
 
-    def make(body="pass", arch=89):
+    def make(body="pass", target=SM89):
         (ops / "launch.py").write_text(MADE_UP.format(body=body))
-        return Launcher(ops / "launch.py", tmp_path / "made_up", "made-up 1.0", arch)
+        return Launcher(ops / "launch.py", tmp_path / "made_up", "made-up 1.0", target)
 
     return make
 
@@ -75,7 +79,8 @@ class TestStandIns:
         assert launch.options == {"num_warps": 4, "num_stages": 2}
 
     def test_the_architecture_is_the_one_asked_for(self, made_up):
-        launches = [made_up(arch=arch).run("launch", {"x": X, "n": 100}) for arch in (90, 120)]
+        made = [made_up(target=target) for target in (SM90, SM120)]
+        launches = [launcher.run("launch", {"x": X, "n": 100}) for launcher in made]
         assert [launch.arguments["BLOCK"] for (launch,) in launches] == [128, 16]
 
     @pytest.mark.parametrize(
@@ -167,18 +172,19 @@ class TestEngines:
     def test_every_version_says_what_it_launches_for_every_phase(self, version, text):
         kernels = lift_attention(find_engine(f"sglang=={version}"))
         problem = parse_attention(text)
-        for arch in (80, 89, 90, 100, 120):
+        for target in (SM80, SM89, SM90, SM100, SM120):
             for stage in problem.parts:
                 at = point(problem, stage)
-                own = kernels.default_config(problem, at, arch)
+                own = kernels.default_config(problem, at, target)
                 assert set(own) <= set(CHOICES[stage])
                 assert {"num_warps"} <= set(own)
-                binding = kernels.bind(problem, at, own, arch)
+                binding = kernels.bind(problem, at, own, target)
                 parameters = kernels.lifted(problem.phase).parameters(binding.function)
                 assert [p.name for p in binding.parameters] == [p.name for p in parameters]
                 assert binding.variant().options["num_warps"] == own["num_warps"]
                 assert (
-                    kernels.grid(problem, at, own, arch) == kernels.launch(problem, at, arch).grid
+                    kernels.grid(problem, at, own, target)
+                    == kernels.launch(problem, at, target).grid
                 )
 
     @pytest.mark.parametrize("version", VERSIONS)
@@ -186,10 +192,10 @@ class TestEngines:
         kernels = lift_attention(find_engine(f"sglang=={version}"))
         problem = parse_attention(f"decode_attention:{MLA}")
         at = point(problem, Stage.DECODE)
-        own = kernels.default_config(problem, at, 90)
+        own = kernels.default_config(problem, at, SM90)
         assert ("HAS_MLA" in own) == (version not in ("0.4.4", "0.5.2"))
         if "HAS_MLA" in own:
-            bound = kernels.bind(problem, at, own.replace(HAS_MLA=0), 90)
+            bound = kernels.bind(problem, at, own.replace(HAS_MLA=0), SM90)
             assert bound.arguments["HAS_MLA"] == Constant(False)
 
     @pytest.mark.parametrize("version", VERSIONS)
@@ -203,15 +209,15 @@ class TestEngines:
         at = point(problem, Stage.EXTEND)
         if version == "0.4.4":
             with pytest.raises(UnsupportedKernel, match=f"no {field.partition('=')[0]}"):
-                kernels.default_config(problem, at, 89)
+                kernels.default_config(problem, at, SM89)
         else:
-            variant = kernels.bind(problem, at, Config({}), 89).variant()
+            variant = kernels.bind(problem, at, Config({}), SM89).variant()
             assert variant.constants[constant] == value
 
     def test_prefixes_keys_are_cut_as_the_others_where_the_engine_cuts_them_so(self):
         kernels = lift_attention(find_engine("sglang==0.5.23"))
         problem = parse_attention(f"extend_attention:{GQA}")
-        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({"BLOCK_N": 32}), 90)
+        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({"BLOCK_N": 32}), SM90)
         assert bound.arguments["BLOCK_N"] == bound.arguments["BLOCK_N_PREFIX"] == Constant(32)
 
     @pytest.mark.parametrize(
@@ -221,18 +227,18 @@ class TestEngines:
         kernels = lift_attention(find_engine("sglang==0.5.16"))
         problem = parse_attention(f"extend_attention:{GQA}")
         with pytest.raises(UnsupportedKernel, match=rf"_fwd_kernel has no '{key}'.*{near}"):
-            kernels.bind(problem, point(problem, Stage.EXTEND), Config({key: 16}), 90)
+            kernels.bind(problem, point(problem, Stage.EXTEND), Config({key: 16}), SM90)
 
     def test_a_part_of_another_phase_is_refused(self):
         kernels = lift_attention(find_engine("sglang==0.5.16"))
         problem = parse_attention(f"extend_attention:{GQA}")
         with pytest.raises(UnsupportedKernel, match="launches nothing"):
-            kernels.default_config(problem, Point(1, Stage.REDUCE, 1, 1000), 90)
+            kernels.default_config(problem, Point(1, Stage.REDUCE, 1, 1000), SM90)
 
     def test_tensors_are_bound_by_name_and_type(self):
         kernels = lift_attention(find_engine("sglang==0.5.16"))
         problem = parse_attention(f"extend_attention:{GQA}")
-        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({}), 90)
+        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({}), SM90)
         assert bound.arguments["K_Buffer"] == Pointer("bf16", "k_buffer")
         assert bound.arguments["kv_indices"] == Pointer("i64", "kv_indices")
         assert bound.arguments["mask_ptr"] == Constant(None)
@@ -251,7 +257,7 @@ class TestGrid:
     def test_a_block_has_so_many_rows_of_the_longest_sequence(self, kernels, phase, rows):
         problem = parse_attention(f"{phase}_attention:{GQA}")
         at = point(problem, problem.parts[0])
-        grid = kernels.grid(problem, at, Config({"BLOCK_M": rows}), 90)
+        grid = kernels.grid(problem, at, Config({"BLOCK_M": rows}), SM90)
         assert grid == (3, 32, math.ceil(200 / rows))
 
     @pytest.mark.parametrize(
@@ -262,8 +268,8 @@ class TestGrid:
         text = f"q_heads={heads},kv_heads={key_heads},Lq=128,Lv=128,dtype=bfloat16,kv_splits=16"
         problem = parse_attention(f"decode_attention:{text}")
         at = point(problem, Stage.DECODE)
-        assert kernels.grid(problem, at, Config({"BLOCK_H": block}), 90) == (3, blocks, 16)
-        reduced = kernels.grid(problem, point(problem, Stage.REDUCE), Config({}), 90)
+        assert kernels.grid(problem, at, Config({"BLOCK_H": block}), SM90) == (3, blocks, 16)
+        reduced = kernels.grid(problem, point(problem, Stage.REDUCE), Config({}), SM90)
         assert reduced == (3, heads)
 
     @pytest.mark.parametrize("text", PROBLEMS)
@@ -271,12 +277,12 @@ class TestGrid:
         problem, device = parse_attention(text), find_device("H200")
         for stage in problem.parts:
             at = point(problem, stage)
-            own = kernels.default_config(problem, at, 90)
+            own = kernels.default_config(problem, at, SM90)
             space = attention_space(problem, device, stage, own)
             assert space.legal(own)
             variants = set()
             for config in space.configs():
-                _, binding = kernels.binder(problem, 90)(Candidate(at, config))
+                _, binding = kernels.binder(problem, SM90)(Candidate(at, config))
                 variants.add(str(binding.variant().as_json()))
-                assert all(n > 0 for n in kernels.grid(problem, at, config, 90))
+                assert all(n > 0 for n in kernels.grid(problem, at, config, SM90))
             assert len(variants) == len(space)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.devices.occupancy import Footprint
 from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
@@ -166,8 +167,10 @@ class TestModel:
             return model.predict(point, config, Footprint(40_000, 128, spills)).total_us
 
         base = us(H200)
+        one_block = dataclasses.replace(H200.architecture, max_blocks_per_sm=1)
+        few = dataclasses.replace(H200, architecture=one_block)
         assert us(dataclasses.replace(H200, bandwidth_gbs=2 * H200.bandwidth_gbs)) < base
-        assert us(dataclasses.replace(H200, max_blocks_per_sm=1)) > base
+        assert us(few) > base
         assert us(H200, spills=512) > base
 
     def test_loading_ahead_hides_latency_where_blocks_are_few(self):
@@ -205,7 +208,7 @@ class TestChoosing:
             ]
             us = {t: t.measurement.median_us for t in trials}
             score = {t: predictor.measure(t.candidate, t.compiled).median_us for t in trials}
-            default = kernels.default_config(problem, point, H200.arch)
+            default = kernels.default_config(problem, point, H200.target)
             own = next(t for t in trials if t.candidate.config == default)
             first = min(trials, key=score.get)
             used = first if score[first] < (1 - CLEAR_GAIN) * score[own] else own

@@ -2,7 +2,9 @@
 
 import csv
 import gzip
+import hashlib
 import importlib.util
+import json
 import os
 import random
 import select
@@ -14,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.compile import Farm, Job, KernelCompiler
-from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.compile import Farm, Job, KernelCompiler, default_cache_dir
+from tuner.compile.environment import KEPT_SETTINGS
+from tuner.compile.results import ResultCache
 from tuner.devices.table import find_device
+from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import CompilerUnavailable
@@ -77,8 +81,9 @@ def farm(shared_cache):
 
 
 def job(kernels, problem, gemm, config, arch, batch_size=64, **options):
-    binding = kernels.bind(problem, gemm, batch_size, config, arch, **options)
-    return Job(kernels.lifted, binding.variant(), arch)
+    target = cuda_target(*divmod(arch, 10))
+    binding = kernels.bind(problem, gemm, batch_size, config, target, **options)
+    return Job(kernels.lifted, binding.variant(), target)
 
 
 def compiled(farm, *jobs):
@@ -90,7 +95,7 @@ def compiled(farm, *jobs):
 def program(text):
     """A job whose lifted source does `text` when a worker loads it."""
     lifted = Lifted("test", text + "\n", {})
-    return Job(lifted, Variant("kernel", {}, {}, (), {}), 89)
+    return Job(lifted, Variant("kernel", {}, {}, (), {}), cuda_target(8, 9))
 
 
 # Figures
@@ -174,7 +179,7 @@ def test_an_attention_kernel_is_lifted_and_compiled_too(farm, block_n, shared_by
     }
     options = {"num_warps": 8, "num_stages": 1}
     bound = bind("sglang 0.4.4", "_fwd_kernel", lifted.parameters("_fwd_kernel"), known, options)
-    [found] = compiled(farm, Job(lifted, bound.variant(), 89))
+    [found] = compiled(farm, Job(lifted, bound.variant(), cuda_target(8, 9)))
     assert (found.status, found.shared_bytes) == (Status.OK, shared_bytes)
 
 
@@ -230,7 +235,7 @@ def test_a_config_over_the_devices_limit_is_out_of_resources(farm, kernels):
     l40s, h200 = find_device("L40S"), find_device("H200")
     candidate = Candidate(Point(64, Gemm.UP), config(128, 256, 128, 8, 4))
     for device, status in ((l40s, Status.OUT_OF_RESOURCES), (h200, Status.OK)):
-        compiler = KernelCompiler(farm, kernels.binder(FP8, device.arch), device)
+        compiler = KernelCompiler(farm, kernels.binder(FP8, device.target), device)
         compiler.submit([candidate])
         [(done, found)] = compiler.poll(wait=True)
         assert (done, found.status) == (candidate, status)
@@ -421,6 +426,18 @@ def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
     assert len(keys) == 5
 
 
+def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
+    """A CUDA architecture is a number there, so that caches of older versions stay good."""
+    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    with Farm(1, cache_dir=tmp_path) as farm:
+        settings = [farm.env.get(name) for name in KEPT_SETTINGS]
+        for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
+            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton, settings]
+            text = json.dumps(parts, sort_keys=True)
+            key = hashlib.sha256(text.encode()).hexdigest()
+            assert farm.key(Job(wanted.lifted, wanted.variant, target)) == key
+
+
 def test_two_farms_share_a_folder(tmp_path, kernels):
     jobs = [job(kernels, INT8, Gemm.UP, SMALL.replace(num_stages=s), 89) for s in (2, 3)]
     with Farm(1, 240, tmp_path) as one, Farm(1, 240, tmp_path) as two:
@@ -501,11 +518,12 @@ import signal
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from tuner.compile import Farm, Job
+from tuner.devices.target import cuda_target
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
 lifted = Lifted("test", {watch.text!r}, {{}})
 with Farm(1, cache_dir=Path({str(tmp_path)!r})) as farm:
-    farm.submit([Job(lifted, Variant("kernel", {{}}, {{}}, (), {{}}), 89)])
+    farm.submit([Job(lifted, Variant("kernel", {{}}, {{}}, (), {{}}), cuda_target(8, 9))])
     list(farm.completed())
 """
     process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.PIPE)

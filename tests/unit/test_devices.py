@@ -5,24 +5,73 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 
-from tuner.devices.table import devices, find_device
+from tuner.devices.occupancy import Footprint, blocks_per_sm
+from tuner.devices.table import architecture, devices, find_device, read_table
+from tuner.devices.target import Target, cuda_target
+from tuner.engines.sglang.fused_moe.binding import swaps_ab
+from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice
+from tuner.families.fused_moe.predict.tensor_cores import swaps_operands
+from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.space import space_for
+from tuner.kernels.lift import platform_probes
+from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
 
-# CUDA programming guide: (a block's opt-in limit, an SM's, threads, warps)
+# CUDA programming guide: (a block's opt-in limit, an SM's, warps)
 LIMITS = {
-    80: (166_912, 167_936, 2048, 64),
-    86: (101_376, 102_400, 1536, 48),
-    89: (101_376, 102_400, 1536, 48),
-    90: (232_448, 233_472, 2048, 64),
-    100: (232_448, 233_472, 2048, 64),
-    103: (232_448, 233_472, 2048, 64),
-    120: (101_376, 102_400, 1536, 48),
-    121: (101_376, 102_400, 1536, 48),
+    80: (166_912, 167_936, 64),
+    86: (101_376, 102_400, 48),
+    89: (101_376, 102_400, 48),
+    90: (232_448, 233_472, 64),
+    100: (232_448, 233_472, 64),
+    103: (232_448, 233_472, 64),
+    120: (101_376, 102_400, 48),
+    121: (101_376, 102_400, 48),
 }
+# An AMD card as the table would have it.
+GFX942 = """
+[arch.gfx942]
+backend = "hip"
+warp_size = 64
+has_tma = false
+has_pdl = false
+fp8_type = "fp8e4b8"
+shared_optin_bytes = 65_536
+shared_per_sm_bytes = 65_536
+shared_reserved_bytes = 0
+registers_per_sm = 131_072
+max_registers_per_thread = 512
+max_warps_per_sm = 32
+max_blocks_per_sm = 32
+source = "made up"
+clock_ghz = 2.1
+l2_bytes_per_clock = 64.0
+warpgroup = false
+sync_rate = 1.0
+sync_fp8 = true
+rates_source = "made up"
+
+[[device]]
+name = "AMD_Instinct_MI300X"
+aliases = ["MI300X"]
+arch = "gfx942"
+sm_count = 304
+memory_gib = 192
+l2_mib = 4
+bandwidth_gbs = 5300
+fp16_tflops = 1307
+fp8_tflops = 2614
+int8_tops = 2614
+source = "made up"
+"""
+FP8 = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
 # Spellings in the names of files that sglang 0.5.16 and 0.5.23 ship.
 SHIPPED = [
     "NVIDIA_A100-SXM4-40GB",
@@ -55,25 +104,95 @@ def test_there_are_at_least_25():
 
 @pytest.mark.parametrize("device", devices(), ids=lambda d: d.name)
 def test_every_figure_is_possible_and_has_its_source(device):
-    limits = (
-        device.shared_optin_bytes,
-        device.shared_per_sm_bytes,
-        device.max_threads_per_sm,
-        device.max_warps_per_sm,
-    )
-    assert limits == LIMITS[device.arch]
-    assert device.registers_per_sm == 65_536
-    assert device.source and device.arch_source
+    shared, arch = device.architecture, device.target.arch
+    limits = (shared.shared_optin_bytes, shared.shared_per_sm_bytes, shared.max_warps_per_sm)
+    assert limits == LIMITS[arch]
+    assert shared.shared_reserved_bytes == shared.shared_per_sm_bytes - shared.shared_optin_bytes
+    assert shared.registers_per_sm == 65_536
+    assert device.source and shared.source and shared.rates_source
     assert re.fullmatch(r"NVIDIA_[\w-]+", device.name)
     assert 40 <= device.sm_count <= 192
     assert 200 <= device.bandwidth_gbs <= 8_000
     assert device.memory_bytes >= 24 << 30
     # Dense: no architecture does more than this many fp16 operations a clock and SM at 3 GHz.
     per_clock = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 103: 8192, 120: 1024, 121: 1024}
-    assert device.fp16_tflops * 1e12 <= device.sm_count * per_clock[device.arch] * 3e9
-    assert (device.fp8_tflops is None) == (device.arch < 89)
+    assert device.fp16_tflops * 1e12 <= device.sm_count * per_clock[arch] * 3e9
+    assert (device.fp8_tflops is None) == (arch < 89)
     if device.fp8_tflops:
         assert device.fp8_tflops == pytest.approx(2 * device.fp16_tflops, rel=0.02)
+
+
+@pytest.mark.parametrize("device", devices(), ids=lambda d: d.name)
+def test_every_device_has_a_target_and_capabilities(device):
+    target, shared = device.target, device.architecture
+    assert target == cuda_target(*target.capability)
+    assert architecture(target) is shared
+    # Loads through tensor descriptors and dependent launches came with sm_90.
+    assert shared.has_tma == shared.has_pdl == (target.capability >= (9, 0))
+    assert shared.fp8_type == "fp8e4nv"
+    # wgmma and tcgen05; the small Blackwells have neither.
+    assert shared.warpgroup == (9 <= target.capability[0] < 12)
+    assert 0 < shared.sync_rate <= 1 and (shared.sync_rate == 1 or shared.warpgroup)
+    # With fp8 in the tensor cores, either instruction multiplies it.
+    assert (device.fp8_tflops is not None) == (shared.sync_fp8 or shared.warpgroup)
+    assert 1 <= shared.clock_ghz <= 3
+    assert 16 <= shared.l2_bytes_per_clock <= 64
+    json = device.as_json()
+    assert json["arch"] == target.arch and isinstance(json["arch"], int)
+    assert json["shared_optin_bytes"] == device.shared_optin_bytes
+
+
+def test_a_target_without_a_card_is_refused():
+    with pytest.raises(UnknownDevice, match="no known device is a sm_75; `tuner devices` lists"):
+        architecture(cuda_target(7, 5))
+
+
+class TestAnAmdCard:
+    """A later AMD card is rows of the table: nothing that asks for its target takes it for CUDA."""
+
+    def test_is_rows_of_the_table(self, mi300x):
+        assert mi300x.target == Target("hip", "gfx942", 64)
+        assert mi300x.target.name == mi300x.as_json()["arch"] == "gfx942"
+        assert mi300x.target.capability == (9, 4)
+
+    def test_is_no_cuda_architecture(self, mi300x):
+        found = [mi300x.target.is_sm(n) or mi300x.target.is_sm_or_later(n) for n in LIMITS]
+        assert found == [False] * len(LIMITS)
+        assert cuda_target(9, 0).is_sm(90) and cuda_target(12, 0).is_sm_or_later(90)
+        assert not cuda_target(10, 0).is_sm(90) and not cuda_target(8, 9).is_sm_or_later(90)
+
+    def test_loads_nothing_through_tma_and_swaps_nothing(self, mi300x):
+        down = space_for(FP8, mi300x, Gemm.DOWN, wide=True)
+        assert "USE_TMA" not in down.axes
+        assert "USE_TMA" in space_for(FP8, find_device("H200"), Gemm.DOWN, wide=True).axes
+        tile = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64}
+        assert not swaps_ab(Config(tile), FP8.dtype, mi300x.target)
+        assert not swaps_operands(FP8, mi300x, Config(tile))
+
+    def test_counts_threads_in_its_own_warps(self, mi300x):
+        whole = {"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+        config = Config({**whole, "num_warps": 4, "num_stages": 2})
+        # 65,536 accumulators: 512 each for 4 warps of 32 threads, 256 for 4 of 64.
+        rule = "at most 256 accumulators a thread"
+        broken = space_for(FP8, find_device("H200"), Gemm.UP).broken_rule(config)
+        assert broken is not None and broken.name == rule
+        assert space_for(FP8, mi300x, Gemm.UP).broken_rule(config) is None
+        assert blocks_per_sm(mi300x, 4, Footprint(1024, 128)) == 4  # 131,072 / 128 / 256
+
+    def test_fuses_shared_experts_by_no_rule_for_cuda(self, mi300x):
+        found = shared_expert_fusion(find_preset("deepseek-r1"), "0.5.16", mi300x.target)
+        assert found.experts == 0
+        assert "on gfx942, only on sm_80 and later" in found.why
+
+    def test_probes_say_hip(self):
+        assert platform_probes("hip")["is_hip"] and not platform_probes("hip")["is_cuda"]
+        assert platform_probes("cuda")["is_cuda"] and not platform_probes("cuda")["is_hip"]
+
+
+@pytest.fixture
+def mi300x():
+    text = resources.files("tuner.devices").joinpath("devices.toml").read_text(encoding="utf-8")
+    return read_table(text + GFX942).devices[-1]
 
 
 def test_names_and_aliases_name_one_device_each():
@@ -135,7 +254,7 @@ def test_peaks_are_of_the_type_that_the_tensor_cores_run():
 
 def test_the_table_loads_without_heavy_imports():
     code = (
-        "import sys, tuner.devices, tuner.checkpoints as c; tuner.devices.devices(); c.presets();"
+        "import sys, tuner.devices.table as d, tuner.models.table as m; d.devices(); m.presets();"
         "print({'torch', 'triton', 'optuna', 'sqlalchemy', 'numpy'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

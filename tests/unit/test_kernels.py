@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tuner.devices.target import cuda_target
 from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, padded_slots
@@ -15,6 +16,8 @@ from tuner.kernels.binding import ABSENT, Constant, Descriptor, Integer, Pointer
 from tuner.kernels.lift import Parameter, lift, load_lifted
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
+
+SM89, SM90 = cuda_target(8, 9), cuda_target(9, 0)
 
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 FP8 = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
@@ -174,7 +177,7 @@ def test_an_absent_kernel_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("gemm", list(Gemm))
 def test_every_parameter_of_every_version_is_bound(version, gemm):
-    binding = kernels(version).bind(FP8, gemm, 16, CONFIG, 90)
+    binding = kernels(version).bind(FP8, gemm, 16, CONFIG, SM90)
     assert list(binding.arguments) == [p.name for p in binding.parameters]
     for parameter in binding.parameters:
         if parameter.constexpr:
@@ -189,19 +192,19 @@ def with_parameter(found: FusedMoeKernels, parameter: Parameter) -> FusedMoeKern
 def test_an_unknown_required_parameter_is_refused_by_engine_kernel_and_name():
     changed = with_parameter(kernels("0.5.16"), Parameter("NEW_KNOB", constexpr=True))
     with pytest.raises(UnsupportedKernel, match=r"sglang 0\.5\.16: fused_moe_kernel .*'NEW_KNOB'"):
-        changed.bind(FP8, Gemm.UP, 16, CONFIG, 90)
+        changed.bind(FP8, Gemm.UP, 16, CONFIG, SM90)
 
 
 def test_an_unknown_parameter_keeps_its_default():
     changed = with_parameter(kernels("0.5.16"), Parameter("NEW_KNOB", constexpr=True, default=7))
-    assert changed.bind(FP8, Gemm.UP, 16, CONFIG, 90).arguments["NEW_KNOB"] == Constant(7)
-    newest = kernels("0.5.23").bind(FP8, Gemm.UP, 16, CONFIG, 89)
+    assert changed.bind(FP8, Gemm.UP, 16, CONFIG, SM90).arguments["NEW_KNOB"] == Constant(7)
+    newest = kernels("0.5.23").bind(FP8, Gemm.UP, 16, CONFIG, SM89)
     assert newest.arguments["FUSE_SWIGLU"] == Constant(False)
 
 
 def test_up_and_down_are_bound_as_the_engine_launches_them():
-    up = kernels("0.5.16").bind(FP8, Gemm.UP, 16, CONFIG, 90).arguments
-    down = kernels("0.5.16").bind(FP8, Gemm.DOWN, 16, CONFIG, 90).arguments
+    up = kernels("0.5.16").bind(FP8, Gemm.UP, 16, CONFIG, SM90).arguments
+    down = kernels("0.5.16").bind(FP8, Gemm.DOWN, 16, CONFIG, SM90).arguments
     assert (up["N"], up["K"], down["N"], down["K"]) == tuple(map(Integer, (512, 7168, 7168, 256)))
     assert (up["top_k"], down["top_k"]) == (Constant(8), Constant(1))
     assert (up["ROUTER_TOPK"], down["ROUTER_TOPK"]) == (Constant(1), Constant(8))
@@ -211,12 +214,12 @@ def test_up_and_down_are_bound_as_the_engine_launches_them():
 
 
 def test_int4_has_a_kernel_of_its_own_and_counts_packed_bytes():
-    binding = kernels("0.5.16").bind(INT4, Gemm.UP, 4, CONFIG.replace(BLOCK_SIZE_K=512), 89)
+    binding = kernels("0.5.16").bind(INT4, Gemm.UP, 4, CONFIG.replace(BLOCK_SIZE_K=512), SM89)
     assert binding.function == "fused_moe_kernel_gptq_awq"
     assert binding.arguments["stride_bn"] == Integer(256)
     assert binding.arguments["even_Ks"] == Constant(False)  # the engine divides K / 2
     with pytest.raises(UnsupportedKernel, match=r"sglang 0\.4\.4 has no kernel .*gptq_awq"):
-        kernels("0.4.4").bind(INT4, Gemm.UP, 4, CONFIG, 89)
+        kernels("0.4.4").bind(INT4, Gemm.UP, 4, CONFIG, SM89)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +234,14 @@ def test_int4_has_a_kernel_of_its_own_and_counts_packed_bytes():
 )
 def test_swap_ab_is_on_where_the_engine_turns_it_on(arch, block_m, block_n, swapped):
     config = CONFIG.replace(BLOCK_SIZE_M=block_m, BLOCK_SIZE_N=block_n)
-    bound = kernels("0.5.16").bind(FP8, Gemm.UP, 16, config, arch)
+    bound = kernels("0.5.16").bind(FP8, Gemm.UP, 16, config, cuda_target(*divmod(arch, 10)))
     assert bound.arguments["swap_ab"] == Constant(swapped)
-    int8 = kernels("0.5.16").bind(INT8, Gemm.UP, 16, config, arch)
+    int8 = kernels("0.5.16").bind(INT8, Gemm.UP, 16, config, cuda_target(*divmod(arch, 10)))
     assert int8.arguments["swap_ab"] == Constant(False)
 
 
 def test_tma_makes_descriptors_for_down():
-    binding = kernels("0.5.16").bind(FP8, Gemm.DOWN, 16, CONFIG.replace(USE_TMA=1), 90)
+    binding = kernels("0.5.16").bind(FP8, Gemm.DOWN, 16, CONFIG.replace(USE_TMA=1), SM90)
     assert binding.arguments["a_desc"] == Descriptor("fp8e4nv", (32, 128))
     assert binding.arguments["b_desc"] == Descriptor("fp8e4nv", (1, 64, 128))
     assert binding.variant().signature["b_desc"] == "tensordesc<fp8e4nv[1, 64, 128]>"
@@ -257,7 +260,7 @@ def test_a_config_that_the_kernel_does_not_take_is_refused(
     version, problem, gemm, changes, message
 ):
     with pytest.raises(UnsupportedKernel, match=message):
-        kernels(version).bind(problem, gemm, 16, CONFIG.replace(**changes), 90)
+        kernels(version).bind(problem, gemm, 16, CONFIG.replace(**changes), SM90)
 
 
 @pytest.mark.parametrize("problem", [FP8, INT4])
@@ -280,30 +283,30 @@ def test_a_config_without_launch_options_is_launched_with_tritons_defaults():
 def test_a_config_without_its_tile_is_refused():
     partial = Config({k: v for k, v in CONFIG.items() if k != "BLOCK_SIZE_K"})
     with pytest.raises(UnsupportedKernel, match="needs BLOCK_SIZE_K"):
-        kernels("0.5.16").bind(FP8, Gemm.UP, 16, partial, 90)
+        kernels("0.5.16").bind(FP8, Gemm.UP, 16, partial, SM90)
 
 
 def test_per_channel_fp8_is_refused_where_the_kernel_has_none():
     problem = parse_problem("fused_moe:E=8,N=64,K=512,top_k=2,dtype=fp8_w8a8,per_channel_quant")
     with pytest.raises(UnsupportedKernel, match=r"sglang 0\.4\.4.*per-channel fp8"):
-        kernels("0.4.4").bind(problem, Gemm.UP, 16, CONFIG, 89)
+        kernels("0.4.4").bind(problem, Gemm.UP, 16, CONFIG, SM89)
 
 
 def test_an_empty_batch_is_refused():
     with pytest.raises(BadProblem, match="batch size"):
-        kernels("0.5.16").bind(FP8, Gemm.UP, 0, CONFIG, 90)
+        kernels("0.5.16").bind(FP8, Gemm.UP, 0, CONFIG, SM90)
 
 
 @pytest.mark.parametrize("gemm", list(Gemm))
 def test_one_variant_serves_every_batch_size_that_specialisation_allows(gemm):
     found = kernels("0.5.16")
-    variants = {m: found.bind(FP8, gemm, m, CONFIG, 90).variant() for m in BATCH_SIZES}
+    variants = {m: found.bind(FP8, gemm, m, CONFIG, SM90).variant() for m in BATCH_SIZES}
     assert len(set(variants.values())) == 2
     assert [m for m in BATCH_SIZES if variants[m] != variants[4096]] == [1]  # 1 * top_k = 8
 
 
 def test_triton_constants_follow_its_own_jit():
-    variant = kernels("0.5.16").bind(FP8, Gemm.UP, 2, CONFIG, 90).variant()
+    variant = kernels("0.5.16").bind(FP8, Gemm.UP, 2, CONFIG, SM90).variant()
     assert variant.signature["stride_ak"] == "constexpr"
     assert variant.constants["stride_ak"] == 1
     assert variant.signature["K"] == "i32"

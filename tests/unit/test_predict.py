@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.baselines import incumbents
 from tuner.families.fused_moe.choose import Policy, choose
 from tuner.families.fused_moe.predict.corpus import AXES, Prior
-from tuner.families.fused_moe.predict.device_model import DeviceModel, Footprint, blocks_per_sm
+from tuner.families.fused_moe.predict.device_model import DeviceModel
 from tuner.families.fused_moe.predict.footprints import estimate_footprint
 from tuner.families.fused_moe.predict.padding import expected_load
 from tuner.families.fused_moe.predict.predictor import (

@@ -13,6 +13,7 @@ import pytest
 from cases import resolve
 
 from tuner.devices.table import find_device
+from tuner.devices.target import cuda_target
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import BadProblem
 from tuner.models.table import find_preset
@@ -110,14 +111,16 @@ def _machine(arch: int, ep: int) -> dict[str, Any]:
 @pytest.mark.parametrize("model", ["deepseek-r1", "kimi-k2", "deepseek-v2", "glm-4.5"])
 @pytest.mark.parametrize(("arch", "ep"), [(89, 1), (90, 1), (80, 1), (75, 1), (90, 8)])
 def test_the_rule_is_the_engine_s(version, model, arch, ep):
-    ours = shared_expert_fusion(find_preset(model), version, arch, tp=8, ep=ep)
+    ours = shared_expert_fusion(
+        find_preset(model), version, cuda_target(*divmod(arch, 10)), tp=8, ep=ep
+    )
     assert ours.experts == ours.top_k == engine_fuses(version, model, arch, ep)
 
 
 def test_there_was_no_fusion_in_0_4_4():
     source = ENGINES / "sglang-0.4.4" / "sglang" / "srt" / "models" / "deepseek_v2.py"
     assert "shared_experts_fusion" not in source.read_text()
-    assert shared_expert_fusion(find_preset("deepseek-r1"), "0.4.4", 90).experts == 0
+    assert shared_expert_fusion(find_preset("deepseek-r1"), "0.4.4", cuda_target(9, 0)).experts == 0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_deepseek_r1_through_the_releases(version, device, tp, dtype, E, top_k):
     ],
 )
 def test_other_families(model, version, experts):
-    assert shared_expert_fusion(find_preset(model), version, 90).experts == experts
+    assert shared_expert_fusion(find_preset(model), version, cuda_target(9, 0)).experts == experts
 
 
 def test_flags_override_the_rule():

@@ -11,20 +11,18 @@ from tuner.cli.options import Json
 @command
 def devices(as_json: Json = False) -> None:
     """List the GPUs that can be tuned for."""
-    from dataclasses import asdict
-
     from tuner.devices import table as table
     from tuner.render import table as render
 
     known = table.devices()
     if as_json:
-        print_json([asdict(device) for device in known])
+        print_json([device.as_json() for device in known])
         return
     headers = ("device", "arch", "shared bytes a block", "SMs", "memory GB", "GB/s", "aliases")
     rows = [
         (
             device.name,
-            f"sm_{device.arch}",
+            device.target.name,
             device.shared_optin_bytes,
             device.sm_count,
             round(device.memory_bytes / 1e9),

@@ -63,7 +63,7 @@ class KernelCompiler:
 
     def _job(self, candidate: Candidate) -> Job:
         lifted, binding = self._bind(candidate)
-        return Job(lifted, binding.variant(), self._device.arch)
+        return Job(lifted, binding.variant(), self._device.target)
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

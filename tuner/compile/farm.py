@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.compile.environment import KEPT_SETTINGS, installed_triton, worker_env
 from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.devices.target import Target
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
@@ -26,11 +27,11 @@ START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with o
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One kernel to compile for one architecture (89, 90, 120 ...)."""
+    """One kernel to compile for one target."""
 
     lifted: Lifted
     variant: Variant
-    arch: int
+    target: Target
 
 
 class Farm:
@@ -130,7 +131,7 @@ class Farm:
     def key(self, job: Job) -> str:
         """The content that decides a result, hashed."""
         settings = [self.env.get(name) for name in KEPT_SETTINGS]
-        parts = [job.lifted.hash, job.variant.as_json(), job.arch, self.triton, settings]
+        parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, self.triton, settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _collect(self, answer: tuple[str, Compiled, float] | Exception) -> None:
@@ -197,7 +198,8 @@ class Farm:
 
     def _compile(self, worker: ChildProcess, job: Job) -> tuple[Compiled, float]:
         source = self._source(job)
-        request = {"source": str(source), "variant": job.variant.as_json(), "arch": job.arch}
+        target = asdict(job.target)
+        request = {"source": str(source), "variant": job.variant.as_json(), "target": target}
         start = time.monotonic()
         try:
             answer = worker.ask(request, self._timeout_s)

@@ -10,11 +10,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
+from tuner.devices.target import Target
 from tuner.kernels.lift import load_lifted
 
 
-def compile_kernel(source: Path, variant: dict[str, Any], arch: int) -> CompiledKernel:
-    """Compile for compute capability `arch` (89, 90 ...), or take it from Triton's cache.
+def compile_kernel(source: Path, variant: dict[str, Any], target: Target) -> CompiledKernel:
+    """Compile for a target, or take it from Triton's cache.
 
     `source` is a file that `Lifted.write` made, `variant` what `Variant.as_json` gives.
     """
@@ -24,7 +25,7 @@ def compile_kernel(source: Path, variant: dict[str, Any], arch: int) -> Compiled
     attributes = {(names.index(k),): [["tt.divisibility", 16]] for k in variant["divisible"]}
     return triton.compile(
         ASTSource(function, variant["signature"], constants, attributes),
-        target=GPUTarget("cuda", arch, 32),
+        target=GPUTarget(target.backend, target.arch, target.warp_size),
         options=variant["options"],
     )
 

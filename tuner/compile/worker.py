@@ -16,6 +16,7 @@ import triton
 from tuner.childprocess import ParentPipes
 from tuner.compile.cubin import resources
 from tuner.compile.kernel import compile_kernel
+from tuner.devices.target import Target
 from tuner.problems.results import Status
 
 TENSOR_MEMORY_COLUMNS = 512  # a block's tensor memory on sm_100; Triton refuses more at load
@@ -31,7 +32,7 @@ def main() -> None:
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     try:
-        found = _compile(Path(job["source"]), job["variant"], job["arch"])
+        found = _compile(Path(job["source"]), job["variant"], Target(**job["target"]))
     except MemoryError:
         raise  # circumstance, not the kernel: die and let the parent say so
     except OSError as error:  # a full disk, a folder gone: every other kernel would fail as well
@@ -41,8 +42,8 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     return {**found, "seconds": time.perf_counter() - start}
 
 
-def _compile(source: Path, variant: dict[str, Any], arch: int) -> dict[str, Any]:
-    kernel = compile_kernel(source, variant, arch)
+def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str, Any]:
+    kernel = compile_kernel(source, variant, target)
     n_regs, n_spills = resources(kernel.asm["cubin"])
     found = {"shared_bytes": kernel.metadata.shared, "n_regs": n_regs, "n_spills": n_spills}
     columns = getattr(kernel.metadata, "tmem_size", None) or 0

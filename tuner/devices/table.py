@@ -6,15 +6,41 @@ The figures and their sources are in devices.toml, which is parsed once, on firs
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from tuner.devices.target import CUDA, Target
 from tuner.errors import UnknownDevice, did_you_mean
 from tuner.problems.dtypes import Dtype
 from tuner.toml_table import shipped_toml
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the GPUs of one target have in common."""
+
+    target: Target
+    has_tma: bool  # loads through tensor descriptors
+    has_pdl: bool  # a kernel may start before the one that it depends on has ended
+    fp8_type: str  # Triton's name for the 8-bit float that the target's engines store weights in
+    shared_optin_bytes: int  # largest shared memory of one block, opted in to
+    shared_per_sm_bytes: int
+    shared_reserved_bytes: int  # of an SM's, what the system keeps for each block
+    registers_per_sm: int  # 32 bits each
+    max_registers_per_thread: int
+    max_warps_per_sm: int
+    max_blocks_per_sm: int
+    source: str  # of the limits and of what it can do
+    clock_ghz: float  # a typical boost clock of its cards
+    l2_bytes_per_clock: float  # an SM's share of L2 reads when all of them read
+    warpgroup: bool  # tensor-core instructions of 64 rows that read operands from shared memory
+    sync_rate: float  # the share of the peak that a warp's own instruction (mma.sync) reaches
+    sync_fp8: bool  # that instruction multiplies fp8; otherwise Triton converts fp8 to fp16 for it
+    rates_source: str  # of the clock and of what follows it
 
 
 @dataclass(frozen=True)
@@ -28,7 +54,7 @@ class Device:
 
     name: str  # torch.cuda.get_device_name() with underscores: the engine's spelling in file names
     aliases: tuple[str, ...]
-    arch: int  # 89 for sm_89
+    architecture: Architecture
     sm_count: int
     memory_bytes: int  # nominal
     l2_bytes: int
@@ -36,14 +62,15 @@ class Device:
     fp16_tflops: float
     fp8_tflops: float | None  # None: the tensor cores have no fp8
     int8_tops: float
-    shared_optin_bytes: int  # largest shared memory of one block, opted in to
-    shared_per_sm_bytes: int
-    registers_per_sm: int  # 32 bits each
-    max_threads_per_sm: int
-    max_warps_per_sm: int
-    max_blocks_per_sm: int
     source: str  # of this card's own figures
-    arch_source: str  # of the limits that its whole architecture shares
+
+    @property
+    def target(self) -> Target:
+        return self.architecture.target
+
+    @property
+    def shared_optin_bytes(self) -> int:
+        return self.architecture.shared_optin_bytes
 
     def peak_tflops(self, dtype: Dtype) -> float | None:
         """Dense TFLOP/s (TOP/s) of the tensor cores for that layer; None where they lack it."""
@@ -51,10 +78,21 @@ class Device:
             return self.fp8_tflops
         return self.int8_tops if dtype is Dtype.INT8_W8A8 else self.fp16_tflops
 
+    def macs_per_clock(self, tflops: float) -> float:
+        """Multiply-adds that an SM does a clock at that rate of the whole device."""
+        return tflops * 1e3 / 2 / self.sm_count / self.architecture.clock_ghz
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures of the card and of its architecture, as `tuner devices --json` has them."""
+        card, shared = asdict(self), asdict(self.architecture)
+        del card["architecture"]
+        shared["arch_source"] = shared.pop("source")
+        return {**card, "arch": self.target.arch, **shared}
+
 
 def devices() -> tuple[Device, ...]:
     """Every GPU of the table, in its order."""
-    return _table()[0]
+    return _table().devices
 
 
 def find_device(text: str) -> Device:
@@ -65,18 +103,25 @@ def find_device(text: str) -> Device:
     """
     if device := _by_key().get(_key(text)):
         return device
-    known, too_old = _table()
-    for spelling, arch in too_old.items():
+    for spelling, arch in _table().too_old.items():
         if _key(spelling) == _key(text):
             raise UnknownDevice(
                 f"{text} (sm_{arch}) is too old: Triton's kernels need sm_{OLDEST_ARCH} or later, "
                 "the oldest of which are the A100 and the A30"
             )
-    spellings = [spelling for d in known for spelling in (*d.aliases, d.name)]
+    spellings = [spelling for d in devices() for spelling in (*d.aliases, d.name)]
     near = did_you_mean(text, spellings)
     raise UnknownDevice(
         f"unknown device {text!r}{near or '; `tuner devices` lists the known ones'}"
     )
+
+
+def architecture(target: Target) -> Architecture:
+    """What the table says of a target. Raises UnknownDevice for one that no card of it has."""
+    for known in _table().architectures:
+        if known.target == target:
+            return known
+    raise UnknownDevice(f"no known device is a {target.name}; `tuner devices` lists the known ones")
 
 
 def _key(text: str) -> str:
@@ -89,17 +134,39 @@ def _by_key() -> dict[str, Device]:
 
 
 @cache
-def _table() -> tuple[tuple[Device, ...], dict[str, int]]:
-    table = shipped_toml("tuner.devices", "devices.toml")
-    known = tuple(_device(row, table["arch"][str(row["arch"])]) for row in table["device"])
-    return known, table["too_old"]
+def _table() -> Table:
+    return read_table(shipped_toml("tuner.devices", "devices.toml"))
 
 
-def _device(row: dict[str, Any], limits: dict[str, Any]) -> Device:
+@dataclass(frozen=True)
+class Table:
+    """A table of the form of devices.toml, read."""
+
+    devices: tuple[Device, ...]
+    architectures: tuple[Architecture, ...]
+    too_old: Mapping[str, int]  # spelling -> compute capability
+
+
+def read_table(table: Mapping[str, Any]) -> Table:
+    """Read a table of the form of devices.toml, of which the package's own is known to be right."""
+    known = {name: _architecture(name, row) for name, row in table["arch"].items()}
+    cards = tuple(_device(row, known[str(row["arch"])]) for row in table["device"])
+    return Table(cards, tuple(known.values()), table["too_old"])
+
+
+def _architecture(name: str, row: dict[str, Any]) -> Architecture:
+    fields = dict(row)
+    backend, warp_size = fields.pop("backend"), fields.pop("warp_size")
+    return Architecture(
+        Target(backend, int(name) if backend == CUDA else name, warp_size), **fields
+    )
+
+
+def _device(row: dict[str, Any], architecture: Architecture) -> Device:
     return Device(
         name=row["name"],
         aliases=tuple(row["aliases"]),
-        arch=row["arch"],
+        architecture=architecture,
         sm_count=row["sm_count"],
         memory_bytes=row["memory_gib"] << 30,
         l2_bytes=row["l2_mib"] << 20,
@@ -108,6 +175,4 @@ def _device(row: dict[str, Any], limits: dict[str, Any]) -> Device:
         fp8_tflops=float(row["fp8_tflops"]) if "fp8_tflops" in row else None,
         int8_tops=float(row["int8_tops"]),
         source=row["source"],
-        arch_source=limits["source"],
-        **{name: value for name, value in limits.items() if name != "source"},
     )

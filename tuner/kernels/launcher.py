@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tuner.devices.target import CUDA, HIP, Target
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import PLATFORM_PROBES
+from tuner.kernels.lift import platform_probes
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class Launch:
 
 @dataclass
 class Launcher:
-    """An engine's source file, run for one architecture (89, 90, 120 ...)."""
+    """An engine's source file, run for one target."""
 
     source: Path
     root: Path  # the engine's package folder
     origin: str  # e.g. "sglang 0.5.16"; for messages
-    arch: int
+    target: Target
     _launches: list[Launch] = field(default_factory=list)
     _modules: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
@@ -152,12 +153,13 @@ class Launcher:
         if top == "triton":
             return _triton(self._record) if name == "triton" else _Unknown(name)
         if top == "torch":
-            return _torch(self.arch) if name == "torch" else _Unknown(name)
+            return _torch(self.target) if name == "torch" else _Unknown(name)
         sibling = self.source.parent / f"{name.rpartition('.')[2]}.py"
         if top == self.root.name and sibling == self._file_of(name):
             return _Namespace(name, self._execute(sibling))
-        # The engine's probes say what they say on CUDA; the rest of it is not asked.
-        return _Namespace(name, {probe: _answer(says) for probe, says in PLATFORM_PROBES.items()})
+        # The engine's probes say what they say on the target; the rest of it is not asked.
+        probes = platform_probes(self.target.backend)
+        return _Namespace(name, {probe: _answer(says) for probe, says in probes.items()})
 
     def _file_of(self, module: str) -> Path:
         return self.root.joinpath(*module.split(".")[1:]).with_suffix(".py")
@@ -258,12 +260,12 @@ def _triton(record: Callable[[Launch], None]) -> _Namespace:
     )
 
 
-def _torch(arch: int) -> _Namespace:
+def _torch(target: Target) -> _Namespace:
     cuda = {
         "is_available": _answer(True),
-        "get_device_capability": _answer((arch // 10, arch % 10)),
+        "get_device_capability": _answer(target.capability),
     }
-    version = {"cuda": "", "hip": None}
+    version = {backend: "" if backend == target.backend else None for backend in (CUDA, HIP)}
     dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
     dtypes |= {"int64": "i64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
     return _Namespace(

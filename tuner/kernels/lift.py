@@ -13,23 +13,16 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from tuner.devices.target import CUDA, HIP
 from tuner.errors import UnsupportedKernel, did_you_mean
 
-# What an engine's own probes say on the only platform that is tuned: CUDA.
-PLATFORM_PROBES = {
-    "is_cuda": True,
-    "is_hip": False,
-    "is_cpu": False,
-    "is_npu": False,
-    "is_xpu": False,
-    "is_musa": False,
-    "is_gfx95_supported": False,
-}
+# Platforms that an engine's own probes ask for: is_cuda(), is_hip() ...
+_PLATFORMS = (CUDA, HIP, "cpu", "npu", "xpu", "musa")
 NO_DEFAULT = object()
 UNREADABLE_DEFAULT = object()  # there is a default, but it is not a plain value
 
@@ -95,13 +88,16 @@ def load_lifted(path: Path) -> ModuleType:
     return sys.modules[name]
 
 
-def lift(source: Path, functions: Sequence[str], root: Path, origin: str) -> Lifted:
+def lift(
+    source: Path, functions: Sequence[str], root: Path, origin: str, backend: str = CUDA
+) -> Lifted:
     """Lift those of `functions` that `source` defines, with all that they use.
 
-    `root` is the engine's package folder, where its own imports are looked up. Raises
-    UnsupportedKernel when no function is there or one uses what cannot be lifted.
+    `root` is the engine's package folder, where its own imports are looked up; `backend` ("cuda"
+    or "hip") is what its probes of the platform are answered for. Raises UnsupportedKernel when
+    no function is there or one uses what cannot be lifted.
     """
-    lifter = _Lifter(root, origin)
+    lifter = _Lifter(root, origin, platform_probes(backend))
     module = lifter.module(source)
     present = [name for name in functions if name in module.functions]
     if not present:
@@ -111,6 +107,13 @@ def lift(source: Path, functions: Sequence[str], root: Path, origin: str) -> Lif
         lifter.take(module, name)
     kernels = {name: _parameters(module.functions[name]) for name in present}
     return Lifted(origin, lifter.text(), kernels)
+
+
+def platform_probes(backend: str) -> dict[str, bool]:
+    """What an engine's own probes of the platform answer on a backend, by their names."""
+    says = {f"is_{platform}": platform == backend for platform in _PLATFORMS}
+    # On HIP it depends on the card.
+    return says if backend == HIP else {**says, "is_gfx95_supported": False}
 
 
 class _Module:
@@ -147,8 +150,8 @@ class _Module:
 
 
 class _Lifter:
-    def __init__(self, root: Path, origin: str) -> None:
-        self.root, self.origin = root, origin
+    def __init__(self, root: Path, origin: str, probes: Mapping[str, bool]) -> None:
+        self.root, self.origin, self.probes = root, origin, probes
         self.modules: dict[Path, _Module] = {}
         self.import_lines: set[str] = set()
         self.pieces: dict[str, str] = {}  # name -> text; what is used comes before its users
@@ -194,7 +197,7 @@ class _Lifter:
 
     def _take_assign(self, module: _Module, name: str) -> None:
         node = module.assigns[name]
-        probe = _probe(node.value)
+        probe = self._probe(node.value)
         if probe is not None:
             self.pieces[name] = f"{name} = {probe}\n"
             return
@@ -235,6 +238,11 @@ class _Lifter:
         choices = (stem.with_suffix(".py"), stem / "__init__.py")
         return next((path for path in choices if path.is_file()), None)
 
+    def _probe(self, value: ast.expr | None) -> bool | None:
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            return self.probes.get(value.func.id)
+        return None
+
     def text(self) -> str:
         # Annotations stay text, as engines have them; triton reads either.
         head = ["from __future__ import annotations\n", "\n"]
@@ -251,12 +259,6 @@ def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     if isinstance(node, ast.ImportFrom):
         return f"{node.module}.{alias.name}"
     return alias.name if alias.asname else alias.name.partition(".")[0]
-
-
-def _probe(value: ast.expr | None) -> bool | None:
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        return PLATFORM_PROBES.get(value.func.id)
-    return None
 
 
 def _names(node: ast.AST) -> list[str]:

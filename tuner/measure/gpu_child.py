@@ -19,6 +19,7 @@ import torch
 import triton
 
 from tuner.childprocess import ParentPipes
+from tuner.devices.target import cuda_target
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
@@ -78,7 +79,7 @@ def _gpu_facts() -> Fields:
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": torch.cuda.get_device_name(0).replace(" ", "_"),
-        "arch": properties.major * 10 + properties.minor,
+        "arch": cuda_target(properties.major, properties.minor).arch,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda or "",

@@ -91,9 +91,9 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
     What is compiled does not depend on the batch, so one point of each stage stands for all.
     Raises UnsupportedKernel where the engine has nothing for a problem.
     """
-    kernels = attention_engine(engine).lift()
+    kernels = attention_engine(engine).lift(device.target.backend)
     own = [
-        (problem, Candidate(point, kernels.default_config(problem, point, device.arch)))
+        (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
         for problem in problems
         for point in (_point(problem, stage) for stage in problem.parts)
     ]
@@ -119,7 +119,7 @@ def _checked(
         results = zip(tries, _compile(farm, kernels, device, tries), strict=True)
         smaller = next((less.config for (_, less), result in results if result.ok), None)
     assert isinstance(own.point.part, Stage)  # the problem is attention
-    kernel = kernels.launch(problem, own.point, device.arch).kernel
+    kernel = kernels.launch(problem, own.point, device.target).kernel
     return CheckedKernel(problem, own.point.part, kernel, own.config, compiled, smaller)
 
 
@@ -129,8 +129,8 @@ def _compile(
     """All of them, in order."""
     jobs = []
     for problem, candidate in asked:
-        binding = kernels.bind(problem, candidate.point, candidate.config, device.arch)
-        jobs.append(Job(kernels.lifted(problem.phase), binding.variant(), device.arch))
+        binding = kernels.bind(problem, candidate.point, candidate.config, device.target)
+        jobs.append(Job(kernels.lifted(problem.phase), binding.variant(), device.target))
     farm.submit(jobs)
     results = dict(farm.completed())
     return [fit(results[job], device.shared_optin_bytes) for job in jobs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.families.attention.problem import Attention, Phase
 from tuner.kernels.binding import Binding
@@ -16,7 +17,7 @@ from tuner.problems.points import Candidate, Config, Point
 class AttentionKernels(Protocol):
     """The attention kernels of one engine version, as its own launchers launch them.
 
-    `arch` is the compute capability as one number. Any method may raise UnsupportedKernel.
+    Any method may raise UnsupportedKernel.
     """
 
     @property
@@ -31,29 +32,31 @@ class AttentionKernels(Protocol):
 
     def lifted(self, phase: Phase) -> Lifted: ...
 
-    def default_config(self, problem: Attention, point: Point, arch: int) -> Config:
+    def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
         """The engine's own constants at a point."""
         ...
 
-    def bind(self, problem: Attention, point: Point, config: Config, arch: int) -> Binding:
+    def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
         """The kernel and its arguments at a point, with a config's constants."""
         ...
 
     def binder(
-        self, problem: Attention, arch: int
+        self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` for the candidates of one problem, as a compiler wants it."""
         ...
 
-    def grid(self, problem: Attention, point: Point, config: Config, arch: int) -> tuple[int, ...]:
+    def grid(
+        self, problem: Attention, point: Point, config: Config, target: Target
+    ) -> tuple[int, ...]:
         """The blocks that the engine launches at a point, with a config's constants."""
         ...
 
-    def launch(self, problem: Attention, point: Point, arch: int) -> Launch:
+    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
         """What the engine launches for a point's stage."""
         ...
 
-    def arguments(self, problem: Attention, point: Point, arch: int) -> dict[str, Any]:
+    def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
         """What the engine's launcher is called with at a point, by its parameters' names."""
         ...
 
@@ -61,8 +64,8 @@ class AttentionKernels(Protocol):
 class AttentionEngine(Protocol):
     """The attention of one engine version on disk."""
 
-    def lift(self) -> AttentionKernels:
-        """Its kernels. Raises UnsupportedKernel when they are used."""
+    def lift(self, backend: str = CUDA) -> AttentionKernels:
+        """Its kernels on a backend, "cuda" or "hip". Raises UnsupportedKernel when they are used."""
         ...
 
     def file_name(self, problem: Attention, device_name: str) -> str:

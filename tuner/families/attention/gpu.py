@@ -11,6 +11,7 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.batch import Batches, check
 from tuner.families.attention.engine import attention_engine
@@ -38,9 +39,9 @@ class AttentionOnGpu:
 
     def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
-        self._arch = properties.major * 10 + properties.minor
+        self._target = cuda_target(properties.major, properties.minor)
         self._problem = problem
-        self._kernels = attention_engine(find_engine(request["engine"])).lift()
+        self._kernels = attention_engine(find_engine(request["engine"])).lift(self._target.backend)
         lifted = self._kernels.lifted(self._problem.phase)
         self._source = lifted.write(Path(request["lifted_dir"]))
         self._batches = Batches(
@@ -113,7 +114,7 @@ class AttentionOnGpu:
             self._checked(decode, self._companion(decode))
 
     def _default(self, point: Point) -> Config:
-        return self._kernels.default_config(self._problem, point, self._arch)
+        return self._kernels.default_config(self._problem, point, self._target)
 
     def _companion(self, point: Point) -> Config:
         """What runs beside a candidate: the engine's own, or where that does not fit the least."""
@@ -124,9 +125,9 @@ class AttentionOnGpu:
         return Config({**own, **{name: v for name, v in LEAST.items() if name in own}})
 
     def _kernel(self, point: Point, config: Config) -> Kernel:
-        binding = self._kernels.bind(self._problem, point, config, self._arch)
-        compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
-        grid = self._kernels.grid(self._problem, point, config, self._arch)
+        binding = self._kernels.bind(self._problem, point, config, self._target)
+        compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
+        grid = self._kernels.grid(self._problem, point, config, self._target)
         return Kernel(compiled, binding, grid)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.families.attention.engine import AttentionKernels
+from tuner.devices.target import Target
+from tuner.engines.sglang.attention.binding import AttentionKernels, launcher_tensors
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
 from tuner.kernels.launcher import Tensor as Outside
@@ -95,12 +96,12 @@ def launch(
     problem: Attention,
     point: Point,
     config: Config,
-    arch: int,
+    target: Target,
     tensors: Mapping[str, Tensor],
 ) -> Any:  # noqa: ANN401 (triton.compiler.CompiledKernel; None from the interpreter)
     """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device, by Triton's JIT."""
-    binding = kernels.bind(problem, point, config, arch)
-    grid = kernels.grid(problem, point, config, arch)
+    binding = kernels.bind(problem, point, config, target)
+    grid = kernels.grid(problem, point, config, target)
     values = launch_values(binding, tensors)
     return getattr(module, binding.function)[grid](*values, **binding.options)
 
@@ -235,5 +236,5 @@ def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
 ) -> dict[str, Outside]:
     """The outsides of all tensors that the engine's launcher is given."""
-    given = kernels.arguments(problem, point, arch=90)
+    given = kernels.arguments(problem, point, ANY_TARGET)
     return {name: value for name, value in given.items() if isinstance(value, Outside)}

@@ -57,11 +57,12 @@ def _axes(problem: Attention, stage: Stage) -> Mapping[str, tuple[int, ...]]:
 
 def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
     columns = 1 << (problem.Lv - 1).bit_length()  # BLOCK_DV, a power of two
+    warp = device.target.warp_size
     if stage in (Stage.EXTEND, Stage.PREFILL):
         yield Rule(
             "at most 128 accumulators a thread",
             "a thread has 255 registers; more accumulators spill in every kernel compiled",
-            lambda c: c["BLOCK_M"] * max(columns, c["BLOCK_N"]) <= 128 * 32 * c["num_warps"],
+            lambda c: c["BLOCK_M"] * max(columns, c["BLOCK_N"]) <= 128 * warp * c["num_warps"],
         )
         yield Rule(
             "two warps for the smallest tiles alone",
@@ -82,7 +83,7 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
         yield Rule(
             "at most 256 accumulators a thread",
             "a thread has 255 registers",
-            lambda c: c["BLOCK_H"] * columns <= 256 * 32 * c["num_warps"],
+            lambda c: c["BLOCK_H"] * columns <= 256 * warp * c["num_warps"],
         )
     if stage is not Stage.REDUCE:
         yield Rule(

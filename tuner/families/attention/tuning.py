@@ -108,14 +108,14 @@ class AttentionRun(TuningRun):
 
     @cached_property
     def _kernels(self) -> AttentionKernels:
-        return self._engine.lift()
+        return self._engine.lift(self.request.device.target.backend)
 
     @property
     def _kernel_hash(self) -> str:
         return self._kernels.hash
 
     def _binder(self) -> Binder:
-        return self._kernels.binder(self._problem, self.request.device.arch)
+        return self._kernels.binder(self._problem, self.request.device.target)
 
     @cached_property
     def _spaces(self) -> dict[Part, Space]:
@@ -129,8 +129,8 @@ class AttentionRun(TuningRun):
     @cached_property
     def _own(self) -> dict[Point, Config]:
         """The engine's own constants at each point."""
-        arch = self.request.device.arch
-        return {p: self._kernels.default_config(self._problem, p, arch) for p in self.points}
+        target = self.request.device.target
+        return {p: self._kernels.default_config(self._problem, p, target) for p in self.points}
 
     def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
         request = self.request

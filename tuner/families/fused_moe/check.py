@@ -113,7 +113,7 @@ def check_files(
     engine's, before anything is compiled.
     """
     layer = moe_engine(engine)
-    kernels = layer.lift()
+    kernels = layer.lift(device.target.backend)
     plans = [_read(path, layer, options) for path in files]
     with Farm() as farm:
         entries = [
@@ -169,7 +169,7 @@ def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
 def _compile(
     farm: Farm, kernels: MoeKernels, device: Device, problem: FusedMoe, parts: _Parts
 ) -> Iterator[CheckedEntry]:
-    compiler = KernelCompiler(farm, kernels.binder(problem, device.arch), device)
+    compiler = KernelCompiler(farm, kernels.binder(problem, device.target), device)
     compiler.submit([candidate for _, candidate in parts])
     results: dict[Candidate, Compiled] = {}
     while batch := compiler.poll(wait=True):

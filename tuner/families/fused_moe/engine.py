@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.devices.table import Device
+from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding
@@ -69,12 +70,14 @@ class MoeKernels(Protocol):
     def lifted(self) -> Lifted: ...
 
     def bind(
-        self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, arch: int
+        self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, target: Target
     ) -> Binding:
         """The kernel that the engine launches, and its arguments. Raises UnsupportedKernel."""
         ...
 
-    def binder(self, problem: FusedMoe, arch: int) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+    def binder(
+        self, problem: FusedMoe, target: Target
+    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` for the candidates of one problem, as a compiler wants it."""
         ...
 
@@ -149,8 +152,8 @@ class MoeEngine(Protocol):
         """Whether its down kernel is right when it loads through tensor descriptors."""
         ...
 
-    def lift(self) -> MoeKernels:
-        """Its kernels. Raises UnsupportedKernel."""
+    def lift(self, backend: str = CUDA) -> MoeKernels:
+        """Its kernels on a backend, "cuda" or "hip". Raises UnsupportedKernel."""
         ...
 
 

@@ -11,6 +11,7 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import grid_size
@@ -31,8 +32,8 @@ class MoeOnGpu:
 
     def __init__(self, problem: FusedMoe, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
-        self._arch = properties.major * 10 + properties.minor
-        self._kernels = moe_engine(find_engine(request["engine"])).lift()
+        self._target = cuda_target(properties.major, properties.minor)
+        self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.backend)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = _captured(request["routing"], problem) if request["routing"] else None
         self._layer = Layer(problem, request["seed"], properties.L2_cache_size, captured)
@@ -81,9 +82,9 @@ class MoeOnGpu:
 
     def _kernel(self, point: Point, config: Config) -> Kernel:
         binding = self._kernels.bind(
-            self._layer.problem, gemm_of(point), point.batch_size, config, self._arch
+            self._layer.problem, gemm_of(point), point.batch_size, config, self._target
         )
-        compiled = compile_kernel(self._source, binding.variant().as_json(), self._arch)
+        compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
         return Kernel(compiled, binding, (grid_size(binding),))
 
 

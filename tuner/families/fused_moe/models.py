@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
+from tuner.engines.sglang.fused_moe.shared_experts import Fusion
 from tuner.errors import BadProblem, IndivisibleShape
-from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
+from tuner.families.fused_moe.engine import NOT_FUSED
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.model import Model
@@ -51,7 +53,7 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
     fusion: Fusion = _rules(serving.engine).shared_expert_fusion(
         model,
         serving.engine_version,
-        serving.device.arch if serving.device else 90,
+        serving.device.target if serving.device else cuda_target(9, 0),
         tp=serving.tp,
         ep=options.get("ep", 1),
         dtype=serving.dtype,

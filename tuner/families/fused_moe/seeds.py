@@ -120,7 +120,7 @@ def _device_distance(name: str, device: Device) -> int:
     if name == device.name:
         return 0
     try:
-        return 1 if find_device(name).arch == device.arch else 2
+        return 1 if find_device(name).target == device.target else 2
     except UnknownDevice:
         return 2
 

@@ -24,8 +24,7 @@ def space_for(
     axes = _DEFAULT_GRID
     if wide:
         axes = _WIDE_GRID
-        # The hardware unit came with sm_90.
-        if gemm is Gemm.DOWN and tma and device.arch >= 90:
+        if gemm is Gemm.DOWN and tma and device.architecture.has_tma:
             axes = {**axes, "USE_TMA": (0, 1)}
     if problem.block_shape is not None and problem.block_shape[0] and problem.block_shape[1] < 64:
         axes = {**axes, "BLOCK_SIZE_K": (32, 64, 128, 256)}  # no other would divide the block
@@ -55,10 +54,11 @@ _WIDE_GRID: Mapping[str, tuple[int, ...]] = {
 
 
 def _rules(problem: FusedMoe, device: Device, gemm: Gemm) -> Iterator[Rule]:
+    warp = device.target.warp_size
     yield Rule(
         "at most 256 accumulators a thread",
         "measured: a tile of 65,536 with 4 warps spills, and compiles for minutes",
-        lambda c: c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 256 * 32 * c["num_warps"],
+        lambda c: c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 256 * warp * c["num_warps"],
     )
     if problem.block_shape is not None:
         yield from _block_rules(problem, problem.block_shape, gemm)

@@ -101,7 +101,7 @@ class MoeRun(TuningRun):
 
     @cached_property
     def _kernels(self) -> MoeKernels:
-        return self._engine.lift()
+        return self._engine.lift(self.request.device.target.backend)
 
     @property
     def _kernel_hash(self) -> str:
@@ -112,7 +112,7 @@ class MoeRun(TuningRun):
         return self._recording.sha256 if self._recording else ""
 
     def _binder(self) -> Binder:
-        return self._kernels.binder(self._problem, self.request.device.arch)
+        return self._kernels.binder(self._problem, self.request.device.target)
 
     def _prove_recordable(self, path: Path, add: bool) -> None:
         super()._prove_recordable(path, add)

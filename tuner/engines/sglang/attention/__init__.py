@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuner.devices.target import CUDA
 from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
 from tuner.engines.sglang.attention.delivery import AttentionDelivery
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
@@ -21,8 +22,8 @@ class SGLangAttention:
 
     engine: SGLang
 
-    def lift(self) -> AttentionKernels:
-        return lift_attention(self.engine)
+    def lift(self, backend: str = CUDA) -> AttentionKernels:
+        return lift_attention(self.engine, backend)
 
     def file_name(self, problem: Attention, device_name: str) -> str:
         return file_name(problem, device_name)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.table import architecture
+from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import Attention, Phase
 from tuner.kernels.launcher import Tensor
@@ -18,7 +20,6 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
 BACKEND_FLAG = "--attention-backend"  # of the server; its value here is triton
-PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 
 
@@ -41,7 +42,7 @@ def read_indices(root: Path, origin: str) -> Indices:
 
 
 def launcher_arguments(
-    problem: Attention, point: Point, arch: int, takes: tuple[str, ...], indices: Indices
+    problem: Attention, point: Point, target: Target, takes: tuple[str, ...], indices: Indices
 ) -> dict[str, Any]:
     """What the engine's attention backend gives its launcher, by the launcher's names."""
     for field, parameter in (("sinks", "sinks"), ("window", "sliding_window_size")):
@@ -82,7 +83,7 @@ def launcher_arguments(
         **({"num_kv_splits": problem.kv_splits} if one_number else {}),
         "max_kv_splits": problem.kv_splits,
         "has_mla": problem.shares_kv,
-        "use_pdl": arch >= PDL_ARCH,
+        "use_pdl": architecture(target).has_pdl,  # is_arch_support_pdl()
     }
 
 

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.target import CUDA, Target
 from tuner.engines.sglang.attention.backend import Indices, launcher_arguments, read_indices
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
@@ -46,27 +47,28 @@ class AttentionKernels:
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
-    _launches: dict[tuple[Attention, Point, int], Launch] = field(default_factory=dict)
-    _launchers: dict[tuple[Phase, int], Launcher] = field(default_factory=dict)
+    backend: str = CUDA
+    _launches: dict[tuple[Attention, Point, Target], Launch] = field(default_factory=dict)
+    _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
 
-    def default_config(self, problem: Attention, point: Point, arch: int) -> Config:
+    def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
         """The engine's own constants at a point. Raises UnsupportedKernel."""
-        launch = self.launch(problem, point, arch)
+        launch = self.launch(problem, point, target)
         both = {**launch.arguments, **launch.options}
         names = [name for name in CHOICES[_stage(point)] if name in both]
         if not problem.shares_kv:  # values of their own cannot be taken out of keys
             names = [name for name in names if name != "HAS_MLA"]
         return Config({name: both[name] for name in names})
 
-    def bind(self, problem: Attention, point: Point, config: Config, arch: int) -> Binding:
+    def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
         """The kernel and its arguments at a point, with a config's constants.
 
         Raises UnsupportedKernel for what the engine's kernel does not take.
         """
-        launch = self.launch(problem, point, arch)
+        launch = self.launch(problem, point, target)
         lifted = self.lifted(problem.phase)
         parameters = lifted.parameters(launch.kernel)
-        default = self.default_config(problem, point, arch)
+        default = self.default_config(problem, point, target)
         for key in config:
             if key not in default:
                 near = did_you_mean(key, list(default))
@@ -85,20 +87,22 @@ class AttentionKernels:
         return bind(self.origin, launch.kernel, parameters, known, options)
 
     def binder(
-        self, problem: Attention, arch: int
+        self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` for the candidates of one problem, as a compiler wants it."""
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            binding = self.bind(problem, candidate.point, candidate.config, arch)
+            binding = self.bind(problem, candidate.point, candidate.config, target)
             return self.lifted(problem.phase), binding
 
         return bound
 
-    def grid(self, problem: Attention, point: Point, config: Config, arch: int) -> tuple[int, ...]:
+    def grid(
+        self, problem: Attention, point: Point, config: Config, target: Target
+    ) -> tuple[int, ...]:
         """The blocks that the engine launches at a point, with a config's constants."""
-        launch = self.launch(problem, point, arch)
-        default = self.default_config(problem, point, arch)
+        launch = self.launch(problem, point, target)
+        default = self.default_config(problem, point, target)
         stage = _stage(point)
         plain = point.batch_size, problem.q_heads, problem.kv_splits
         sizes = launch.grid if stage is Stage.REDUCE else plain
@@ -109,14 +113,14 @@ class AttentionKernels:
             raise UnsupportedKernel(f"{self.origin}: {launch.kernel} has an unknown grid")
         return rule(constants={**default, **config})
 
-    def launch(self, problem: Attention, point: Point, arch: int) -> Launch:
+    def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
         """What the engine launches for a point's stage. Raises UnsupportedKernel."""
-        key = problem, point, arch
+        key = problem, point, target
         if key not in self._launches:
-            for launch in self._run(problem, point, arch):
+            for launch in self._run(problem, point, target):
                 stage = _stage_of(problem.phase, launch.kernel)
                 at = Point(point.batch_size, stage, point.new_tokens, point.cached_tokens)
-                self._launches[problem, at, arch] = launch
+                self._launches[problem, at, target] = launch
         if key not in self._launches:
             raise UnsupportedKernel(f"{self.origin} launches nothing for {point} of {problem}")
         return self._launches[key]
@@ -136,30 +140,30 @@ class AttentionKernels:
 
     def _lift(self, phase: Phase) -> Lifted:
         source = launcher_source(self.engine, phase)
-        return lift(source, KERNELS[phase], self.engine.root, self.origin)
+        return lift(source, KERNELS[phase], self.engine.root, self.origin, self.backend)
 
     @cached_property
     def indices(self) -> Indices:
         """The whole numbers' types in the engine's attention backend."""
         return read_indices(self.engine.root, self.origin)
 
-    def arguments(self, problem: Attention, point: Point, arch: int) -> dict[str, Any]:
+    def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
         """What the engine's launcher is called with at a point, by its parameters' names."""
-        takes = self._launcher(problem.phase, arch).parameters(LAUNCHERS[problem.phase][1])
-        given = launcher_arguments(problem, point, arch, takes, self.indices)
+        takes = self._launcher(problem.phase, target).parameters(LAUNCHERS[problem.phase][1])
+        given = launcher_arguments(problem, point, target, takes, self.indices)
         return {name: value for name, value in given.items() if name in takes}
 
-    def _launcher(self, phase: Phase, arch: int) -> Launcher:
-        key = phase, arch
+    def _launcher(self, phase: Phase, target: Target) -> Launcher:
+        key = phase, target
         if key not in self._launchers:
             source = launcher_source(self.engine, phase)
-            self._launchers[key] = Launcher(source, self.engine.root, self.origin, arch)
+            self._launchers[key] = Launcher(source, self.engine.root, self.origin, target)
         return self._launchers[key]
 
-    def _run(self, problem: Attention, point: Point, arch: int) -> list[Launch]:
+    def _run(self, problem: Attention, point: Point, target: Target) -> list[Launch]:
         function = LAUNCHERS[problem.phase][1]
-        arguments = self.arguments(problem, point, arch)
-        return self._launcher(problem.phase, arch).run(function, arguments)
+        arguments = self.arguments(problem, point, target)
+        return self._launcher(problem.phase, target).run(function, arguments)
 
 
 def launcher_source(engine: SGLang, phase: Phase) -> Path:
@@ -168,9 +172,12 @@ def launcher_source(engine: SGLang, phase: Phase) -> Path:
     return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
 
 
-def lift_attention(engine: SGLang) -> AttentionKernels:
-    """The attention kernels of an engine on disk. Raises UnsupportedKernel when they are used."""
-    return AttentionKernels(engine, f"{engine.name} {engine.version}")
+def lift_attention(engine: SGLang, backend: str = CUDA) -> AttentionKernels:
+    """The attention kernels of an engine on disk, as they are on a backend ("cuda" or "hip").
+
+    Raises UnsupportedKernel when they are used.
+    """
+    return AttentionKernels(engine, f"{engine.name} {engine.version}", backend)
 
 
 def _stage(point: Point) -> Stage:

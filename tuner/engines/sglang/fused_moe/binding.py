@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tuner.devices.table import architecture
+from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import LAUNCH_OPTIONS
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
@@ -45,7 +47,6 @@ _PLACES = (  # where versions since 0.4.4 keep them
     "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
     "srt/layers/moe/fused_moe_triton/fused_moe.py",
 )
-PDL_ARCH = 90  # is_arch_support_pdl(): major version 9 or later
 GDC_EARLY_ROWS = 512
 
 
@@ -65,7 +66,7 @@ class FusedMoeKernels:
         gemm: Gemm,
         batch_size: int,
         config: Config,
-        arch: int,
+        target: Target,
         *,
         sorted_output: bool = False,
         filter_expert: bool = False,
@@ -74,16 +75,15 @@ class FusedMoeKernels:
     ) -> Binding:
         """Bind the kernel that the engine launches for `gemm` at `batch_size` tokens.
 
-        `arch` is the compute capability as one number (89, 90, 120). `sorted_output`: the up
-        gemm of a layer whose down gemm uses TMA. `filter_expert`: under expert parallelism.
-        `zero_points`: asymmetric (AWQ) weights. `compute`: the model's 16-bit type, "bf16"
-        (the default) or "fp16", which quantised weights leave open.
+        `sorted_output`: the up gemm of a layer whose down gemm uses TMA. `filter_expert`: under
+        expert parallelism. `zero_points`: asymmetric (AWQ) weights. `compute`: the model's
+        16-bit type, "bf16" (the default) or "fp16", which quantised weights leave open.
 
         Raises UnsupportedKernel for a parameter, a config key or a dtype that the engine's
         kernel and this adapter do not share.
         """
         launch = _Launch(
-            problem, gemm, batch_size, config, arch, sorted_output, compute or _compute(problem)
+            problem, gemm, batch_size, config, target, sorted_output, compute or _compute(problem)
         )
         function = kernel_name(problem)
         parameters = self.lifted.parameters(function)
@@ -98,7 +98,7 @@ class FusedMoeKernels:
             **TRITON_DEFAULTS,
             **{name: value for name, value in config.items() if name in LAUNCH_OPTIONS},
         }
-        if "USE_GDC" in names and arch >= PDL_ARCH:
+        if "USE_GDC" in names and architecture(target).has_pdl:  # is_arch_support_pdl()
             known |= {
                 "USE_GDC": Constant(True),
                 "GDC_EARLY": Constant(launch.a_rows <= GDC_EARLY_ROWS),
@@ -106,13 +106,15 @@ class FusedMoeKernels:
             options["launch_pdl"] = True
         return bind(self.lifted.origin, function, parameters, known, options)
 
-    def binder(self, problem: FusedMoe, arch: int) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+    def binder(
+        self, problem: FusedMoe, target: Target
+    ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` for the candidates of one problem, as a compiler wants it."""
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             point = candidate.point
             return self.lifted, self.bind(
-                problem, gemm_of(point), point.batch_size, candidate.config, arch
+                problem, gemm_of(point), point.batch_size, candidate.config, target
             )
 
         return bound
@@ -136,11 +138,14 @@ class FusedMoeKernels:
             raise UnsupportedKernel(f"{origin}: {function} has no per-channel fp8")
 
 
-def lift_fused_moe(engine: SGLang) -> FusedMoeKernels:
-    """Lift them out of an engine on disk. Raises UnsupportedKernel; see `lift`."""
+def lift_fused_moe(engine: SGLang, backend: str = CUDA) -> FusedMoeKernels:
+    """Lift them out of an engine on disk, as they are on a backend ("cuda" or "hip").
+
+    Raises UnsupportedKernel; see `lift`.
+    """
     origin = f"{engine.name} {engine.version}"
     source = find_source(engine, DENSE, _PLACES)
-    return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin))
+    return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin, backend))
 
 
 def kernel_name(problem: FusedMoe) -> str:
@@ -172,11 +177,10 @@ def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
     return -(-sorted_slots(valid_slots, experts, block_m) // 16) * 16
 
 
-def swaps_ab(config: Config, dtype: Dtype, arch: int) -> bool:
-    """`should_enable_swap_ab`: fp8 on compute capability 9.x alone; unchanged since it came."""
-    sm90 = arch // 10 == 9
+def swaps_ab(config: Config, dtype: Dtype, target: Target) -> bool:
+    """`should_enable_swap_ab`: fp8 on sm_90 alone; unchanged since it came."""
     small = config["BLOCK_SIZE_M"] < 64 and config["BLOCK_SIZE_N"] >= 64
-    return dtype is Dtype.FP8_W8A8 and sm90 and small
+    return dtype is Dtype.FP8_W8A8 and target.is_sm(90) and small
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class _Launch:
     gemm: Gemm
     batch_size: int
     config: Config
-    arch: int
+    target: Target
     sorted_output: bool
     compute: str
 
@@ -251,8 +255,9 @@ def _dense(launch: _Launch) -> dict[str, Argument]:
     """Parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
     problem, config = launch.problem, launch.config
     n, k = problem.gemm_shape(launch.gemm)
+    fp8 = architecture(launch.target).fp8_type
     operand = {
-        Dtype.FP8_W8A8: ("fp8e4nv", "fp8e4nv"),
+        Dtype.FP8_W8A8: (fp8, fp8),
         Dtype.INT8_W8A8: ("i8", "i8"),
         Dtype.INT8_W8A16: (launch.compute, "i8"),
     }
@@ -283,7 +288,7 @@ def _dense(launch: _Launch) -> dict[str, Argument]:
         "per_channel_quant": Constant(problem.per_channel_quant),
         "even_Ks": Constant(k % config["BLOCK_SIZE_K"] == 0),
         "c_sorted": Constant(launch.sorted_output),
-        "swap_ab": Constant(swaps_ab(config, problem.dtype, launch.arch)),
+        "swap_ab": Constant(swaps_ab(config, problem.dtype, launch.target)),
         "FUSE_ADD_TO_OUTPUT": Constant(False),
         "MASK_OUTPUT": Constant(False),
         "FUSE_SUM_ALL_REDUCE": Constant(False),

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tuner.devices.table import Device
+from tuner.devices.target import CUDA
 from tuner.engines.config_files import ConfigFile, read_lenient
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, takes_tma
 from tuner.engines.sglang.fused_moe.file_names import (
@@ -106,9 +107,7 @@ class SGLangFusedMoe:
         It may lack num_warps and num_stages; `launch_config` makes Triton's defaults explicit.
         """
         rules = self.rules
-        heuristic = default_heuristic(
-            rules.tree, rules.source, rules.engine, device.shared_optin_bytes
-        )
+        heuristic = default_heuristic(rules.tree, rules.source, rules.engine, device)
         columns, reduced = weight_columns(problem)
         arguments = {
             "M": batch_size,
@@ -179,8 +178,8 @@ class SGLangFusedMoe:
     def takes_tma(self, problem: FusedMoe) -> bool:
         return takes_tma(problem)
 
-    def lift(self) -> FusedMoeKernels:
-        return lift_fused_moe(self.engine)
+    def lift(self, backend: str = CUDA) -> FusedMoeKernels:
+        return lift_fused_moe(self.engine, backend)
 
 
 def _read_shipped(path: Path, key: FileKey) -> ShippedFile:

@@ -12,20 +12,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+from tuner.devices.table import Device
+from tuner.devices.target import HIP
 from tuner.errors import UnsupportedKernel
 
 FUNCTION = "get_default_config"
 
 
 def default_heuristic(
-    tree: ast.Module, source: Path, engine: str, shared_optin_bytes: int
+    tree: ast.Module, source: Path, engine: str, device: Device
 ) -> Callable[[Mapping[str, object]], dict[str, int]]:
-    """The engine's heuristic for NVIDIA GPUs with that much opt-in shared memory a block.
+    """The engine's heuristic on a device.
 
     The callable takes every argument that this project knows, by name; the version's own
     signature picks. Raises UnsupportedKernel for a name or parameter that is not known.
     """
-    lifted = _Lifted(tree, source, engine, shared_optin_bytes)
+    lifted = _Lifted(tree, source, engine, device)
     function = lifted.function(FUNCTION)
     parameters = inspect.signature(function).parameters
 
@@ -47,13 +49,13 @@ def default_heuristic(
 class _Lifted:
     """Module-level definitions of a source file, compiled one by one as they are needed."""
 
-    def __init__(self, tree: ast.Module, source: Path, engine: str, shared_bytes: int) -> None:
+    def __init__(self, tree: ast.Module, source: Path, engine: str, device: Device) -> None:
         flags = SimpleNamespace(enable_deterministic_inference=False)
         settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
-        # The few names that reach outside the file, answered for an NVIDIA GPU and default flags.
+        # The few names that reach outside the file, answered for the device and default flags.
         self._namespace: dict[str, object] = {
-            "_is_hip": False,
-            "_get_cuda_shared_memory_per_block_optin": lambda: shared_bytes,
+            "_is_hip": device.target.backend == HIP,
+            "_get_cuda_shared_memory_per_block_optin": lambda: device.shared_optin_bytes,
             "get_server_args": lambda: settings,
             "get_global_server_args": lambda: settings,
             "get_exec": lambda: settings,

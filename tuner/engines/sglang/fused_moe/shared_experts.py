@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tuner.devices.target import Target
 from tuner.engines.versions import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import Fusion
@@ -27,7 +28,7 @@ class _Case:
 
     model: Model
     version: Release
-    arch: int
+    target: Target
     tp: int
     ep: int
     dtype: Dtype | None
@@ -36,7 +37,7 @@ class _Case:
 def shared_expert_fusion(
     model: Model,
     engine_version: str | None,
-    device_arch: int,
+    target: Target,
     *,
     tp: int = 1,
     ep: int = 1,
@@ -53,7 +54,7 @@ def shared_expert_fusion(
             raise BadProblem(f"{model.name} has no shared experts to fuse")
         return Fusion(0, 0, f"{model.name} has no shared experts to fuse")
     version = engine_version or NEWEST
-    case = _Case(model, release_of(version), device_arch, tp, ep, dtype or model.dtype)
+    case = _Case(model, release_of(version), target, tp, ep, dtype or model.dtype)
     if force is False:
         return Fusion(0, 0, f"E={model.E // ep} without the shared experts, as asked")
     if force:
@@ -68,7 +69,7 @@ def shared_expert_fusion(
         added,
         model.n_shared_experts,
         f"E={model.E // ep}+{added}: sglang {version} fuses the shared experts of "
-        f"{model.architecture} on sm_{device_arch} (override with --no-fuse-shared)",
+        f"{model.architecture} on {target.name} (override with --no-fuse-shared)",
     )
 
 
@@ -104,8 +105,8 @@ def _deepseek_v3(case: _Case) -> str | None:
         return "by default before 0.4.6"
     if case.model.E != 256 or case.model.n_shared_experts != 1:
         return f"of a model with {case.model.E} routed experts, only of DeepSeek V3's 256"
-    if case.version < (0, 4, 7) and case.arch < 90:
-        return f"on sm_{case.arch}, before 0.4.7 only on sm_90 and later"
+    if case.version < (0, 4, 7) and not case.target.is_sm_or_later(90):
+        return f"on {case.target.name}, before 0.4.7 only on sm_90 and later"
     packed = case.model.quantization.startswith("compressed-tensors")
     if case.version >= (0, 5, 16) and packed and case.dtype is Dtype.INT4_W4A16:
         return "of compressed-tensors int4 checkpoints, which keep them unquantised"
@@ -147,7 +148,9 @@ def _since(version: Release, rule: Callable[[_Case], str | None]) -> Callable[[_
 def _common(case: _Case) -> str | None:
     if case.ep > 1:
         return "under expert parallelism"
-    return f"on sm_{case.arch}, before sm_{OLDEST_ARCH}" if case.arch < OLDEST_ARCH else None
+    if not case.target.is_sm_or_later(OLDEST_ARCH):
+        return f"on {case.target.name}, only on sm_{OLDEST_ARCH} and later"
+    return None
 
 
 _RULES: dict[str, Callable[[_Case], str | None]] = {

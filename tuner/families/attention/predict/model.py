@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
 from tuner.families.attention.lengths import Lengths, ragged
 from tuner.families.attention.predict.steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
@@ -19,7 +20,6 @@ from tuner.families.attention.predict.tiles import (
 )
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.fused_moe.predict.device_model import Footprint, blocks_per_sm
-from tuner.families.fused_moe.predict.tensor_cores import ARCHS
 from tuner.problems.points import Config, Point
 
 
@@ -46,7 +46,7 @@ class AttentionModel:
     ) -> None:
         self._device, self._problem = device, problem
         self._constants, self._seed = constants, seed
-        self._arch = ARCHS[device.arch]
+        self._arch = device.architecture
         self._lengths = lru_cache(maxsize=None)(self._make_lengths)
         self._launched = lru_cache(maxsize=None)(self._launch)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
 from tuner.families.attention.predict.model import AttentionModel
 from tuner.families.attention.predict.steps import AttentionConstants
 from tuner.families.attention.problem import Attention
-from tuner.families.fused_moe.predict.device_model import Footprint
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuner.devices.constants import Constants
+from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.fused_moe.predict.device_model import Constants, Footprint
-from tuner.families.fused_moe.predict.tensor_cores import ARCHS, macs_per_clock
 from tuner.problems.points import Config
 
 ELEMENT_BYTES = 2
@@ -21,7 +22,7 @@ L1_CLOCKS = 40.0
 
 @dataclass(frozen=True)
 class AttentionConstants:
-    """What attention adds to the fused-MoE model's constants, which it uses as they are."""
+    """What attention adds to the constants of every model, which it uses as they are."""
 
     common: Constants = Constants()
     score_instructions: float = 16.0  # a score's: scale, mask, maximum, exponential, sum, rounding
@@ -71,7 +72,7 @@ class Steps:
         constants: AttentionConstants,
     ) -> None:
         self._device, self._problem, self._config = device, problem, config
-        self._constants, self._arch = constants, ARCHS[device.arch]
+        self._constants, self._arch = constants, device.architecture
         decode = stage is Stage.DECODE
         self._latent = bool(config.get("HAS_MLA", 0))  # values are taken out of the tile of keys
         self._dots = decode and problem.group == 1
@@ -95,7 +96,8 @@ class Steps:
         """
         c, work, warps = self._constants, self._work, self._config["num_warps"]
         instructions = self._instructions(cached)
-        spilt = 2 * footprint.n_spills * 32 * warps / c.common.spill_bytes_per_clock
+        threads = self._arch.target.warp_size * warps
+        spilt = 2 * footprint.n_spills * threads / c.common.spill_bytes_per_clock
         reads = work.read_bytes / c.common.shared_bytes_per_clock
         copied = self._copied_bytes / c.common.shared_bytes_per_clock
         fill = self._copied_bytes / self._arch.l2_bytes_per_clock
@@ -116,7 +118,8 @@ class Steps:
     def skip_clocks(self, together: int) -> float:
         """A tile outside the window, of one of so many blocks that share an SM."""
         c = self._constants
-        masks = self._config["BLOCK_N"] * self.rows * c.skip_instructions / 128
+        at_once = 4 * self._arch.target.warp_size  # threads that an SM's schedulers issue for
+        masks = self._config["BLOCK_N"] * self.rows * c.skip_instructions / at_once
         return c.skip_clocks + together * masks
 
     def _chain(self, alone: float, index: float, tile: float, cached: bool) -> float:
@@ -142,7 +145,8 @@ class Steps:
         score = c.score_instructions + (0.0 if cached else c.causal_instructions)
         copy = c.common.copy_instructions * (1.0 if self._piped else c.plain_copies)
         threads = work.scores * score + work.other_instructions + copy * self._copied_bytes / 16
-        return threads / 32 + c.common.step_instructions * self._config["num_warps"]
+        overhead = c.common.step_instructions * self._config["num_warps"]
+        return threads / self._arch.target.warp_size + overhead
 
     def _dot_work(self) -> _Work:
         elements = self._config["BLOCK_N"] * sum(self._columns)
@@ -152,7 +156,7 @@ class Steps:
     def _tensor_work(self) -> _Work:
         rows, keys, warps = self.rows, self._config["BLOCK_N"], self._config["num_warps"]
         columns, value_columns = self._columns
-        rate = macs_per_clock(self._device, self._device.fp16_tflops)
+        rate = self._device.macs_per_clock(self._device.fp16_tflops)
         rate *= self._constants.common.mma_efficiency
         if self._groups:
             # Each warp multiplies 16 rows; more warps than rows repeat each other's work.

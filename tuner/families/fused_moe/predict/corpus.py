@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.devices.table import Device, devices
+from tuner.devices.target import Target
 from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.problems.dtypes import Dtype
@@ -42,11 +43,11 @@ class Prior:
 
     def __init__(self, problem: FusedMoe, device: Device, files: Iterable[ShippedFile]) -> None:
         self._problem = problem
-        arch_of = {known.name: known.arch for known in devices()}
+        target_of = {known.name: known.target for known in devices()}
         self._voters = [
             Voter(file, weight)
             for file in files
-            if file.entries and (weight := _likeness(problem, device, file, arch_of))
+            if file.entries and (weight := _likeness(problem, device, file, target_of))
         ]
         self._shares = lru_cache(maxsize=None)(self._count)
 
@@ -86,14 +87,14 @@ def _shortfalls(votes: Mapping[int, float]) -> dict[int, float]:
 
 
 def _likeness(
-    problem: FusedMoe, device: Device, file: ShippedFile, arch_of: Mapping[str, int]
+    problem: FusedMoe, device: Device, file: ShippedFile, target_of: Mapping[str, Target]
 ) -> float:
     """Between a shipped file's problem and device and those at hand, at most 1.
 
     Each thing that differs makes its winners less likely to be winners here.
     """
     key = file.key
-    if key.device not in arch_of:
+    if key.device not in target_of:
         return 0.0
     dtype = Dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
     weight = 1.0
@@ -106,6 +107,6 @@ def _likeness(
     if key.block_shape != problem.block_shape:
         weight *= 0.3
     if key.device != device.name:
-        weight *= 0.7 if arch_of[key.device] == device.arch else 0.3
+        weight *= 0.7 if target_of[key.device] == device.target else 0.3
     octaves = abs(math.log2(key.intermediate_size / problem.N))
     return weight * math.exp(-octaves / 2)

@@ -6,54 +6,14 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tuner.devices.constants import Constants
+from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
 from tuner.families.fused_moe.predict.padding import Load, expected_load
-from tuner.families.fused_moe.predict.tensor_cores import ARCHS, tensor_step
+from tuner.families.fused_moe.predict.tensor_cores import tensor_step
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
-from tuner.problems.results import Compiled
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What one block asks of its SM."""
-
-    shared_bytes: int
-    n_regs: int  # a thread's
-    n_spills: int = 0  # bytes a thread spills
-
-    @classmethod
-    def of(cls, compiled: Compiled) -> Footprint:
-        """Of a kernel that compiled; the compiler reports all three figures of those."""
-        assert compiled.shared_bytes is not None
-        return cls(compiled.shared_bytes, compiled.n_regs or 0, compiled.n_spills or 0)
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What no data sheet gives. docs/predict.md has each one's reason and the result's
-    sensitivity to it; those marked (H200) were set or changed by one recording of that card.
-    """
-
-    launch_us: float = 2.5
-    start_ns: float = 1500.0  # a block's launch and its chain of dependent loads (H200)
-    end_ns: float = 500.0  # its stores
-    empty_ns: float = 700.0  # a block without rows: launch and one load
-    dram_latency_ns: float = 700.0  # loaded (H200)
-    l2_latency_ns: float = 300.0
-    dram_efficiency: float = 0.92  # of the data sheet's bandwidth (H200)
-    short_row: float = 0.62  # of that, where a row's piece is half a cache line (H200)
-    mma_efficiency: float = 0.85
-    shared_bytes_per_clock: float = 128.0
-    converted_per_clock: float = 128.0  # elements, to a wider type (H200)
-    step_clocks: float = 100.0  # a block's barrier and the latency of its multiply-adds
-    step_instructions: float = 100.0  # a warp's: loop, addresses, scales (H200)
-    copy_instructions: float = 10.0  # for 16 bytes copied: address, mask, copy (H200)
-    rescale_instructions: float = 2.0  # an accumulator's, where a step has scales of its own
-    spill_bytes_per_clock: float = 64.0  # between a block and its SM's L1 cache (H200)
-    norm: float = 3.0  # how softly limits add: infinity is their maximum (H200)
-
 
 CACHE_LINE_BYTES = 128
 DRAM_PAGE_BYTES = 1024
@@ -71,21 +31,6 @@ class Prediction:
     blocks_per_sm: int
 
 
-def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
-    """Blocks that an SM holds at once, at least 1."""
-    registers = math.ceil(max(footprint.n_regs, 16) / 8) * 8 * 32 * warps
-    reserved = 1024  # bytes of shared memory that the system keeps for each block
-    return max(
-        1,
-        min(
-            device.shared_per_sm_bytes // (footprint.shared_bytes + reserved),
-            device.registers_per_sm // registers,
-            device.max_warps_per_sm // warps,
-            device.max_blocks_per_sm,
-        ),
-    )
-
-
 class DeviceModel:
     """Predicts launches of one problem on one device."""
 
@@ -95,7 +40,7 @@ class DeviceModel:
         self._device = device
         self._problem = problem
         self._constants = constants
-        self._arch = ARCHS[device.arch]
+        self._arch = device.architecture
         self._a_bytes = problem.dtype.activation_bits / 8
         self._b_bytes = problem.dtype.weight_bits / 8
         self._tensor_step = lru_cache(maxsize=None)(self._make_tensor_step)
@@ -125,7 +70,7 @@ class DeviceModel:
     def _step_clocks(self, load: Load, config: Config, footprint: Footprint) -> tuple[float, float]:
         """Clocks of a step along k: of one block alone, and of its SM's busiest unit."""
         c, warps = self._constants, config["num_warps"]
-        depth, threads = config["BLOCK_SIZE_K"], 32 * warps
+        depth, threads = config["BLOCK_SIZE_K"], self._arch.target.warp_size * warps
         a, b = self._a_bytes * depth, self._b_bytes * config["BLOCK_SIZE_N"] * depth
         mma, read, converted = self._tensor_step(config)
         copied = config["BLOCK_SIZE_M"] * a + b

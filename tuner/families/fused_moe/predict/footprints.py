@@ -5,23 +5,22 @@ Good enough to choose what to compile, never to say what fits: only the compiler
 
 from __future__ import annotations
 
+from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
-from tuner.families.fused_moe.predict.device_model import Footprint
 from tuner.families.fused_moe.predict.tensor_cores import uses_warpgroup
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
-MOST_REGISTERS = 255  # a thread's, on every architecture since Kepler
-
 
 def estimate_footprint(problem: FusedMoe, device: Device, config: Config) -> Footprint:
     """Shared memory, registers and spills that Triton 3.6 is likely to need."""
-    regs = _registers(problem, config)
+    regs = _registers(problem, device, config)
+    most = device.architecture.max_registers_per_thread
     return Footprint(
         _shared_bytes(problem, device, config),
-        min(MOST_REGISTERS, regs),
-        4 * max(0, regs - MOST_REGISTERS),
+        min(most, regs),
+        4 * max(0, regs - most),
     )
 
 
@@ -34,8 +33,9 @@ def _shared_bytes(problem: FusedMoe, device: Device, config: Config) -> int:
     return buffers * bits * config["BLOCK_SIZE_K"] // 8 + scales
 
 
-def _registers(problem: FusedMoe, config: Config) -> int:
-    accumulators = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] // (32 * config["num_warps"])
+def _registers(problem: FusedMoe, device: Device, config: Config) -> int:
+    threads = device.target.warp_size * config["num_warps"]
+    accumulators = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] // threads
     # A step's own sums stand beside the total where they are scaled or converted first.
     twice = problem.block_shape is not None or problem.dtype is Dtype.INT8_W8A8
     return 45 + accumulators * (1 + twice)

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
+from tuner.devices.constants import Constants
+from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
 from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.corpus import Prior
-from tuner.families.fused_moe.predict.device_model import Constants, DeviceModel, Footprint
+from tuner.families.fused_moe.predict.device_model import DeviceModel
 from tuner.families.fused_moe.predict.footprints import estimate_footprint
 from tuner.families.fused_moe.predict.shortlist import cover, needs, summed
 from tuner.families.fused_moe.problem import FusedMoe, gemm_of

@@ -15,34 +15,6 @@ from tuner.problems.points import Config
 
 
 @dataclass(frozen=True)
-class Arch:
-    """What an SM of one architecture does, where no data sheet of a card says so."""
-
-    clock_ghz: float  # a typical boost clock of its cards
-    l2_bytes_per_clock: float  # an SM's share of L2 reads when all of them read
-    warpgroup: bool = False  # instructions of 64 rows that read operands from shared memory
-    sync_rate: float = 1.0  # mma.sync's share of the peak
-    sync_fp8: bool = False  # mma.sync multiplies fp8; elsewhere Triton converts it to fp16
-
-
-# Clocks: the vendor's boost clocks. L2: two thirds of 5,120 B a clock over 108 SMs (A100), and what
-# microbenchmarks read on sm_86 to sm_120 (about 5 TB/s on an RTX 4090, 10 TB/s on an H200).
-# mma.sync on Hopper: 63 % of the peak, Luo et al., "Benchmarking and Dissecting the Nvidia Hopper
-# GPU Architecture via Microbenchmarking" (2024); Blackwell's fifth generation doubles only the
-# new instructions.
-ARCHS = {
-    80: Arch(1.41, 32),
-    86: Arch(1.70, 16),
-    89: Arch(2.50, 16, sync_fp8=True),
-    90: Arch(1.80, 44, warpgroup=True, sync_rate=0.63),
-    100: Arch(1.90, 44, warpgroup=True, sync_rate=0.32),
-    103: Arch(1.90, 44, warpgroup=True, sync_rate=0.32),
-    120: Arch(2.40, 16, sync_fp8=True),
-    121: Arch(2.40, 16, sync_fp8=True),
-}
-
-
-@dataclass(frozen=True)
 class TensorStep:
     """One block's step of BLOCK_SIZE_K."""
 
@@ -56,7 +28,7 @@ def swaps_operands(problem: FusedMoe, device: Device, config: Config) -> bool:
     """sglang's should_enable_swap_ab: weights take the instruction's 64-row side."""
     return (
         problem.dtype is Dtype.FP8_W8A8
-        and device.arch == 90
+        and device.target.is_sm(90)
         and config["BLOCK_SIZE_M"] < 64 <= config["BLOCK_SIZE_N"]
     )
 
@@ -65,7 +37,7 @@ def uses_warpgroup(problem: FusedMoe, device: Device, config: Config) -> bool:
     """Whether the tile is tall enough for wgmma (sm_90) or tcgen05 (sm_100)."""
     swap = swaps_operands(problem, device, config)
     rows = config["BLOCK_SIZE_N" if swap else "BLOCK_SIZE_M"]
-    return ARCHS[device.arch].warpgroup and rows >= 64 and config["num_warps"] % 4 == 0
+    return device.architecture.warpgroup and rows >= 64 and config["num_warps"] % 4 == 0
 
 
 def tensor_step(problem: FusedMoe, device: Device, config: Config) -> TensorStep:
@@ -76,11 +48,6 @@ def tensor_step(problem: FusedMoe, device: Device, config: Config) -> TensorStep
     if uses_warpgroup(problem, device, config):
         return _warpgroup_step(problem, device, config, rows, columns)
     return _sync_step(problem, device, config, rows, columns)
-
-
-def macs_per_clock(device: Device, tflops: float) -> float:
-    """Multiply-adds an SM does a clock at that rate of the whole device."""
-    return tflops * 1e3 / 2 / device.sm_count / ARCHS[device.arch].clock_ghz
 
 
 def _warpgroup_step(
@@ -101,7 +68,7 @@ def _warpgroup_step(
         * 64
         * width
         * depth
-        / macs_per_clock(device, _peak(problem, device)),
+        / device.macs_per_clock(_peak(problem, device)),
         shared_read_bytes=instructions * (64 + width) * depth * _operand_bytes(problem),
         converted=config["BLOCK_SIZE_N"] * depth if _unpacks(problem) else 0.0,
     )
@@ -110,7 +77,7 @@ def _warpgroup_step(
 def _sync_step(
     problem: FusedMoe, device: Device, config: Config, rows: int, columns: int
 ) -> TensorStep:
-    arch, depth = ARCHS[device.arch], config["BLOCK_SIZE_K"]
+    arch, depth = device.architecture, config["BLOCK_SIZE_K"]
     down, across = 1, 1  # warps
     while down * across < config["num_warps"]:
         if rows / 16 / down >= columns / 16 / across and down < rows / 16:
@@ -129,7 +96,7 @@ def _sync_step(
     )
     return TensorStep(
         warpgroup=False,
-        mac_clocks=rows * columns * depth / (macs_per_clock(device, peak) * arch.sync_rate),
+        mac_clocks=rows * columns * depth / (device.macs_per_clock(peak) * arch.sync_rate),
         shared_read_bytes=read / 8 * depth,
         converted=converted,
     )

@@ -1,0 +1,44 @@
+"""What code is compiled for: a kind of GPU as a compiler knows it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+CUDA, HIP = "cuda", "hip"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A compiler's target, in the words of Triton's GPUTarget."""
+
+    backend: str  # "cuda" or "hip"
+    arch: int | str  # CUDA: the compute capability as one number (89 for sm_89); HIP: "gfx942"
+    warp_size: int  # threads
+
+    @property
+    def name(self) -> str:
+        """As people write it: sm_89, gfx942."""
+        return f"sm_{self.arch}" if self.backend == CUDA else str(self.arch)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """(major, minor), as `torch.cuda.get_device_capability` answers it on either backend."""
+        if isinstance(self.arch, int):
+            return divmod(self.arch, 10)
+        found = re.fullmatch(r"gfx(\d+)(\d)[0-9a-f]", self.arch)
+        assert found, f"{self.arch} is no AMD architecture"
+        return int(found[1]), int(found[2])
+
+    def is_sm(self, arch: int) -> bool:
+        """Whether it is this CUDA architecture and no other."""
+        return self.backend == CUDA and self.arch == arch
+
+    def is_sm_or_later(self, arch: int) -> bool:
+        """Whether it is this CUDA architecture or a later one; False on every other backend."""
+        return self.backend == CUDA and isinstance(self.arch, int) and self.arch >= arch
+
+
+def cuda_target(major: int, minor: int) -> Target:
+    """The target of a GPU of that compute capability."""
+    return Target(CUDA, major * 10 + minor, 32)
