@@ -15,7 +15,6 @@ from tuner.errors import UnsupportedKernel
 from tuner.families.attention.inputs import compared, launch, make_inputs, output_of, reference
 from tuner.families.attention.lengths import EDGES
 from tuner.families.attention.problem import parse_attention
-from tuner.families.fused_moe.inputs import worst_error
 from tuner.kernels.lift import load_lifted
 from tuner.measure.accuracy import worst_error
 from tuner.problems.points import Config, Point

@@ -20,7 +20,6 @@ from tuner.families.attention.predict.tiles import Row, Tiles, count, launched, 
 from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.families.attention.recording import read_attention_recording
 from tuner.families.attention.space import attention_space, lesser
-from tuner.families.fused_moe.predict.device_model import Footprint
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
 

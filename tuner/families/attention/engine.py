@@ -65,7 +65,7 @@ class AttentionEngine(Protocol):
     """The attention of one engine version on disk."""
 
     def lift(self, backend: str = CUDA) -> AttentionKernels:
-        """Its kernels on a backend, "cuda" or "hip". Raises UnsupportedKernel when they are used."""
+        """Its kernels on a backend, "cuda" or "hip"; using them may raise UnsupportedKernel."""
         ...
 
     def file_name(self, problem: Attention, device_name: str) -> str:

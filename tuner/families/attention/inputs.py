@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.devices.target import Target
-from tuner.engines.sglang.attention.binding import AttentionKernels, launcher_tensors
+from tuner.devices.target import Target, cuda_target
+from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
 from tuner.kernels.launcher import Tensor as Outside
@@ -236,5 +236,7 @@ def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
 ) -> dict[str, Outside]:
     """The outsides of all tensors that the engine's launcher is given."""
-    given = kernels.arguments(problem, point, ANY_TARGET)
+    given = kernels.arguments(
+        problem, point, cuda_target(9, 0)
+    )  # tensors are the same on every target
     return {name: value for name, value in given.items() if isinstance(value, Outside)}

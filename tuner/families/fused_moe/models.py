@@ -10,9 +10,8 @@ from types import ModuleType
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
-from tuner.engines.sglang.fused_moe.shared_experts import Fusion
 from tuner.errors import BadProblem, IndivisibleShape
-from tuner.families.fused_moe.engine import NOT_FUSED
+from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.model import Model

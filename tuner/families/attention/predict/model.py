@@ -19,7 +19,6 @@ from tuner.families.attention.predict.tiles import (
     split_lengths,
 )
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.families.fused_moe.predict.device_model import Footprint, blocks_per_sm
 from tuner.problems.points import Config, Point
 
 

@@ -12,7 +12,6 @@ from tuner.devices.constants import Constants
 from tuner.devices.occupancy import Footprint
 from tuner.devices.table import Device
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.families.fused_moe.predict.device_model import Constants, Footprint
 from tuner.problems.points import Config
 
 ELEMENT_BYTES = 2
