@@ -12,16 +12,22 @@ import pytest
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import architecture, devices, find_device, read_table
 from tuner.devices.target import Target, cuda_target
-from tuner.engines.sglang.fused_moe.binding import swaps_ab
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention import backend
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.fused_moe import binding
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe, swaps_ab
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice
+from tuner.families.attention.problem import Phase
 from tuner.families.fused_moe.predict.tensor_cores import swaps_operands
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.space import space_for
+from tuner.kernels.binding import Pointer
 from tuner.kernels.lift import platform_probes
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
+from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 
 # CUDA programming guide: (a block's opt-in limit, an SM's, warps)
@@ -183,6 +189,27 @@ class TestAnAmdCard:
         found = shared_expert_fusion(find_preset("deepseek-r1"), "0.5.16", mi300x.target)
         assert found.experts == 0
         assert "on gfx942, only on sm_80 and later" in found.why
+
+    @pytest.mark.parametrize("text", ["extend_attention:q_heads=8", "decode_attention:q_heads=8"])
+    def test_is_launched_as_the_engine_launches_on_hip(self, mi300x, monkeypatch, text):
+        monkeypatch.setattr(backend, "architecture", lambda _: mi300x.architecture)
+        problem = parse_problem(f"{text},kv_heads=1,Lq=128,Lv=128,dtype=bfloat16")
+        kernels = lift_attention(find_engine("sglang==0.5.16"), "hip")
+        new = 128 if problem.phase is Phase.EXTEND else 1
+        launches = [
+            kernels.launch(problem, Point(4, stage, new, 1024), mi300x.target)
+            for stage in problem.parts
+        ]
+        assert launches
+        for launch in launches:  # options of AMD's compiler, which the engine gives on HIP alone
+            assert launch.options["matrix_instr_nonkdim"] == 16
+
+    def test_multiplies_its_own_fp8(self, mi300x, monkeypatch):
+        monkeypatch.setattr(binding, "architecture", lambda _: mi300x.architecture)
+        kernels = lift_fused_moe(find_engine("sglang==0.5.16"), "hip")
+        tile = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
+        bound = kernels.bind(FP8, Gemm.UP, 64, Config(tile), mi300x.target)
+        assert bound.arguments["a_ptr"] == bound.arguments["b_ptr"] == Pointer("fp8e4b8")
 
     def test_probes_say_hip(self):
         assert platform_probes("hip")["is_hip"] and not platform_probes("hip")["is_cuda"]

@@ -159,6 +159,7 @@ class Launcher:
             return _Namespace(name, self._execute(sibling))
         # The engine's probes say what they say on the target; the rest of it is not asked.
         probes = platform_probes(self.target.backend)
+        probes["is_gfx95_supported"] = self.target.name.startswith("gfx95")
         return _Namespace(name, {probe: _answer(says) for probe, says in probes.items()})
 
     def _file_of(self, module: str) -> Path:
