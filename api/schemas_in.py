@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
 from tuner.errors import did_you_mean
-from tuner.jobs.fields import BatchSize, Count, Flag, Seed
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
+from tuner.problems.fields import BatchSize, Count, Flag, Seed
 from tuner.problems.registry import Option, families
 from tuner.tuning.request import Effort
 

@@ -9,9 +9,10 @@ import pytest
 from tuner.devices.target import cuda_target
 from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, padded_slots
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.families.fused_moe.slots import padded_slots
 from tuner.kernels.binding import ABSENT, Constant, Descriptor, Integer, Pointer
 from tuner.kernels.lift import Parameter, lift, load_lifted
 from tuner.problems.points import Config

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from tuner.engines.sglang.fused_moe.prove import Proof, Row, prove
 from tuner.errors import BadInput, MeasurerFailed
-from tuner.families.fused_moe.prove import Proof, Row, prove
 from tuner.problems.registry import parse_problem
 
 PROBLEM = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"

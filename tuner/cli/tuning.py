@@ -215,7 +215,7 @@ def prove(
     importable here.
     """
     from tuner.devices.table import find_device
-    from tuner.families.fused_moe.prove import prove as prove_root
+    from tuner.engines.sglang.fused_moe.prove import prove as prove_root
 
     proof = prove_root(out, find_device(device).name)
     if as_json:

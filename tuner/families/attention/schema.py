@@ -13,7 +13,7 @@ from tuner.families.attention.workloads import (
     MAX_POINTS,
     MAX_WEIGHT,
 )
-from tuner.jobs.fields import Count, refuse_words
+from tuner.problems.fields import Count, refuse_words
 
 _Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT), BeforeValidator(refuse_words)]
 _Sequences = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(refuse_words)]

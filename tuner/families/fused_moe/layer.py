@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.engines.sglang.fused_moe.binding import padded_slots, sorted_slots
 from tuner.families.fused_moe.inputs import (
     TORCH_TYPES,
     Activations,
@@ -31,6 +30,7 @@ from tuner.families.fused_moe.inputs import (
     sort_activations,
 )
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.slots import padded_slots, sorted_slots
 from tuner.kernels.binding import Descriptor
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error

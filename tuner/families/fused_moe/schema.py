@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from tuner.families.fused_moe.problem import Gemm
-from tuner.jobs.fields import BatchSize, Count, Flag, Groups, Size
+from tuner.problems.fields import BatchSize, Count, Flag, Groups, Size
 
 # By name: the type, and Pydantic's Field with the default.
 FIELDS: dict[str, tuple[Any, Any]] = {

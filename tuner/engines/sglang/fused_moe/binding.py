@@ -23,6 +23,7 @@ from tuner.engines.config_files import LAUNCH_OPTIONS
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.slots import padded_slots
 from tuner.kernels.binding import (
     ABSENT,
     Argument,
@@ -161,20 +162,6 @@ def takes_tma(problem: FusedMoe) -> bool:
     files with USE_TMA.
     """
     return kernel_name(problem) == DENSE and not problem.per_channel_quant
-
-
-def sorted_slots(valid_slots: int, experts: int, block_m: int) -> int:
-    """Slots that the engine allocates when it sorts by expert, padded to whole blocks.
-
-    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions allocate more
-    slots where there are fewer valid ones than experts, all of them empty.
-    """
-    return valid_slots + min(valid_slots, experts + 1) * (block_m - 1)
-
-
-def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
-    """EM: `sorted_slots`, rounded up to 16; the engine's own sum is not rounded."""
-    return -(-sorted_slots(valid_slots, experts, block_m) // 16) * 16
 
 
 def swaps_ab(config: Config, dtype: Dtype, target: Target) -> bool:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tuner.engines.sglang.fused_moe.binding import sorted_slots
+from tuner.families.fused_moe.slots import sorted_slots
 
 
 @dataclass(frozen=True)
