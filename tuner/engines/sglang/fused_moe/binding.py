@@ -23,7 +23,7 @@ from tuner.engines.config_files import LAUNCH_OPTIONS
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.families.fused_moe.slots import padded_slots
+from tuner.families.fused_moe.slots import padded_slots, sorted_slots
 from tuner.kernels.binding import (
     ABSENT,
     Argument,
