@@ -23,8 +23,8 @@ from tuner.devices.table import find_device
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.predict.steps import AttentionConstants
 from tuner.families.attention.problem import Attention, Stage, parse_attention
-from tuner.families.attention.recording import read_attention_recording
 from tuner.families.attention.space import lesser
+from tuner.measure.recording import read_trials
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Trial
 
@@ -69,7 +69,7 @@ class Verdict:
 def main() -> None:
     own = own_configs()
     trials = {
-        problem: list(read_attention_recording(SWEEP, problem).trials.values())
+        problem: list(read_trials(SWEEP, problem).trials.values())
         for problem in dict.fromkeys(problem for problem, _ in own)
     }
     verdicts = judge(trials, own, predicted(AttentionConstants()))

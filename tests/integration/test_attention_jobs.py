@@ -13,9 +13,9 @@ from api.settings import ApiSettings
 from tuner.devices.table import find_device
 from tuner.engines.sglang.attention.binding import CHOICES
 from tuner.families.attention.problem import Attention, Stage, parse_attention
-from tuner.families.attention.recording import write_attention_recording
 from tuner.families.attention.space import attention_space
 from tuner.jobs.job import Ask, JobRequest
+from tuner.measure.recording import write_trials
 from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store import Leases, NightStore, Store
@@ -46,7 +46,7 @@ def settings(store_url: str, tmp_path: Path) -> Settings:
         for stage in STAGES
         for config in attention_space(PROBLEM, device, stage, CHOICES[stage]).configs()
     ]
-    write_attention_recording(tmp_path / "decode.csv", PROBLEM, trials)
+    write_trials(tmp_path / "decode.csv", PROBLEM, trials)
     return Settings(store_url, recordings=tmp_path)
 
 

@@ -18,8 +18,8 @@ from tuner.families.attention.predict.model import AttentionModel
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.predict.tiles import Row, Tiles, count, launched, makespan
 from tuner.families.attention.problem import Phase, Stage, parse_attention
-from tuner.families.attention.recording import read_attention_recording
 from tuner.families.attention.space import attention_space, lesser
+from tuner.measure.recording import read_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
 
@@ -195,7 +195,7 @@ class TestChoosing:
     def judged(self, kernels, text):
         """(point, engine's trial, first choice, best, what is used, rank correlation)."""
         problem = parse_attention(text)
-        recording = read_attention_recording(SWEEP, problem)
+        recording = read_trials(SWEEP, problem)
         predictor = AttentionPredictor(H200, problem)
         for point in recording.points:
             if point.part is Stage.REDUCE:

@@ -13,11 +13,11 @@ from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, 
 from tuner.families.attention.buckets import Bucket, Together, buckets_of
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.problem import Phase, Stage, parse_attention
-from tuner.families.attention.recording import read_attention_recording, write_attention_recording
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import Workload, WorkPoint
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure import recording_file
+from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
 from tuner.problems.text import names_attention
@@ -246,20 +246,20 @@ def test_search_and_chooser_agree_where_the_engines_constants_run_at_one_point_a
 
 def test_a_recording_is_read_back_as_written(tmp_path):
     problem = parse_attention(PROBLEMS[0])
-    recorded = read_attention_recording(SWEEP, problem)
+    recorded = read_trials(SWEEP, problem)
     path = tmp_path / "again.csv.gz"
-    write_attention_recording(path, problem, recorded.trials.values())
-    again = read_attention_recording(path, problem)
+    write_trials(path, problem, recorded.trials.values())
+    again = read_trials(path, problem)
     assert again.trials == recorded.trials
     first = path.read_bytes()
-    write_attention_recording(path, problem, recorded.trials.values())
+    write_trials(path, problem, recorded.trials.values())
     assert path.read_bytes() == first
 
 
 def test_a_recording_of_other_problems_names_them(tmp_path):
     other = parse_attention("extend_attention:q_heads=2,kv_heads=1,Lq=64,Lv=64,dtype=float16")
     with pytest.raises(BadInput, match="only of .*q_heads=16"):
-        read_attention_recording(SWEEP, other)
+        read_trials(SWEEP, other)
     assert other.phase is Phase.EXTEND
 
 
@@ -303,7 +303,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path, text, says):
     path = tmp_path / "x.csv"
     path.write_text(text)
     with pytest.raises(MalformedRecording, match=says) as refused:
-        read_attention_recording(path, parse_attention(PROBLEMS[0]))
+        read_trials(path, parse_attention(PROBLEMS[0]))
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -325,12 +325,12 @@ def test_a_damaged_recording_is_refused(tmp_path, data, says):
     path = tmp_path / "x.csv.gz"
     path.write_bytes(data)
     with pytest.raises(MalformedRecording, match=says):
-        read_attention_recording(path, parse_attention(PROBLEMS[0]))
+        read_trials(path, parse_attention(PROBLEMS[0]))
 
 
 def test_a_missing_recording_is_refused(tmp_path):
     with pytest.raises(MalformedRecording, match="cannot be read: No such file"):
-        read_attention_recording(tmp_path / "none.csv.gz", parse_attention(PROBLEMS[0]))
+        read_trials(tmp_path / "none.csv.gz", parse_attention(PROBLEMS[0]))
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
@@ -339,23 +339,23 @@ def test_a_recording_that_is_too_large_is_refused_and_not_cut(tmp_path, monkeypa
     text = f"{HEADER}\n{ROW}\n"
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     monkeypatch.setattr(recording_file, "MAX_BYTES", len(text))
-    assert len(read_attention_recording(path, problem).trials) == 1
+    assert len(read_trials(path, problem).trials) == 1
     monkeypatch.setattr(recording_file, "MAX_BYTES", len(text) - 1)
     with pytest.raises(MalformedRecording, match="larger than|unpacks to more than"):
-        read_attention_recording(path, problem)
+        read_trials(path, problem)
 
 
 def test_a_recording_holds_the_trials_of_every_problem_that_was_added(tmp_path):
     first, second = parse_attention(PROBLEMS[0]), parse_attention(PROBLEMS[1])
-    trials = {p: read_attention_recording(SWEEP, p).trials for p in (first, second)}
+    trials = {p: read_trials(SWEEP, p).trials for p in (first, second)}
     path = tmp_path / "both.csv.gz"
     for problem in (first, second, second, first):  # what is written again replaces its own
-        write_attention_recording(path, problem, trials[problem].values(), add=True)
-        assert read_attention_recording(path, problem).trials == trials[problem]
-    assert read_attention_recording(path, second).trials == trials[second]
-    write_attention_recording(path, first, trials[first].values())
+        write_trials(path, problem, trials[problem].values(), add=True)
+        assert read_trials(path, problem).trials == trials[problem]
+    assert read_trials(path, second).trials == trials[second]
+    write_trials(path, first, trials[first].values())
     with pytest.raises(BadInput, match="only of extend_attention"):
-        read_attention_recording(path, second)
+        read_trials(path, second)
 
 
 def test_a_recording_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -369,7 +369,7 @@ def test_a_recording_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UnwritableOutput, match="No space left"):
-        write_attention_recording(path, problem, [])
+        write_trials(path, problem, [])
     assert path.read_bytes() == before
 
 
@@ -387,4 +387,4 @@ def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
 
 def test_a_recording_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UnwritableOutput):
-        write_attention_recording(tmp_path / "no" / "x.csv.gz", parse_attention(PROBLEMS[0]), [])
+        write_trials(tmp_path / "no" / "x.csv.gz", parse_attention(PROBLEMS[0]), [])

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable
 
+from tuner.measure.recording import RecordedTrials
 from tuner.problems.points import Candidate, Config, Part
-from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.problems.results import Compiled, Measurement, Status
 
 _ABSENT = "not in the recording"
-
-
-class Recorded(Protocol):
-    """A recording of either family of problems."""
-
-    @property
-    def trials(self) -> Mapping[Candidate, Trial]: ...
 
 
 class Replay:
@@ -23,7 +16,7 @@ class Replay:
 
     compile_s = 0.0
 
-    def __init__(self, recording: Recorded) -> None:
+    def __init__(self, recording: RecordedTrials) -> None:
         self._recording = recording
         self._pending: dict[Candidate, None] = {}
         self._kernels: set[tuple[Part, Config]] = set()

@@ -16,6 +16,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench, open_gpu_bench
+from tuner.measure.recording import RecordedTrials, read_trials, write_trials
 from tuner.measure.recording_file import prove_recordable
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems.points import Part, Point, Problem
@@ -138,16 +139,7 @@ class TuningRun(ABC):
 
     @property
     @abstractmethod
-    def _recording_sha256(self) -> str:
-        """Of the recording that is replayed; empty where times are not recorded ones."""
-
-    @property
-    @abstractmethod
     def _spaces(self) -> Mapping[Part, Space]: ...
-
-    @abstractmethod
-    def _look_up(self, store: RunStore) -> None:
-        """Read what a run needs to know of earlier ones, before any work."""
 
     @abstractmethod
     def _binder(self) -> Binder: ...
@@ -158,10 +150,23 @@ class TuningRun(ABC):
     @abstractmethod
     def _plan(self) -> Plan: ...
 
-    @abstractmethod
-    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None: ...
+    # Parts that families share; some have reasons for others
 
-    # Parts that all families share
+    def _look_up(self, store: RunStore) -> None:  # noqa: B027  # most need nothing
+        """Read what a run needs to know of earlier ones, before any work."""
+
+    @cached_property
+    def _recording(self) -> RecordedTrials | None:
+        """The recording that is replayed; None where times are not recorded ones."""
+        path = self.request.source.recording
+        return read_trials(path, self.request.problem) if path else None
+
+    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
+        write_trials(path, self.request.problem, trials, add)
+
+    @property
+    def _recording_sha256(self) -> str:
+        return self._recording.sha256 if self._recording else ""
 
     def _prove_recordable(self, path: Path, add: bool) -> None:
         """Raises UnwritableOutput where the run's recording cannot be written to `path`."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
@@ -13,19 +12,13 @@ from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.engine import AttentionKernels, attention_engine
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.problem import Attention
-from tuner.families.attention.recording import (
-    AttentionRecording,
-    read_attention_recording,
-    write_attention_recording,
-)
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
 from tuner.measure.replay import Replay
 from tuner.problems.points import Candidate, Config, Part, Point
-from tuner.problems.results import Entry, MeasureKind, Trial
+from tuner.problems.results import Entry, MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.journal import RunStore
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
@@ -67,9 +60,6 @@ class AttentionRun(TuningRun):
             self._problem.parts, self._engine.file_name(self._problem, request.device.name)
         )
 
-    def _look_up(self, store: RunStore) -> None:
-        """Nothing: all stages of a phase are tuned in one run."""
-
     @cached_property
     def tries(self) -> dict[str, int]:
         """How many configurations each size may be tried with, all stages together."""
@@ -96,15 +86,6 @@ class AttentionRun(TuningRun):
             return usual_workload(self._problem.phase).for_problem(self._problem)
         sizes = {(p.batch_size, p.new_tokens, p.cached_tokens) for p in self._recording.points}
         return Workload("recording", tuple(WorkPoint(*size, weight=1.0) for size in sorted(sizes)))
-
-    @cached_property
-    def _recording(self) -> AttentionRecording | None:
-        path = self.request.source.recording
-        return read_attention_recording(path, self._problem) if path else None
-
-    @property
-    def _recording_sha256(self) -> str:
-        return self._recording.sha256 if self._recording else ""
 
     @cached_property
     def _kernels(self) -> AttentionKernels:
@@ -190,9 +171,6 @@ class AttentionRun(TuningRun):
             incumbents={point: {"default": config} for point, config in self._own.items()},
             chooser=AttentionChooser(self._buckets, self._own, noise, slack),
         )
-
-    def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
-        write_attention_recording(path, self._problem, trials, add)
 
     def _check_request(self) -> None:
         if self.request.source.routing is not None:

@@ -107,10 +107,6 @@ class MoeRun(TuningRun):
     def _kernel_hash(self) -> str:
         return self._kernels.hash
 
-    @property
-    def _recording_sha256(self) -> str:
-        return self._recording.sha256 if self._recording else ""
-
     def _binder(self) -> Binder:
         return self._kernels.binder(self._problem, self.request.device.target)
 

@@ -1,4 +1,4 @@
-"""Recordings of attention's trials: CSV files, packed or plain, one trial a row.
+"""Recordings of trials of any family: CSV files, packed or plain, one trial a row.
 
 Columns: problem, part, batch_size, new_tokens, cached_tokens, config (its key), compile_status,
 shared_bytes, n_regs, n_spills, status, median_us, detail; others are passed over. One file may
@@ -11,23 +11,38 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
-from tuner.families.attention.problem import Attention, parse_attention
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
-from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.registry import read_part
+from tuner.problems.points import Candidate, Config, Point, Problem
+from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "config")
 FIGURES = ("compile_status", "shared_bytes", "n_regs", "n_spills", "status", "median_us", "detail")
 
 
+class RecordedTrials(Protocol):
+    """Trials that a run may be replayed from, whatever the format of their file."""
+
+    @property
+    def sha256(self) -> str:
+        """The file's."""
+        ...
+
+    @property
+    def points(self) -> Sequence[Point]: ...
+
+    @property
+    def trials(self) -> Mapping[Candidate, Trial]: ...
+
+
 @dataclass(frozen=True)
-class AttentionRecording:
+class TrialRecording:
     """The trials of one problem."""
 
     sha256: str  # of the file
@@ -38,7 +53,7 @@ class AttentionRecording:
         return tuple(sorted({candidate.point for candidate in self.trials}))
 
 
-def read_attention_recording(path: Path, problem: Attention) -> AttentionRecording:
+def read_trials(path: Path, problem: Problem) -> TrialRecording:
     """A problem's trials in a recording.
 
     Raises MalformedRecording with the file and the line; BadInput where the file holds other
@@ -49,7 +64,7 @@ def read_attention_recording(path: Path, problem: Attention) -> AttentionRecordi
     others = set()
     for line, row in _rows(path, data):
         try:
-            if parse_attention(row["problem"]) != problem:
+            if parse_problem(row["problem"]) != problem:
                 others.add(row["problem"])
                 continue
             trial = _trial(row)
@@ -64,12 +79,10 @@ def read_attention_recording(path: Path, problem: Attention) -> AttentionRecordi
     if not trials:
         held = ", ".join(sorted(others))
         raise BadInput(f"{path} has no trial of {problem.spec()}, only of {held}")
-    return AttentionRecording(hashlib.sha256(data).hexdigest(), trials)
+    return TrialRecording(hashlib.sha256(data).hexdigest(), trials)
 
 
-def write_attention_recording(
-    path: Path, problem: Attention, trials: Iterable[Trial], add: bool = False
-) -> None:
+def write_trials(path: Path, problem: Problem, trials: Iterable[Trial], add: bool = False) -> None:
     """Write a recording; packed where the name ends in .gz.
 
     With `add`, the trials of other problems that the file holds stay in it. Raises
@@ -108,9 +121,7 @@ def _check_header(path: Path, header: list[str]) -> None:
     for name in (*COLUMNS, *FIGURES):
         if name not in header:
             near = did_you_mean(name, header)
-            raise MalformedRecording(
-                f"{path} is no recording of attention: column {name} is missing{near}"
-            )
+            raise MalformedRecording(f"{path} is no recording: column {name} is missing{near}")
     if len(set(header)) < len(header):
         raise MalformedRecording(f"{path}, line 1: a column is named twice")
 
@@ -156,7 +167,7 @@ def _time(row: Mapping[str, str]) -> float | None:
     return time_us
 
 
-def _row(problem: Attention, trial: Trial) -> tuple[object, ...]:
+def _row(problem: Problem, trial: Trial) -> tuple[object, ...]:
     point, compiled, measured = trial.candidate.point, trial.compiled, trial.measurement
     return (
         *(problem.spec(), point.part.value, point.batch_size, point.new_tokens),
