@@ -109,11 +109,15 @@ def check_files(
     Raises MalformedConfigFile for a name that is no family's, OptionsRefused for an option that
     says how a model is served.
     """
-    from tuner.errors import OptionsRefused
+    from tuner.engines.engine import supports
+    from tuner.errors import MalformedConfigFile, OptionsRefused
     from tuner.problems.registry import families
 
     by_family: dict[str, list[Path]] = {}
-    known = [family for family in families() if hasattr(family.module("check"), "check_files")]
+    ours = [family for family in families() if supports(engine.name, family.name)]
+    known = [family for family in ours if hasattr(family.module("check"), "check_files")]
+    if not known:
+        raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
     for path in paths:
         claimed = (f for f in known if f.module("check").claims(path.name, engine))
         by_family.setdefault(next(claimed, known[0]).name, []).append(path)

@@ -82,8 +82,13 @@ def register(package: str) -> None:
     """Add a family that lies outside this list; twice is once."""
     if package not in _PACKAGES:
         _PACKAGES.append(package)
-        for cached in (_known, parts, _parts_by_name, parse_problem):
-            cached.cache_clear()
+        forget_what_was_read()
+
+
+def forget_what_was_read() -> None:
+    """Read the list anew when it is next asked for."""
+    for cached in (_known, parts, _parts_by_name, parse_problem):
+        cached.cache_clear()
 
 
 def families() -> Sequence[Family]:

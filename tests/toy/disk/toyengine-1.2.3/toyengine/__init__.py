@@ -1,0 +1,1 @@
+raise ImportError("engines are read, never imported")

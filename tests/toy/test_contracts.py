@@ -1,0 +1,239 @@
+"""What every family and every engine promises, the toys of the tests included.
+
+A new family or engine is tested by adding it to EXAMPLES or ENGINES: it has to pass as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import string
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.devices.table import find_device
+from tuner.engines import engine as engines
+from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
+from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily
+from tuner.export.delivery import Delivery, delivery_of
+from tuner.models.serving import Resolved, Serving
+from tuner.problems import registry
+from tuner.problems.points import Part, Point
+from tuner.problems.registry import Family, families, family_of, parse_problem
+
+HERE = Path(__file__).parent
+L40S = find_device("L40S")
+MOE = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant"
+HEADS = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+# By the name of a family: texts of its problems, and a field of one of them that is misspelt.
+EXAMPLES = {
+    "fused_moe": ([MOE, "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"], "top_k"),
+    "attention": (
+        [f"extend_attention:{HEADS}", f"decode_attention:{HEADS},kv_splits=16"],
+        "kv_heads",
+    ),
+    "toy": (["toy_scale:columns=1024"], "columns"),
+}
+ENGINES = ["sglang==0.5.16", "sglang==0.4.4", "toyengine==1.2.3"]
+HEAVY = "torch triton sqlalchemy optuna pydantic numpy"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toys() -> Iterator[None]:
+    """The toys, registered in this process for the length of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        patch.setenv("TUNER_ENGINE_PATH", str(HERE / "disk"))
+        patch.setattr(registry, "_PACKAGES", list(registry._PACKAGES))
+        patch.setattr(engines, "_PACKAGES", dict(engines._PACKAGES))
+        registry.register("toy_family")
+        engines.register("toyengine", "toy_engine")
+        yield
+    registry.forget_what_was_read()
+
+
+@pytest.fixture(params=EXAMPLES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return next(one for one in families() if one.name == request.param)
+
+
+class TestEveryFamily:
+    def test_problems_are_read_back_from_their_texts(self, family: Family) -> None:
+        texts, _ = EXAMPLES[family.name]
+        assert texts
+        for text in texts:
+            problem = parse_problem(text)
+            assert problem.spec() == text
+            assert family_of(problem) is family
+            assert problem.family in family.problems
+            assert hash(problem) == hash(parse_problem(text))
+            assert problem.parts
+            assert all(isinstance(part, family.parts) for part in problem.parts)
+
+    def test_a_misspelt_field_or_kind_is_refused_by_name(self, family: Family) -> None:
+        (text, *_), field = EXAMPLES[family.name]
+        with pytest.raises(BadProblem, match=f"did you mean '{field}'"):
+            parse_problem(text.replace(field, f"{field}x"))
+        name = family.problems[0]
+        with pytest.raises(BadProblem, match="did you mean"):
+            parse_problem(text.replace(text.partition(":")[0], f"{name}x"))
+        with pytest.raises(BadProblem, match="lacks"):
+            parse_problem(f"{name}:")
+
+    def test_names_and_parts_are_the_familys_alone(self, family: Family) -> None:
+        others = [one for one in families() if one is not family]
+        assert others
+        for other in others:
+            assert not set(family.problems) & set(other.problems)
+            assert not {p.value for p in family.parts} & {p.value for p in other.parts}
+            assert family.name != other.name
+            assert family.flag is None or family.flag != other.flag
+
+    def test_parts_say_their_points(self, family: Family) -> None:
+        assert issubclass(family.parts, Part)
+        for part in family.parts:
+            point = Point(4, part, 8, 16)
+            assert "4" in point.size
+            assert point.as_json()["batch_size"] == 4
+            assert part.value in point.as_json().values()
+            assert registry.read_part(part.value) is part
+
+    def test_a_selection_names_points_and_is_read_back(self, family: Family) -> None:
+        for text in EXAMPLES[family.name][0]:
+            problem = parse_problem(text)
+            everything = family.read_selection(problem, {})
+            assert not everything.given
+            points = everything.points(problem)
+            assert points
+            assert {point.part for point in points} <= set(problem.parts)
+            written = everything.as_json()
+            assert set(written) == {option.name for option in family.selecting}
+            assert family.read_selection(problem, written) == everything
+
+    def test_options_have_one_flag_and_a_field_in_the_api(self, family: Family) -> None:
+        options = [*family.shaping, *family.selecting, *family.searching]
+        assert len({option.name for option in options}) == len(options)
+        fields = family.module("schema").FIELDS
+        assert set(fields) == {option.name for option in options}
+        for option in options:
+            assert option.flag.startswith("--")
+            assert option.help
+            annotation, field = fields[option.name]
+            assert field.description, option.name
+
+    @pytest.mark.parametrize(
+        ("module", "function", "parameters"),
+        [
+            ("tuning", "open_run", ["request"]),
+            ("models", "reads", ["text"]),
+            ("models", "resolve", ["text", "serving"]),
+            ("models", "resolve_config", ["data", "name", "serving"]),
+        ],
+    )
+    def test_modules_have_what_their_users_call(
+        self, family: Family, module: str, function: str, parameters: list[str]
+    ) -> None:
+        found: Callable[..., object] = getattr(family.module(module), function)
+        assert list(inspect.signature(found).parameters) == parameters
+
+    def test_the_gpu_module_opens_sessions(self, family: Family) -> None:
+        spec = importlib.util.find_spec(f"{family.package}.gpu")
+        assert spec is not None
+        assert spec.origin is not None
+        assert "\ndef open_session(problem: " in Path(spec.origin).read_text()
+
+    def test_checks_take_files_or_problems(self, family: Family) -> None:
+        module = family.module("check")
+        assert hasattr(module, "check_files") or hasattr(module, "check_problems")
+        if hasattr(module, "check_files"):
+            assert isinstance(module.FILE_OPTIONS, tuple)
+
+    def test_nothing_heavy_is_loaded_to_read_a_problem(self, family: Family) -> None:
+        code = (
+            f"import sys, {family.package}.family as f; f.FAMILY.parse(sys.argv[1]);"
+            f"print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code, EXAMPLES[family.name][0][0]],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=HERE,  # where the toys lie
+        )
+        assert run.stdout.strip() == "[]"
+
+    def test_a_preset_becomes_problems_of_the_family(self, family: Family) -> None:
+        module = family.module("models")
+        resolved: Resolved = module.resolve("qwen3-30b-a3b", Serving(device=L40S, tp=2))
+        assert resolved.problems
+        assert all(family_of(problem) is family for problem in resolved.problems)
+        assert not module.reads("qwen3-30b-a3b")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return find_engine(request.param)
+
+
+def _supported(engine: Engine) -> list[Family]:
+    found = [family for family in families() if supports(engine.name, family.name)]
+    assert found
+    return found
+
+
+class TestEveryEngine:
+    def test_it_is_found_by_its_name_and_version(self, engine: Engine) -> None:
+        same = find_engine(f"{engine.name}=={engine.version}")
+        assert (same.name, same.version, same.root) == (engine.name, engine.version, engine.root)
+        assert (engine.root / "__init__.py").is_file()
+        with pytest.raises(UnknownEngine, match=r"no .*==99\.99 here, only"):
+            find_engine(f"{engine.name}==99.99")
+
+    def test_it_is_read_and_never_imported(self, engine: Engine) -> None:
+        for family in _supported(engine):
+            kernel_hash(engine, family.name)
+        assert engine.root.name not in sys.modules
+
+    def test_kernels_have_an_identity(self, engine: Engine) -> None:
+        for family in _supported(engine):
+            found = kernel_hash(engine, family.name)
+            assert len(found) == 64
+            assert set(found) <= set(string.hexdigits)
+            assert kernel_hash(engine, family.name) == found
+
+    def test_families_that_it_lacks_are_refused_with_engines_that_have_them(
+        self, engine: Engine
+    ) -> None:
+        lacking = [one for one in families() if not supports(engine.name, one.name)]
+        assert lacking
+        for family in lacking:
+            with pytest.raises(UnsupportedFamily, match=f"{family.name} is not tuned for"):
+                kernel_hash(engine, family.name)
+
+    def test_deliveries_say_where_files_go(self, engine: Engine, tmp_path: Path) -> None:
+        for family in _supported(engine):
+            delivery: Delivery = delivery_of(engine, family.name)
+            assert delivery.engine_root is None or delivery.engine_root.is_dir()
+            assert delivery.engine_root is not None or delivery.obstacle(into_engine=True)
+            assert list(delivery.plan([], L40S, tmp_path)) == []
+            delivery.verify([], L40S, tmp_path)
+            assert list(delivery.advice([])) == []
+            for relative, path in delivery.packaged():
+                assert not relative.is_absolute()
+                assert path.is_file()
+            assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(BadInput, match="did you mean 'sglang'"):
+        find_engine("sglng")
+
+
+def test_all_families_and_engines_are_under_contract() -> None:
+    assert {family.name for family in families()} == set(EXAMPLES)
+    assert {spec.partition("==")[0] for spec in ENGINES} == set(engines.engine_names())

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from toy_family.engine import ToyEngine, ToyKernels, toy_engine
+from toy_family.problem import Kernel, Rows, Scale
+from tuner.compile.candidates import Binder
+from tuner.measure.replay import Replay
+from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Incumbent,
+    MeasureKind,
+    Measurement,
+    Status,
+    Trial,
+)
+from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.report import EntryTable
+from tuner.tuning.run import Request, TuningRun
+from tuner.tuning.search import Search, budget_for
+from tuner.tuning.space import Space
+from tuner.tuning.tune import Listed, Plan, Strategy
+
+SPACE = Space({"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)})
+
+
+class Predictor:
+    """A `Measurer`: wide blocks are fast, and warps cost."""
+
+    def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
+        time_us = candidate.point.batch_size * (
+            1000 / candidate.config["BLOCK"] + candidate.config["num_warps"]
+        )
+        return Measurement(Status.PREDICTED, time_us)
+
+
+class FastestOfEach:
+    """A `Chooser`: the fastest configuration of each point, which stands alone."""
+
+    def __init__(self, points: Sequence[Point], default: Config) -> None:
+        self._points, self._default = points, default
+
+    def choose(self, trials: Sequence[Trial]) -> list[Entry]:
+        return [self._entry(point, trials) for point in self._points]
+
+    def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+        return []
+
+    def _entry(self, point: Point, trials: Sequence[Trial]) -> Entry:
+        here = {t.candidate.config: t for t in trials if t.candidate.point == point}
+        best = min(here.values(), key=lambda t: t.measurement.median_us or float("inf"))
+        own = here[self._default].measurement
+        measured = best.measurement
+        incumbent = Incumbent(self._default, own.status, own.median_us)
+        return Entry(
+            point,
+            best.candidate.config,
+            measured.status,
+            measured.median_us,
+            best.compiled,
+            {"default": incumbent},
+            "fastest",
+        )
+
+
+class ToyRun(TuningRun):
+    table = EntryTable(
+        ("rows", "block"), lambda entry: (entry.point.batch_size, entry.config["BLOCK"])
+    )
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert isinstance(request.problem, Scale)
+        assert isinstance(request.selected, Rows)
+        self._problem = request.problem
+        given = request.selected.given or self._recording is None
+        found = request.selected.points(self._problem) if given else self._recording.points
+        self.points = tuple(sorted(found))
+        name = self._engine.file_name(self._problem, request.device.name)
+        self.file_names: Mapping[Part, str] = {Kernel.SCALE: name}
+
+    @cached_property
+    def _engine(self) -> ToyEngine:
+        return toy_engine(self.request.engine)
+
+    @cached_property
+    def _kernels(self) -> ToyKernels:
+        return self._engine.lift(self.request.device.target.backend)
+
+    @property
+    def tries(self) -> dict[str, int]:
+        return {point.size: len(SPACE) for point in self.points}
+
+    @property
+    def _kernel_hash(self) -> str:
+        return self._kernels.hash
+
+    @property
+    def _spaces(self) -> Mapping[Part, Space]:
+        return {Kernel.SCALE: SPACE}
+
+    def _binder(self) -> Binder:
+        return self._kernels.binder(self._problem)
+
+    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
+        if self._recording:
+            replay = Replay(self._recording)
+            budget = budget_for(self.request.effort, len(self.points), len(SPACE))
+            seeds = {point: [self._engine.default_config()] for point in self.points}
+            search = Search(self._spaces, self.points, seeds, budget, self.request.seed)
+            return SerialBench(replay, replay, self.points), search
+        if self.request.source.kind is MeasureKind.GPU:
+            return self._gpu, Listed(self._candidates())
+        return SerialBench(self._compiler, Predictor(), self.points), Listed(self._candidates())
+
+    def _candidates(self) -> list[Candidate]:
+        return [Candidate(point, config) for point in self.points for config in SPACE.configs()]
+
+    def _plan(self) -> Plan:
+        default = self._engine.default_config()
+        return Plan(
+            self.points,
+            {point: {"default": default} for point in self.points},
+            FastestOfEach(self.points, default),
+        )
+
+
+def open_run(request: Request) -> TuningRun:
+    return ToyRun(request)
