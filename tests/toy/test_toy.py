@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,17 +116,21 @@ def server(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
             process.stderr.close()
 
 
+def call(server: str, method: str, path: str, body: object = None) -> Any:
+    connection = http.client.HTTPConnection(server.removeprefix("http://"))
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, json.dumps(body) if body else None, headers)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
 def test_a_toy_posted_to_the_api_is_tuned_and_covered(server: str, tuner: Tuner) -> None:
     job = {"model": PROBLEM, "device": "L40S", "engine": "toyengine", "measure": "predict"}
-    body = json.dumps({**job, "rows": [16]}).encode()
-    request = urllib.request.Request(
-        f"{server}/v1/jobs", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        posted = json.load(answer)
+    posted = call(server, "POST", "/v1/jobs", {**job, "rows": [16]})
     assert posted["request"]["rows"] == [16]
     done = tuner("job", posted["id"], "--follow", "--server", server)
     assert done["state"] == "done"
-    with urllib.request.urlopen(f"{server}/v1/coverage?device=L40S") as answer:
-        (row,) = json.load(answer)["stored"]
+    (row,) = call(server, "GET", "/v1/coverage?device=L40S")["stored"]
     assert (row["problem"], row["standing"]) == (PROBLEM, "tuned")

@@ -1,0 +1,39 @@
+"""The layout that docs/architecture.md draws: few packages at the top, and no circle of imports."""
+
+from __future__ import annotations
+
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_few_modules_lie_at_the_top() -> None:
+    found = [
+        p for p in (ROOT / "tuner").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+    ]
+    names = sorted(p.stem for p in found if p.stem != "__init__")
+    assert 10 < len(names) <= 24, names
+
+
+def test_no_circle_of_imports_not_even_for_types_alone() -> None:
+    graph = grimp.build_graph("tuner", "api", "workers", exclude_type_checking_imports=False)
+    assert len(graph.modules) > 200
+    sorter = TopologicalSorter(
+        {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    )
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_map_names_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = set(re.findall(r"^\| `tuner/(\w+)(?:/|\.py)", page, re.M))
+    there = {p.stem for p in (ROOT / "tuner").iterdir() if (p / "__init__.py").exists()}
+    assert there <= drawn
