@@ -3,7 +3,8 @@
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim AS build
 ARG EXTRAS=api,postgres,service
-# Releases to export for. Their files alone: what they depend on (torch, CUDA) is not wanted here.
+# The sglang releases to export for. Only their files are installed, without their dependencies
+# (torch, CUDA).
 ARG SGLANG=0.5.16
 RUN python -m venv /opt/tuner
 WORKDIR /src

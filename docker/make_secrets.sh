@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes the secrets that docker-compose.yml reads, once: files that are there stay as they are.
+# Makes the secrets that docker-compose.yml reads. A file that exists is left unchanged.
 #   sh docker/make_secrets.sh [FOLDER]
 set -eu
 folder=${1:-secrets}
-# Only the owner enters the folder; in the containers, where each file is mounted by itself, the
-# services' own users must be able to read it.
+# On this host, only the owner can enter the folder. In a container, each file is mounted separately,
+# and the service's user must be able to read it.
 mkdir -p "$folder"
 chmod 700 "$folder"
 

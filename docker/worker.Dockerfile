@@ -1,4 +1,4 @@
-# A GPU worker: the tuner in an engine's own image, so that what is tuned is what is served.
+# A GPU worker: the tuner is installed in an engine's own image, so it tunes the engine that serves.
 #   docker build -f docker/worker.Dockerfile --build-arg SGLANG_IMAGE=lmsysorg/sglang:v0.5.16 .
 ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.16
 FROM ${SGLANG_IMAGE}
@@ -9,7 +9,7 @@ COPY tuner tuner
 COPY workers workers
 COPY api api
 COPY migrations migrations
-# Nothing that the engine has may change its version, or another engine would be tuned.
+# The engine's packages must keep their versions, or the worker would tune a different environment.
 RUN python3 -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' > /tmp/engine.txt \
  && python3 -m pip install --no-cache-dir --constraint /tmp/engine.txt ".[postgres,service]" \
  && rm /tmp/engine.txt
