@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from tuner.engines.locate import Package, Place, find_packages
+from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
@@ -108,8 +108,8 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
 
 
 def _preferred(packages: list[Package], default: str) -> Package:
-    place = min(package.place for package in packages)
-    there = [package for package in packages if package.place is place]
-    if place is Place.UNPACKED:
-        there = [package for package in there if package.version == default] or there
-    return max(there, key=lambda package: version_order(package.version))
+    source = min(package.source for package in packages)
+    best = [package for package in packages if package.source is source]
+    if source is PackageSource.UNPACKED:
+        best = [package for package in best if package.version == default] or best
+    return max(best, key=lambda package: version_order(package.version))

@@ -18,7 +18,7 @@ from tuner.engines.versions import version_order
 UNVERSIONED = "0.0.0.dev0"
 
 
-class Place(IntEnum):
+class PackageSource(IntEnum):
     """How a package was found; the lower comes first."""
 
     INSTALLED = 0  # this Python would import it
@@ -32,29 +32,29 @@ class Package:
 
     root: Path
     version: str
-    place: Place
+    source: PackageSource
 
 
 def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Package]:
     """Every copy of the package `name`: installed, then TUNER_ENGINE_PATH's, then unpacked ones."""
     found = [
-        Package(root, _version(name, root), place)
-        for place, root in _roots(name, environ)
+        Package(root, _version(name, root), source)
+        for source, root in _roots(name, environ)
         if (root / "__init__.py").is_file()
     ]
     return list({package.root: package for package in reversed(found)}.values())[::-1]
 
 
-def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[Place, Path]]:
+def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[PackageSource, Path]]:
     installed = _installed_root(name)
     if installed:
-        yield Place.INSTALLED, installed
+        yield PackageSource.INSTALLED, installed
     for folder in filter(None, environ.get("TUNER_ENGINE_PATH", "").split(os.pathsep)):
-        yield Place.ENGINE_PATH, Path(folder).absolute() / name
+        yield PackageSource.ENGINE_PATH, Path(folder).absolute() / name
         for unpacked in _unpacked(name, Path(folder).absolute()):
-            yield Place.ENGINE_PATH, unpacked
+            yield PackageSource.ENGINE_PATH, unpacked
     for unpacked in _unpacked(name, Path(sys.prefix, "share", "tuner", "engines")):
-        yield Place.UNPACKED, unpacked
+        yield PackageSource.UNPACKED, unpacked
 
 
 def _installed_root(name: str) -> Path | None:

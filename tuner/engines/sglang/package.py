@@ -27,12 +27,12 @@ class SGLang:
         return (self.root / "srt/plugins/hook_registry.py").is_file()
 
 
-def find_source(engine: SGLang, function: str, places: Sequence[str]) -> Path:
-    """The file of the package that defines a function; `places` are where versions keep it.
+def find_source(engine: SGLang, function: str, locations: Sequence[str]) -> Path:
+    """The file of the package that defines a function; `locations` are where versions keep it.
 
     Raises UnsupportedKernel if this version keeps it nowhere that is known.
     """
-    for relative in places:
+    for relative in locations:
         path = engine.root / relative
         if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
             return path

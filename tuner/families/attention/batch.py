@@ -70,7 +70,7 @@ class Batches:
         self._seed, self._cores, self._l2_bytes = seed, cores, l2_bytes
         self._kept: OrderedDict[tuple[int, int, int], Batch] = OrderedDict()
         total = torch.cuda.get_device_properties(0).total_memory
-        self._room = min(KEPT_BYTES, total // 2)
+        self._byte_limit = min(KEPT_BYTES, total // 2)
 
     def at(self, point: Point) -> Batch:
         """A point's batch; both stages of decode share one."""
@@ -78,7 +78,7 @@ class Batches:
         if key not in self._kept:
             self._kept[key] = self._make(point)
         self._kept.move_to_end(key)
-        while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._room:
+        while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._byte_limit:
             self._kept.popitem(last=False)
         return self._kept[key]
 

@@ -25,22 +25,22 @@ class Bucket:
     weights: tuple[float, ...]
 
     @property
-    def place(self) -> Point:
+    def representative(self) -> Point:
         """The point that stands for all."""
         return self.points[0]
 
     @property
     def part(self) -> Part:
-        return self.place.part
+        return self.representative.part
 
-    def cost(self, times_us: Sequence[float], own_us: Sequence[float | None]) -> float:
+    def cost(self, times_us: Sequence[float], default_us: Sequence[float | None]) -> float:
         """The weighted mean of times, each over the time of the engine's own constants there.
 
         Microseconds, where the engine's constants have no time at one of the points (None): a
         ratio at one point and microseconds at another could not be added.
         """
-        known = [us for us in own_us if us is not None]
-        units = known if len(known) == len(own_us) else [1.0] * len(own_us)
+        known = [us for us in default_us if us is not None]
+        units = known if len(known) == len(default_us) else [1.0] * len(default_us)
         parts = (w * t / u for w, t, u in zip(self.weights, times_us, units, strict=True))
         return sum(parts) / sum(self.weights)
 
@@ -61,17 +61,17 @@ def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
     ]
 
 
-class Together:
+class BucketedStrategy:
     """A strategy over points from one over buckets: each proposal is tried at all points.
 
-    The inner strategy proposes for a bucket's `place` and is told the bucket's cost, once it is
-    known what the engine's own constants take at each point.
+    The inner strategy proposes for a bucket's `representative`. It is told the bucket's cost once
+    the engine's own constants have a time at each point.
     """
 
     def __init__(
-        self, inner: Strategy, buckets: Sequence[Bucket], own: Mapping[Point, Config]
+        self, inner: Strategy, buckets: Sequence[Bucket], defaults: Mapping[Point, Config]
     ) -> None:
-        self._inner, self._own = inner, own
+        self._inner, self._defaults = inner, defaults
         self._bucket = {point: bucket for bucket in buckets for point in bucket.points}
         self._results: dict[Candidate, Measurement] = {}
         self._waiting: dict[Bucket, list[Config]] = {}  # complete, but their unit is not known
@@ -91,11 +91,12 @@ class Together:
         if bucket is None or self._all(bucket, candidate.config) is None:
             return
         self._waiting.setdefault(bucket, []).append(candidate.config)
-        own_us = self._own_us(bucket)
-        if own_us is not None:
+        default_us = self._default_us(bucket)
+        if default_us is not None:
             for config in self._waiting.pop(bucket):
                 self._inner.tell(
-                    Candidate(bucket.place, config), self._whole(bucket, config, own_us)
+                    Candidate(bucket.representative, config),
+                    self._whole(bucket, config, default_us),
                 )
 
     def _all(self, bucket: Bucket, config: Config) -> list[Measurement] | None:
@@ -103,18 +104,20 @@ class Together:
         known = [measurement for measurement in found if measurement is not None]
         return known if len(known) == len(found) else None
 
-    def _own_us(self, bucket: Bucket) -> list[float | None] | None:
+    def _default_us(self, bucket: Bucket) -> list[float | None] | None:
         """Microseconds of the engine's own constants at each point, or None while some have no
         result; a None in the list is a point where they do not run.
         """
-        found = [self._results.get(Candidate(p, self._own[p])) for p in bucket.points]
+        found = [self._results.get(Candidate(p, self._defaults[p])) for p in bucket.points]
         known = [measurement for measurement in found if measurement is not None]
         return [m.median_us for m in known] if len(known) == len(found) else None
 
-    def _whole(self, bucket: Bucket, config: Config, own_us: Sequence[float | None]) -> Measurement:
+    def _whole(
+        self, bucket: Bucket, config: Config, default_us: Sequence[float | None]
+    ) -> Measurement:
         measurements = self._all(bucket, config)
         assert measurements is not None  # it is complete
         times = [m.median_us for m in measurements if m.median_us is not None]
         if len(times) < len(measurements):
             return next(m for m in measurements if m.median_us is None)
-        return Measurement(Status.OK, bucket.cost(times, own_us))
+        return Measurement(Status.OK, bucket.cost(times, default_us))

@@ -12,7 +12,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.families.attention.engine import AttentionKernels, attention_engine
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.families.attention.space import lesser
+from tuner.families.attention.space import smaller_configs
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
 from tuner.render import table
@@ -92,16 +92,16 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
     Raises UnsupportedKernel where the engine has nothing for a problem.
     """
     kernels = attention_engine(engine).lift(device.target.backend)
-    own = [
+    defaults = [
         (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
         for problem in problems
         for point in (_point(problem, stage) for stage in problem.parts)
     ]
     with Farm() as farm:
-        found = _compile(farm, kernels, device, own)
+        found = _compile(farm, kernels, device, defaults)
         checked = [
             _checked(farm, kernels, device, asked, compiled)
-            for asked, compiled in zip(own, found, strict=True)
+            for asked, compiled in zip(defaults, found, strict=True)
         ]
     return AttentionCheck(device, kernels.origin, checked)
 
@@ -112,15 +112,18 @@ _Asked = tuple[Attention, Candidate]
 def _checked(
     farm: Farm, kernels: AttentionKernels, device: Device, asked: _Asked, compiled: Compiled
 ) -> CheckedKernel:
-    problem, own = asked
+    problem, default = asked
     smaller = None
     if compiled.status is Status.OUT_OF_RESOURCES:
-        tries = [(problem, Candidate(own.point, config)) for config in lesser(own.config)]
+        tries = [
+            (problem, Candidate(default.point, config))
+            for config in smaller_configs(default.config)
+        ]
         results = zip(tries, _compile(farm, kernels, device, tries), strict=True)
         smaller = next((less.config for (_, less), result in results if result.ok), None)
-    assert isinstance(own.point.part, Stage)  # the problem is attention
-    kernel = kernels.launch(problem, own.point, device.target).kernel
-    return CheckedKernel(problem, own.point.part, kernel, own.config, compiled, smaller)
+    assert isinstance(default.point.part, Stage)  # the problem is attention
+    kernel = kernels.launch(problem, default.point, device.target).kernel
+    return CheckedKernel(problem, default.point.part, kernel, default.config, compiled, smaller)
 
 
 def _compile(

@@ -27,7 +27,7 @@ from tuner.problems.results import Measurement, Status
 WORST_ERROR = {Dtype.BFLOAT16: 0.033, Dtype.FLOAT16: 0.01}
 # Where the engine's own constants err by more (decode without groups multiplies in 16 bits:
 # 0.035), another configuration may err as much, and by the order of its sums a little more.
-OWN_ERROR = 1.25
+DEFAULT_ERROR_FACTOR = 1.25
 ROUNDING = 0.1  # what errs by more is wrong, not rounded
 LEAST = {"BLOCK_N": 16, "num_stages": 1}  # fits wherever anything does
 
@@ -51,7 +51,7 @@ class AttentionOnGpu:
             properties.multi_processor_count,
             properties.L2_cache_size,
         )
-        self._own_error: dict[Point, float] = {}  # of the engine's constants
+        self._default_error: dict[Point, float] = {}  # of the engine's constants
         points = [read_point(fields) for fields in request["points"]]
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(points)}
 
@@ -86,13 +86,15 @@ class AttentionOnGpu:
 
     def _bound(self, point: Point) -> float:
         """The largest error that counts as rounding at a point."""
-        if point not in self._own_error:
+        if point not in self._default_error:
             try:
-                _, own = self._checked(point, self._default(point))
+                _, error = self._checked(point, self._default(point))
             except triton.runtime.errors.OutOfResources:
-                own = 0.0  # the engine itself cannot run here
-            self._own_error[point] = own if own <= ROUNDING else 0.0
-        return max(WORST_ERROR[self._problem.dtype], OWN_ERROR * self._own_error[point])
+                error = 0.0  # the engine itself cannot run here
+            self._default_error[point] = error if error <= ROUNDING else 0.0
+        return max(
+            WORST_ERROR[self._problem.dtype], DEFAULT_ERROR_FACTOR * self._default_error[point]
+        )
 
     def _checked(self, point: Point, config: Config) -> tuple[Kernel, float]:
         """The point's kernel and its worst error, beside the engine's kernels of other stages."""
@@ -100,9 +102,9 @@ class AttentionOnGpu:
         pairs = {}
         for stage in self._problem.parts:
             here = replace(point, part=stage)
-            own = config if stage is point.part else self._companion(here)
-            at_edge = self._kernel(replace(edge, part=stage), own)
-            pairs[stage] = at_edge, self._kernel(here, own)
+            used = config if stage is point.part else self._companion(here)
+            at_edge = self._kernel(replace(edge, part=stage), used)
+            pairs[stage] = at_edge, self._kernel(here, used)
         assert isinstance(point.part, Stage)  # the problem is attention
         error = check(pairs, self._batches, self._batches.at(point))
         return pairs[point.part][1], error
@@ -118,11 +120,11 @@ class AttentionOnGpu:
 
     def _companion(self, point: Point) -> Config:
         """What runs beside a candidate: the engine's own, or where that does not fit the least."""
-        own = self._default(point)
+        default = self._default(point)
         limit = triton.runtime.driver.active.utils.get_device_properties(0)["max_shared_mem"]
-        if self._kernel(point, own).compiled.metadata.shared <= limit:
-            return own
-        return Config({**own, **{name: v for name, v in LEAST.items() if name in own}})
+        if self._kernel(point, default).compiled.metadata.shared <= limit:
+            return default
+        return Config({**default, **{name: v for name, v in LEAST.items() if name in default}})
 
     def _kernel(self, point: Point, config: Config) -> Kernel:
         binding = self._kernels.bind(self._problem, point, config, self._target)

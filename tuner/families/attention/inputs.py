@@ -18,7 +18,7 @@ from tuner.devices.target import Target, cuda_target
 from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
-from tuner.kernels.launcher import Tensor as Outside
+from tuner.kernels.launcher import Tensor as TensorSpec
 from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point
 
@@ -73,11 +73,11 @@ def make_inputs(
     splits a sequence's cache.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    outsides = launcher_tensors(kernels, problem, _point(problem, lengths))
+    specs = launcher_tensors(kernels, problem, _point(problem, lengths))
     sizes = {"tokens": sum(lengths.new), "slots": max(1, 2 * sum(lengths.cached))}
     tensors = {
-        name: _allocate(_resized(outside, sizes, problem), device, generator)
-        for name, outside in outsides.items()
+        name: _allocate(_resized(spec, sizes, problem), device, generator)
+        for name, spec in specs.items()
     }
     tensors |= _indices(problem, lengths, tensors, device, generator)
     if "num_kv_splits" in tensors:
@@ -164,15 +164,15 @@ def _queries(inputs: Inputs, sequence: int) -> Tensor:
 def _keys_values(inputs: Inputs, sequence: int) -> tuple[Tensor, Tensor]:
     tensors, phase = inputs.tensors, inputs.problem.phase
     first = sum(inputs.lengths.new[:sequence])
-    own = slice(first, first + inputs.lengths.new[sequence])
+    rows = slice(first, first + inputs.lengths.new[sequence])
     if phase is Phase.PREFILL:
-        return tensors["k"][own].float(), tensors["v"][own].float()
+        return tensors["k"][rows].float(), tensors["v"][rows].float()
     start = sum(inputs.lengths.cached[:sequence])
     slots = tensors["kv_indices"][start : start + inputs.lengths.cached[sequence]].long()
     k, v = tensors["k_buffer"][slots].float(), tensors["v_buffer"][slots].float()
     if phase is Phase.EXTEND:
-        k = torch.cat([k, tensors["k_extend"][own].float()])
-        v = torch.cat([v, tensors["v_extend"][own].float()])
+        k = torch.cat([k, tensors["k_extend"][rows].float()])
+        v = torch.cat([v, tensors["v_extend"][rows].float()])
     return k, v
 
 
@@ -185,23 +185,23 @@ def _point(problem: Attention, lengths: Lengths) -> Point:
     )
 
 
-def _resized(outside: Outside, sizes: Mapping[str, int], problem: Attention) -> Outside:
+def _resized(spec: TensorSpec, sizes: Mapping[str, int], problem: Attention) -> TensorSpec:
     """With as many rows as the lengths add up to."""
-    rows = outside.shape[0]
-    if outside.name in ("k_buffer", "v_buffer"):
+    rows = spec.shape[0]
+    if spec.name in ("k_buffer", "v_buffer"):
         rows = sizes["slots"]
-    elif outside.name in BY_TOKEN[problem.phase]:
+    elif spec.name in BY_TOKEN[problem.phase]:
         rows = sizes["tokens"]
-    return replace(outside, shape=(rows, *outside.shape[1:]))
+    return replace(spec, shape=(rows, *spec.shape[1:]))
 
 
-def _allocate(outside: Outside, device: str, generator: torch.Generator) -> Tensor:
-    dtype = TYPES[outside.dtype]
+def _allocate(spec: TensorSpec, device: str, generator: torch.Generator) -> Tensor:
+    dtype = TYPES[spec.dtype]
     if not dtype.is_floating_point:
-        return torch.zeros(outside.shape, dtype=dtype, device=device)
-    if outside.dtype == "fp32":  # the splits' results: written before they are read
-        return torch.empty(outside.shape, dtype=dtype, device=device)
-    return torch.randn(outside.shape, dtype=dtype, device=device, generator=generator)
+        return torch.zeros(spec.shape, dtype=dtype, device=device)
+    if spec.dtype == "fp32":  # the splits' results: written before they are read
+        return torch.empty(spec.shape, dtype=dtype, device=device)
+    return torch.randn(spec.shape, dtype=dtype, device=device, generator=generator)
 
 
 def _indices(
@@ -234,9 +234,9 @@ def _indices(
 
 def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
-) -> dict[str, Outside]:
-    """The outsides of all tensors that the engine's launcher is given."""
+) -> dict[str, TensorSpec]:
+    """The specs of all tensors that the engine's launcher is given."""
     given = kernels.arguments(
         problem, point, cuda_target(9, 0)
     )  # tensors are the same on every target
-    return {name: value for name, value in given.items() if isinstance(value, Outside)}
+    return {name: value for name, value in given.items() if isinstance(value, TensorSpec)}

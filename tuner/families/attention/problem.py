@@ -37,7 +37,7 @@ class Stage(Part):
         }
 
 
-Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
+BucketKey = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
 
 class Phase(str, Enum):
@@ -139,7 +139,7 @@ class Attention:
         return f"{self.family}:{','.join(parts)}"
 
 
-def bucket_of(point: Point) -> Bucket:
+def bucket_of(point: Point) -> BucketKey:
     """What a running engine can tell of a point: points that differ in cached tokens are one."""
     assert isinstance(point.part, Stage), f"{point} is no attention's"
     lengths = point.part in (Stage.EXTEND, Stage.PREFILL)

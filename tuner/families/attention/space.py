@@ -97,7 +97,7 @@ def _tile_bytes(problem: Attention, config: Config) -> int:
     return config["BLOCK_N"] * min(problem.Lq, problem.Lv) * ELEMENT_BYTES
 
 
-def lesser(config: Config) -> Iterator[Config]:
+def smaller_configs(config: Config) -> Iterator[Config]:
     """Configurations with less and less shared memory, for where an engine's own does not fit:
     fewer stages first, then narrower tiles of keys, then of queries. Safe, not fast.
     """

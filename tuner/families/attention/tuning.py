@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
-from tuner.families.attention.buckets import Bucket, Together, buckets_of
+from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.engine import AttentionKernels, attention_engine
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
@@ -119,7 +119,7 @@ class AttentionRun(TuningRun):
 
     @cached_property
     def _spaces(self) -> dict[Part, Space]:
-        takes = {point.part: config for point, config in self._own.items()}
+        takes = {point.part: config for point, config in self._defaults.items()}
         device = self.request.device
         return {
             part: attention_space(self._problem, device, part, takes[part])
@@ -127,7 +127,7 @@ class AttentionRun(TuningRun):
         }
 
     @cached_property
-    def _own(self) -> dict[Point, Config]:
+    def _defaults(self) -> dict[Point, Config]:
         """The engine's own constants at each point."""
         target = self.request.device.target
         return {p: self._kernels.default_config(self._problem, p, target) for p in self.points}
@@ -140,31 +140,30 @@ class AttentionRun(TuningRun):
         if request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
         predictor = AttentionPredictor(request.device, self._problem)
-        return SerialBench(self._compiler, predictor, self.points), self._promising()
+        return SerialBench(self._compiler, predictor, self.points), self._worthwhile()
 
     def _search(self) -> Strategy:
         if self.request.effort is Effort.EXHAUSTIVE:
             return self._everything()
-        places = [bucket.place for bucket in self._buckets]
-        seeds = {place: self._seeds(place) for place in places}
-        search = Search(self._spaces, places, seeds, self._budget, self.request.seed)
-        return Together(search, self._buckets, self._own)
+        points = [bucket.representative for bucket in self._buckets]
+        seeds = {point: self._seeds(point) for point in points}
+        search = Search(self._spaces, points, seeds, self._budget, self.request.seed)
+        return BucketedStrategy(search, self._buckets, self._defaults)
 
-    def _seeds(self, place: Point) -> list[Config]:
-        space = self._spaces[place.part]
-        own = self._own[place]
-        return [space.nearest(seed) for seed in (own, *SEEDS)]
+    def _seeds(self, point: Point) -> list[Config]:
+        space = self._spaces[point.part]
+        return [space.nearest(seed) for seed in (self._defaults[point], *SEEDS)]
 
     def _everything(self) -> Strategy:
         """The spaces are small: all of them."""
         return self._listed(lambda config: True)
 
-    def _promising(self) -> Strategy:
+    def _worthwhile(self) -> Strategy:
         """What a prediction compiles: about half of the spaces. No point of the H200 sweep was
         faster elsewhere by more than a prediction can tell.
         """
         everything = self.request.effort is Effort.EXHAUSTIVE
-        return self._listed(lambda config: everything or _promises(config))
+        return self._listed(lambda config: everything or _worth_compiling(config))
 
     def _listed(self, wanted: Callable[[Config], bool]) -> Strategy:
         return Listed(
@@ -187,8 +186,8 @@ class AttentionRun(TuningRun):
         noise, slack = (CLEAR_GAIN, 0.0) if predicted else (NOISE[self.request.source.kind], None)
         return Plan(
             requested=self.points,
-            incumbents={point: {"default": config} for point, config in self._own.items()},
-            chooser=AttentionChooser(self._buckets, self._own, noise, slack),
+            incumbents={point: {"default": config} for point, config in self._defaults.items()},
+            chooser=AttentionChooser(self._buckets, self._defaults, noise, slack),
         )
 
     def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
@@ -207,7 +206,7 @@ def _cells(entry: Entry) -> tuple[object, ...]:
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
 
 
-def _promises(config: Config) -> bool:
+def _worth_compiling(config: Config) -> bool:
     if config.get("BLOCK_N", 32) < 32:
         return False
     return "BLOCK_M" not in config or (config["num_warps"] >= 4 and config["num_stages"] <= 3)

@@ -11,7 +11,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.problems.points import Config, Point
 
 
-def incumbents(
+def baseline_configs(
     engine: MoeEngine,
     problem: FusedMoe,
     device: Device,

@@ -39,7 +39,7 @@ class CheckedEntry:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class ConfigFileCheck:
     """Every entry of every file."""
 
     device: Device
@@ -103,7 +103,7 @@ def claims(name: str, engine: Engine) -> bool:
 
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
-) -> CheckReport:
+) -> ConfigFileCheck:
     """Compile every entry of the files for the device, for the gemms that each file serves.
 
     `options` may have hidden_size and top_k, which no file's name says.
@@ -121,7 +121,7 @@ def check_files(
             for problem, parts in plans
             for entry in _compile(farm, kernels, device, problem, parts)
         ]
-    return CheckReport(device, entries)
+    return ConfigFileCheck(device, entries)
 
 
 _Parts = list[tuple[Path, Candidate]]

@@ -43,7 +43,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class _Field:
+class _SizeTrials:
     """One batch size: its gemms' trials by configuration, and its incumbents."""
 
     batch_size: int
@@ -106,7 +106,7 @@ def choose(
 
     Raises NothingFits, naming the batch size, where no candidate of a requested point has a time.
     """
-    fields = list(_fields(trials, incumbents, blocks))
+    fields = list(_trials_by_size(trials, incumbents, blocks))
     entries: list[Entry] = []
     choices: dict[int, Choice] = {}
     neighbour: Choice | None = None
@@ -134,7 +134,7 @@ def finalists(
     found: list[Trial] = []
     sizes = sorted(requested)
     chosen = {entry.point: entry.config for entry in entries}
-    for field in _fields(trials, incumbents, blocks):
+    for field in _trials_by_size(trials, incumbents, blocks):
         if field.batch_size not in requested:
             continue
         at = sizes.index(field.batch_size)
@@ -150,7 +150,7 @@ def finalists(
     return found
 
 
-def _best_blocks(field: _Field) -> list[int]:
+def _best_blocks(field: _SizeTrials) -> list[int]:
     totals: dict[int, float] = {}
     for choice in _choices(field, one_config=False):
         total = field.total_us(choice)
@@ -164,7 +164,9 @@ def _fastest_of(timed: Mapping[Config, Trial], block: int) -> list[Config]:
     return [config for config, _ in sorted(same, key=_time_then_key)[:FINALISTS]]
 
 
-def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -> Iterator[Entry]:
+def _untuned(
+    field: _SizeTrials, choices: Mapping[int, Choice], tuned: list[Entry]
+) -> Iterator[Entry]:
     name, incumbent = _incumbent(field)
     trials = {gemm: field.trials[gemm].get(config) for gemm, config in (incumbent or {}).items()}
     if incumbent and all(trial is not None and trial.compiled.ok for trial in trials.values()):
@@ -193,11 +195,11 @@ def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -
             )
 
 
-def _fields(
+def _trials_by_size(
     trials: Sequence[Trial],
     incumbents: Mapping[Point, Mapping[str, Config]],
     blocks: Mapping[int, int] | None,
-) -> Iterator[_Field]:
+) -> Iterator[_SizeTrials]:
     timed: dict[Point, dict[Config, Trial]] = {point: {} for point in incumbents}
     for trial in trials:
         if trial.candidate.point in timed:
@@ -205,7 +207,7 @@ def _fields(
     for batch_size in sorted({point.batch_size for point in incumbents}):
         points = sorted(point for point in incumbents if point.batch_size == batch_size)
         names = {name for point in points for name in incumbents[point]}
-        yield _Field(
+        yield _SizeTrials(
             batch_size,
             {gemm_of(point): timed[point] for point in points},
             {
@@ -217,7 +219,7 @@ def _fields(
         )
 
 
-def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
+def _choose_at(field: _SizeTrials, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
     best = _fastest(field, policy.one_config)
     name, incumbent = _incumbent(field)
     incumbent_us = field.total_us(incumbent) if incumbent else None
@@ -241,14 +243,14 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
     return best, f"predicted {gain}" if field.predicted else gain
 
 
-def _why_nothing_fits(field: _Field) -> str:
+def _why_nothing_fits(field: _SizeTrials) -> str:
     why = f"no configuration compiles and fits at batch size {field.batch_size}"
     if field.block is None:
         return why
     return f"{why} with the other gemm's BLOCK_SIZE_M={field.block}: tune both gemms together"
 
 
-def _why_replaced(field: _Field, name: str) -> str:
+def _why_replaced(field: _SizeTrials, name: str) -> str:
     pair = field.incumbents[name].values()
     if field.block is not None and any(c["BLOCK_SIZE_M"] != field.block for c in pair):
         return f"fastest with BLOCK_SIZE_M={field.block}, which the other gemm has"
@@ -261,7 +263,7 @@ def _kept(name: str, predicted: bool) -> str:
     return f"the {name} configuration is as fast, within the noise"
 
 
-def _incumbent(field: _Field) -> tuple[str, Choice | None]:
+def _incumbent(field: _SizeTrials) -> tuple[str, Choice | None]:
     """What the engine would run: its file's entry where it finds one, else its heuristic."""
     for name in ("shipped", "default"):
         if name in field.incumbents:
@@ -269,7 +271,7 @@ def _incumbent(field: _Field) -> tuple[str, Choice | None]:
     return "default", None
 
 
-def _fastest(field: _Field, one_config: bool) -> Choice | None:
+def _fastest(field: _SizeTrials, one_config: bool) -> Choice | None:
     best: tuple[float, Choice] | None = None
     for choice in _choices(field, one_config):
         total = field.total_us(choice)
@@ -278,7 +280,7 @@ def _fastest(field: _Field, one_config: bool) -> Choice | None:
     return best[1] if best else None
 
 
-def _choices(field: _Field, one_config: bool) -> Iterator[Choice]:
+def _choices(field: _SizeTrials, one_config: bool) -> Iterator[Choice]:
     """The pairs worth comparing: the fastest of each gemm for every BLOCK_SIZE_M."""
     gemms = sorted(field.trials)
     if one_config:
@@ -298,7 +300,7 @@ def _time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
     return (float("inf") if median_us is None else median_us, item[0].key)
 
 
-def _entries(field: _Field, choice: Choice, reason: str) -> Iterator[Entry]:
+def _entries(field: _SizeTrials, choice: Choice, reason: str) -> Iterator[Entry]:
     for gemm, config in sorted(choice.items()):
         trial = field.trials[gemm][config]
         assert trial.measurement.median_us is not None  # chosen pairs are timed

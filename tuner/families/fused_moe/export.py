@@ -141,9 +141,9 @@ def _entries_there(
 ) -> Mapping[int, Config]:
     """What the loader finds for a gemm that is not exported now; nothing where it finds none."""
     name = engine.file_name(problem, device, gemm)
-    for place in (root, engine.package_root):
-        if (place / "configs").is_dir():
-            path = engine.find_file(place, problem, device, gemm, triton)
+    for folder in (root, engine.package_root):
+        if (folder / "configs").is_dir():
+            path = engine.find_file(folder, problem, device, gemm, triton)
             if path is not None and path.name == name:
                 return read_lenient(path).entries
     return {}

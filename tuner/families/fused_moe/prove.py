@@ -24,7 +24,7 @@ WORSE = 1.05  # the layer's error may not grow by more than this
 
 
 @dataclass(frozen=True)
-class Row:
+class ProofRow:
     """One layer at one batch size; by "tuned", "shipped" and "default"."""
 
     problem: FusedMoe
@@ -46,7 +46,7 @@ class Row:
 class Proof:
     """Every exported problem's rows."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ProofRow]
 
     @property
     def proven(self) -> bool:
@@ -102,7 +102,7 @@ def _exported(root: Path, device_name: str) -> dict[FusedMoe, list[int]]:
     return found
 
 
-def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> list[Row]:
+def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> list[ProofRow]:
     command = [sys.executable, "-m", CHILD_MODULE, problem.spec(), str(root.resolve()), nothing]
     done = subprocess.run(  # noqa: S603 (our own module)
         [*command, *map(str, sizes)], capture_output=True, text=True
@@ -111,4 +111,4 @@ def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> l
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise MeasurerFailed(f"the engine's layer did not run: {(said or ['no output'])[-1][:300]}")
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return [Row(problem, row["batch_size"], row["us"], row["error"]) for row in found]
+    return [ProofRow(problem, row["batch_size"], row["us"], row["error"]) for row in found]

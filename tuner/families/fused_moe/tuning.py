@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput, UnwritableOutput
-from tuner.families.fused_moe.baselines import incumbents
+from tuner.families.fused_moe.baselines import baseline_configs
 from tuner.families.fused_moe.choose import MoeChooser, Policy
 from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
@@ -200,9 +200,9 @@ class MoeRun(TuningRun):
         )
         return Plan(
             requested=self.points,
-            incumbents=self._incumbents,
+            incumbents=self._baselines,
             chooser=MoeChooser(
-                self._incumbents,
+                self._baselines,
                 policy,
                 requested={p.batch_size for p in self.points},
                 blocks={size: config["BLOCK_SIZE_M"] for size, config in self._partner.items()},
@@ -210,9 +210,9 @@ class MoeRun(TuningRun):
         )
 
     @cached_property
-    def _incumbents(self) -> Mapping[Point, Mapping[str, Config]]:
+    def _baselines(self) -> Mapping[Point, Mapping[str, Config]]:
         request = self.request
-        return incumbents(
+        return baseline_configs(
             self._engine,
             self._problem,
             request.device,
@@ -234,7 +234,7 @@ class MoeRun(TuningRun):
         }
 
     def _known(self) -> dict[Point, Sequence[Config]]:
-        found = {point: list(self._incumbents[point].values()) for point in self.points}
+        found = {point: list(self._baselines[point].values()) for point in self.points}
         for point, configs in found.items():
             if point.batch_size in self._partner:  # one candidate at least has its BLOCK_SIZE_M
                 configs.append(self._partner[point.batch_size])

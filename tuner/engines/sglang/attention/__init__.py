@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.target import CUDA
-from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
+from tuner.engines.sglang.attention.binding import SGLangAttentionKernels, lift_attention
 from tuner.engines.sglang.attention.delivery import AttentionDelivery
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.engines.sglang.attention.serving import serving_notes
@@ -22,7 +22,7 @@ class SGLangAttention:
 
     engine: SGLang
 
-    def lift(self, backend: str = CUDA) -> AttentionKernels:
+    def lift(self, backend: str = CUDA) -> SGLangAttentionKernels:
         return lift_attention(self.engine, backend)
 
     def file_name(self, problem: Attention, device_name: str) -> str:

@@ -42,7 +42,7 @@ KERNELS = {
 
 
 @dataclass(frozen=True)
-class AttentionKernels:
+class SGLangAttentionKernels:
     """The attention kernels of one engine version, with its launchers."""
 
     engine: SGLang
@@ -172,12 +172,12 @@ def launcher_source(engine: SGLang, phase: Phase) -> Path:
     return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
 
 
-def lift_attention(engine: SGLang, backend: str = CUDA) -> AttentionKernels:
+def lift_attention(engine: SGLang, backend: str = CUDA) -> SGLangAttentionKernels:
     """The attention kernels of an engine on disk, as they are on a backend ("cuda" or "hip").
 
     Raises UnsupportedKernel when they are used.
     """
-    return AttentionKernels(engine, f"{engine.name} {engine.version}", backend)
+    return SGLangAttentionKernels(engine, f"{engine.name} {engine.version}", backend)
 
 
 def _stage(point: Point) -> Stage:

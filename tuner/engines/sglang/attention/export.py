@@ -22,7 +22,7 @@ from tuner.engines.sglang.plugin.files import (
 )
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
-from tuner.families.attention.problem import Attention, Bucket, bucket_of
+from tuner.families.attention.problem import Attention, BucketKey, bucket_of
 from tuner.problems.points import Config
 from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
@@ -48,7 +48,7 @@ class AttentionFileExport:
         return self.file.triton
 
     @property
-    def statuses(self) -> Mapping[Bucket, Status]:
+    def statuses(self) -> Mapping[BucketKey, Status]:
         return {entry.bucket: entry.status for entry in self.file.entries}
 
     @property
@@ -125,7 +125,7 @@ def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
     path = empty.path_under(root)
     # A file is of one state of the kernels; what was chosen for another one is out of date.
     current = [w for w in winners if w.environment.kernel_hash == empty.kernel_hash]
-    buckets: dict[Bucket, list[Winner]] = {}
+    buckets: dict[BucketKey, list[Winner]] = {}
     for winner in current:
         buckets.setdefault(bucket_of(winner.entry.point), []).append(winner)
     rows = {bucket: _bucket_row(bucket, group) for bucket, group in buckets.items()}
@@ -160,11 +160,11 @@ def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
     )
 
 
-def _bucket_fields(bucket: Bucket) -> dict[str, Any]:
+def _bucket_fields(bucket: BucketKey) -> dict[str, Any]:
     return {"part": bucket[0].value, "batch_size": bucket[1], "new_tokens": bucket[2]}
 
 
-def _bucket_row(bucket: Bucket, winners: Sequence[Winner]) -> dict[str, Any]:
+def _bucket_row(bucket: BucketKey, winners: Sequence[Winner]) -> dict[str, Any]:
     """What the sidecar says of a bucket: its entry, and each of its points."""
     first = winners[0].entry
     shared = [w.entry.compiled.shared_bytes for w in winners]
@@ -187,7 +187,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
     first = entries[0]
     for other in entries[1:]:
         if other.config != first.config:
-            if all(_is_own(entry) for entry in entries):
+            if all(_is_default(entry) for entry in entries):
                 return Status.INCUMBENT  # the engine tells them apart, and is left alone
             raise ExportRefused(
                 f"{winners[0].problem.spec()}: {first.point} has {first.config.key} and "
@@ -198,7 +198,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
     return next(s for s in (Status.PREDICTED, Status.INCUMBENT, Status.OK) if s in known)
 
 
-def _is_own(entry: Entry) -> bool:
+def _is_default(entry: Entry) -> bool:
     """Whether the engine would run the same without a file."""
     default = entry.incumbents.get("default")
     return default is not None and default.config == entry.config
@@ -208,7 +208,7 @@ def _is_measured(row: Mapping[str, Any]) -> bool:
     return all(point["status"] == Status.OK.value for point in row["points"])
 
 
-def _entry(bucket: Bucket, row: Mapping[str, Any]) -> AttentionEntry:
+def _entry(bucket: BucketKey, row: Mapping[str, Any]) -> AttentionEntry:
     config, status = Config(row["config"]), Status(row["status"])
     return AttentionEntry(*bucket, config, status, row["shared_bytes"])
 
@@ -218,7 +218,7 @@ def _sidecar(path: Path) -> Path:
     return root / PROVENANCE / FOLDER / folder / path.name
 
 
-def _measured_earlier(path: Path, new: AttentionFile) -> dict[Bucket, dict[str, Any]]:
+def _measured_earlier(path: Path, new: AttentionFile) -> dict[BucketKey, dict[str, Any]]:
     """The measured rows of the file that is there, if it is ours and of the same kernels."""
     provenance = read_sidecar(path, _sidecar(path)) or {}
     try:

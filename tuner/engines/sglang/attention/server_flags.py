@@ -24,7 +24,7 @@ _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cache
 
 
 @dataclass(frozen=True)
-class ServerFlags:
+class KvSplitsAdvice:
     """What to start a server with for the best of a decode problem's files."""
 
     problem: Attention  # of that file
@@ -41,7 +41,7 @@ class ServerFlags:
         return f"{self.problem.spec()}: {words or 'none'}; {self.reason}"
 
 
-def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
+def advised_flags(files: Sequence[AttentionFileExport]) -> list[KvSplitsAdvice]:
     """Advice for each decode problem that has files for other splits than the engine's own."""
     alike: dict[tuple[Attention, str], list[AttentionFileExport]] = {}
     for file in files:
@@ -61,7 +61,7 @@ def with_advised_flags(files: Sequence[AttentionFileExport]) -> list[AttentionFi
     return [file.with_flags(flags.get((file.problem, file.triton), {})) for file in files]
 
 
-def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
+def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
     files = {file.problem.kv_splits: file for file in group}
     if len(files) == 1:
         return _advise(group[0], "no other number of splits was tuned")
@@ -73,7 +73,7 @@ def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
         why = f"{listed} were not measured at the same points by the same software"
         if usual:
             return _advise(usual, f"{why}, so the engine's own stay")
-        return ServerFlags(group[0].problem, group[0].triton, {}, why)
+        return KvSplitsAdvice(group[0].problem, group[0].triton, {}, why)
     best = min(means, key=lambda splits: means[splits])
     if usual is None or best == ENGINE_KV_SPLITS:
         return _advise(files[best], f"of {listed} the fastest")
@@ -83,9 +83,9 @@ def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
     return _advise(files[best], f"{gain:.3f}x as fast as with {ENGINE_KV_SPLITS} splits")
 
 
-def _advise(file: AttentionFileExport, reason: str) -> ServerFlags:
+def _advise(file: AttentionFileExport, reason: str) -> KvSplitsAdvice:
     flags: dict[str, int | str] = {KV_SPLITS_FLAG: file.problem.kv_splits}
-    return ServerFlags(file.problem, file.triton, flags, reason)
+    return KvSplitsAdvice(file.problem, file.triton, flags, reason)
 
 
 def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:

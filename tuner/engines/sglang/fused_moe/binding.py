@@ -41,7 +41,7 @@ from tuner.problems.triton import TRITON_DEFAULTS
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
-_PLACES = (  # where versions since 0.4.4 keep them
+_LOCATIONS = (  # where versions since 0.4.4 keep them
     "kernels/ops/moe/fused_moe_triton_kernels.py",
     "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_kernels.py",
     "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
@@ -144,7 +144,7 @@ def lift_fused_moe(engine: SGLang, backend: str = CUDA) -> FusedMoeKernels:
     Raises UnsupportedKernel; see `lift`.
     """
     origin = f"{engine.name} {engine.version}"
-    source = find_source(engine, DENSE, _PLACES)
+    source = find_source(engine, DENSE, _LOCATIONS)
     return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin, backend))
 
 

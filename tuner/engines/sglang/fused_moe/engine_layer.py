@@ -33,7 +33,9 @@ from tuner.problems.dtypes import Dtype
 ROUNDS = 21
 CHECKED_TOKENS = 8
 
-Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states (M, K), router weights and ids (M, top_k)
+LayerInputs = tuple[
+    Tensor, Tensor, Tensor
+]  # hidden states (M, K), router weights and ids (M, top_k)
 
 
 class EngineLayer:
@@ -44,7 +46,7 @@ class EngineLayer:
         self._up = make_weights(problem, Gemm.UP, device="cuda", seed=1)
         self._down = make_weights(problem, Gemm.DOWN, device="cuda", seed=2)
 
-    def inputs(self, batch_size: int) -> list[Inputs]:
+    def inputs(self, batch_size: int) -> list[LayerInputs]:
         """Those of each launch of a graph: other tokens, other routings, some of them skewed."""
         generator = torch.Generator("cuda").manual_seed(batch_size)
         found = []
@@ -122,7 +124,7 @@ def publish_settings() -> None:
     fused_moe.is_allocation_symmetric = lambda: False
 
 
-def _capture(layer: Callable[..., Tensor], inputs: Sequence[Inputs]) -> torch.cuda.CUDAGraph:
+def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> torch.cuda.CUDAGraph:
     for _ in range(2):  # compile, and whatever the engine sets up on its first call
         layer(*inputs[0])
     torch.cuda.synchronize()

@@ -59,7 +59,7 @@ def shared_expert_fusion(
         return Fusion(0, 0, f"E={model.E // ep} without the shared experts, as asked")
     if force:
         return _forced(case)
-    against = _why_not(case)
+    against = _reason_not_fused(case)
     if against:
         return Fusion(
             0, 0, f"E={model.E // ep}: sglang {version} does not fuse shared experts {against}"
@@ -93,7 +93,7 @@ def _added(case: _Case) -> int:
     return case.tp if case.version < (0, 4, 7) else case.model.n_shared_experts
 
 
-def _why_not(case: _Case) -> str | None:
+def _reason_not_fused(case: _Case) -> str | None:
     """The clause that says why this model's shared experts stay apart; None: they are fused."""
     rule = _RULES.get(case.model.architecture)
     return rule(case) if rule else f"of {case.model.architecture}"

@@ -51,7 +51,7 @@ def parse_config_name(text: str) -> MissingFile | None:
     match = NAME.search(text)
     if not match:
         return None
-    place = text.replace("\\", "/")
+    path = text.replace("\\", "/")
     dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
     block = (int(match["n"]), int(match["k"])) if match["n"] else None
     return MissingFile(
@@ -64,7 +64,7 @@ def parse_config_name(text: str) -> MissingFile | None:
         per_channel_quant=bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block),
         gemm=Gemm.DOWN if match["down"] else Gemm.UP,
         file_name=match[0],
-        before=next((version for folder, version in _LAYOUTS if folder in place), None),
+        before=next((version for folder, version in _LAYOUTS if folder in path), None),
     )
 
 

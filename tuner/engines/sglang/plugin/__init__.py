@@ -24,11 +24,11 @@ SCHEDULER = "sglang.srt.managers.scheduler"
 
 def register() -> None:
     """What the entry point names: hook this process if it is one that runs attention."""
-    place = attention_root(os.environ)
-    if place is None:
+    found = attention_root(os.environ)
+    if found is None:
         log.debug("no attention files: no variable names a folder")
         return
-    variable, root = place
+    variable, root = found
     if not find_attention_files(root):
         log.debug("no attention files under %s, which %s names", root, variable)
         return

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file
 from tuner.engines.sglang.plugin.files import find_attention_files
-from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, Kernel
+from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, KernelSignature
 from tuner.engines.sglang.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
-from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge
 
 BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
 
@@ -97,7 +97,7 @@ def _hook_launcher(package: str, module: str, function: str, parameter: str) -> 
         _register(f"{package}.{module}.{function}", note_longest(launcher, parameter))
 
 
-def _hook_kernel(package: str, kernel: Kernel) -> TunedLaunches | None:
+def _hook_kernel(package: str, kernel: KernelSignature) -> TunedLaunches | None:
     jitted: Jitted | None = _find(package, kernel.module, kernel.name)
     why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
     if jitted is None or why:
@@ -115,7 +115,7 @@ def _find(package: str, module: str, name: str) -> Any:  # noqa: ANN401  # the e
         return None
 
 
-def _unfit(kernel: Kernel, jitted: Jitted) -> str:
+def _unfit(kernel: KernelSignature, jitted: Jitted) -> str:
     if not {"grid", "warmup"} <= inspect.signature(jitted.run).parameters.keys():
         return f"this triton launches {kernel.name} in a way that this version does not know"
     return kernel.unfit(jitted.arg_names)
@@ -136,24 +136,24 @@ def _use_for(backend: Backend, root: Path) -> None:
 
 
 def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
-    here = _here(kv_splits)
-    verdicts = [judge(path, here) for path in find_attention_files(root)]
-    for verdict in verdicts:
-        if verdict.file is None:
-            log.warning("tuner attention: %s", verdict)
-    files = [verdict.file for verdict in verdicts if verdict.used and verdict.file]
+    facts = _runtime_facts(kv_splits)
+    checks = [check_file(path, facts) for path in find_attention_files(root)]
+    for check in checks:
+        if check.file is None:
+            log.warning("tuner attention: %s", check)
+    files = [check.file for check in checks if check.used and check.file]
     for launches in _state.kernels:
         launches.use(files)
-    return _line(verdicts if _state.kernels else [], _state.troubles)
+    return _line(checks if _state.kernels else [], _state.troubles)
 
 
-def _line(verdicts: Sequence[Verdict], troubles: Sequence[str]) -> str:
-    used = [str(v) for v in verdicts if v.used]
-    refused = [str(v) for v in verdicts if v.file and not v.used]
+def _line(checks: Sequence[FileCheck], troubles: Sequence[str]) -> str:
+    used = [str(c) for c in checks if c.used]
+    refused = [str(c) for c in checks if c.file and not c.used]
     return f"tuner attention: {'; '.join([*(used or ['no file applies']), *refused, *troubles])}"
 
 
-def _here(kv_splits: frozenset[int] | None) -> Here:
+def _runtime_facts(kv_splits: frozenset[int] | None) -> RuntimeFacts:
     import sglang  # noqa: PLC0415  # the engine whose process this is
     import torch  # noqa: PLC0415
     import triton  # noqa: PLC0415
@@ -165,7 +165,7 @@ def _here(kv_splits: frozenset[int] | None) -> Here:
         return lift_attention(SGLang(sglang.__version__, Path(sglang.__path__[0]))).hash
 
     device = torch.cuda.get_device_name().replace(" ", "_")  # as engines spell it in file names
-    return Here(
+    return RuntimeFacts(
         "sglang", sglang.__version__, device, triton.__version__, kernel_hash, lambda _: kv_splits
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.attention.problem import Attention, Bucket, Stage
+from tuner.families.attention.problem import Attention, BucketKey, Stage
 from tuner.limited_file import read_limited
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -46,7 +46,7 @@ class AttentionEntry:
     shared_bytes: int | None = None  # of a block, as compiled
 
     @property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> BucketKey:
         return self.part, self.batch_size, self.new_tokens
 
 

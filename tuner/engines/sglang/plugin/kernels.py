@@ -37,7 +37,7 @@ FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelSignature:
     """One kernel."""
 
     stage: Stage
@@ -81,7 +81,7 @@ _TILES = frozenset({"BLOCK_DMODEL", "BLOCK_DPE", "BLOCK_DV"})  # follow from the
 _SPLITS = frozenset({"num_kv_splits", "MIN_BLOCK_KV", "USE_PDL"})
 _MIDDLE = _strides("mid_ob", "mid_oh", "mid_os")
 
-EXTEND = Kernel(
+EXTEND = KernelSignature(
     Stage.EXTEND,
     "extend_attention",
     "_fwd_kernel",
@@ -109,7 +109,7 @@ EXTEND = Kernel(
     | {"compact_batch_size", "SKIP_PREFIX_CUSTOM_MASK"}
     | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh", "lse_bs", "lse_h"),
 )
-PREFILL = Kernel(
+PREFILL = KernelSignature(
     Stage.PREFILL,
     "prefill_attention",
     "_fwd_kernel",
@@ -131,7 +131,7 @@ _STAGE_1_NEUTRAL = (
     | {"sm_scale_withk", "Att_Out", "Att_Lse", "BLOCK_N", "uneven_batch", "forced_kv_splits"}
     | _strides("qbs", "qh")
 )
-GROUPED = Kernel(
+GROUPED = KernelSignature(
     Stage.DECODE,
     "decode_attention",
     "_fwd_grouped_kernel_stage1",
@@ -143,7 +143,7 @@ GROUPED = Kernel(
     plain=_STAGE_1_PLAIN,
     neutral=_STAGE_1_NEUTRAL,
 )
-UNGROUPED = Kernel(
+UNGROUPED = KernelSignature(
     Stage.DECODE,
     "decode_attention",
     "_fwd_kernel_stage1",
@@ -152,7 +152,7 @@ UNGROUPED = Kernel(
     plain=_STAGE_1_PLAIN,
     neutral=_STAGE_1_NEUTRAL,
 )
-REDUCE = Kernel(
+REDUCE = KernelSignature(
     Stage.REDUCE,
     "decode_attention",
     "_fwd_kernel_stage2",

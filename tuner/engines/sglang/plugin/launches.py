@@ -14,8 +14,8 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from tuner.engines.sglang.plugin.files import AttentionFile
-from tuner.engines.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
-from tuner.engines.sglang.plugin.traits import Grid, Identity, identity, seen, tuned_grid
+from tuner.engines.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, KernelSignature
+from tuner.engines.sglang.plugin.traits import Grid, ProblemKey, launch_key, problem_key, tuned_grid
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -74,15 +74,15 @@ class _Change(NamedTuple):
 class TunedLaunches:
     """The launches of one kernel; `stand_in` puts them in the kernel's place."""
 
-    def __init__(self, kernel: Kernel, jitted: Jitted) -> None:
+    def __init__(self, kernel: KernelSignature, jitted: Jitted) -> None:
         """`jitted`: the engine's kernel. Until `use` is called nothing is changed."""
         self.kernel = kernel
         self.jitted = jitted
         self._names: Sequence[str] = jitted.arg_names
         parameters = inspect.signature(jitted.fn).parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._files: dict[Identity, AttentionFile] = {}
-        self._compiled: set[Identity | None] = set()
+        self._files: dict[ProblemKey, AttentionFile] = {}
+        self._compiled: set[ProblemKey | None] = set()
         self._readers: dict[tuple[int, int], _Reader] = {}  # by how many arguments there are
         self._decided: dict[object, _Change | None] = {}
 
@@ -95,7 +95,7 @@ class TunedLaunches:
         fitting = [file for file in files if self.kernel.stage in file.problem.parts]
         self._files = {}
         for file in sorted(fitting, key=lambda file: _traits(file.problem)):
-            self._files.setdefault(identity(self.kernel, file.problem, paged=paged), file)
+            self._files.setdefault(problem_key(self.kernel, file.problem, paged=paged), file)
         self._compiled = set()
         self._decided = {}
 
@@ -161,7 +161,7 @@ class TunedLaunches:
 
     def _change(self, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Change | None:
         launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-        found = seen(self.kernel, launch, grid)
+        found = launch_key(self.kernel, launch, grid)
         file = self._files.get(found) if found else None
         if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
             return None

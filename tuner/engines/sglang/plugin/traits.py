@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
+from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, KernelSignature
 from tuner.families.attention.problem import Attention, Stage
 
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
-Identity = tuple[object, ...]
+ProblemKey = tuple[object, ...]
 
 
-def identity(kernel: Kernel, problem: Attention, *, paged: bool) -> Identity:
-    """What this kernel can tell of a problem: equal to `seen` of its launches.
+def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> ProblemKey:
+    """What this kernel can tell of a problem: equal to `launch_key` of its launches.
 
     What a kernel is not told does not change what it does: decode's first stage runs the same
     with and without sinks, its second with any keys. `paged`: it is told the page size.
@@ -31,8 +31,8 @@ def identity(kernel: Kernel, problem: Attention, *, paged: bool) -> Identity:
     return *shape, p.kv_splits, p.shares_kv and kernel is GROUPED
 
 
-def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
-    """`identity` of the problem that a launch works on; None for any but a plain launch."""
+def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKey | None:
+    """`problem_key` of the problem that a launch works on; None for any but a plain launch."""
     if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
         return None
     dtypes = {str(launch[name].dtype).removeprefix("torch.") for name in kernel.tensors}
@@ -56,7 +56,7 @@ def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
 
 
 def tuned_grid(
-    kernel: Kernel, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
+    kernel: KernelSignature, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
 ) -> Grid | None:
     """The grid with a config's constants; `longest`: new tokens of the longest sequence.
 

@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.families.attention.lengths import Lengths, ragged
 from tuner.families.attention.predict.steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
 from tuner.families.attention.predict.tiles import (
-    Row,
+    BlockRow,
     Tiles,
     count,
     launched,
@@ -69,26 +69,31 @@ class AttentionModel:
     def _make_lengths(self, point: Point) -> Lengths:
         return ragged(self._problem, point, self._seed)
 
-    def _launch(self, point: Point, config: Config) -> list[Row]:
+    def _launch(self, point: Point, config: Config) -> list[BlockRow]:
         lengths, cores = self._lengths(point), self._device.sm_count
         return launched(self._problem, point, config, lengths, cores)
 
     def _tiled(
-        self, rows: list[Row], point: Point, config: Config, footprint: Footprint, resident: int
+        self,
+        rows: list[BlockRow],
+        point: Point,
+        config: Config,
+        footprint: Footprint,
+        resident: int,
     ) -> float:
         """Clocks until the last block is done."""
         assert isinstance(point.part, Stage)  # the problem is attention
         steps = Steps(self._device, self._problem, point.part, config, self._constants)
         together = min(resident, math.ceil(count(rows) / self._device.sm_count))
         latency = self._latency(rows, point, config)
-        cached, own = (steps.step(footprint, latency, cached=cached) for cached in (True, False))
-        cached_step, own_step = (self._sharing(step, together) for step in (cached, own))
+        cached, new = (steps.step(footprint, latency, cached=cached) for cached in (True, False))
+        cached_step, new_step = (self._sharing(step, together) for step in (cached, new))
         skip = steps.skip_clocks(together)
         ends = self._ends()
 
         def of(tiles: Tiles) -> float:
-            lead = cached.lead * (tiles.cached > 0) + own.lead * (tiles.own > 0)
-            loops = tiles.cached * cached_step + tiles.own * own_step + tiles.skipped * skip
+            lead = cached.lead * (tiles.cached > 0) + new.lead * (tiles.new > 0)
+            loops = tiles.cached * cached_step + tiles.new * new_step + tiles.skipped * skip
             return ends + lead + loops
 
         return makespan(rows, self._device.sm_count * resident, of)
@@ -99,14 +104,14 @@ class AttentionModel:
         limit = together * max(step.busy, step.fill)
         return float((step.chain**norm + limit**norm) ** (1 / norm))
 
-    def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[Row], float]:
+    def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[BlockRow], float]:
         """The blocks, whose tiles are splits, and clocks until the last is done."""
         c, problem, cores = self._constants, self._problem, self._device.sm_count
         lengths = self._lengths(point)
         each = split_lengths(problem, lengths, cores)
         full = [-(-n // length) for n, length in zip(lengths.cached, each, strict=True)]
         tiles = tuple(Tiles(cached=n, skipped=problem.kv_splits - n) for n in full)
-        rows = [Row(tiles, problem.q_heads)]
+        rows = [BlockRow(tiles, problem.q_heads)]
         together = min(resident, math.ceil(count(rows) / cores))
         empty = c.empty_instructions * max(1.0, together * config["num_warps"] / 4)
         ends, split = self._ends(), max(c.split_clocks, empty)
@@ -121,10 +126,10 @@ class AttentionModel:
         c = self._constants.common
         return (c.start_ns + c.end_ns) * self._arch.clock_ghz
 
-    def _latency(self, rows: list[Row], point: Point, config: Config) -> float:
+    def _latency(self, rows: list[BlockRow], point: Point, config: Config) -> float:
         """Clocks until a tile's first bytes are there: from memory the first time, else from L2."""
         c = self._constants.common
-        tiles = sum(row.heads * (t.cached + t.own) for row in rows for t in row.tiles)
+        tiles = sum(row.heads * (t.cached + t.new) for row in rows for t in row.tiles)
         asked = tiles * config["BLOCK_N"] * self._token_bytes()
         first = min(1.0, self._key_bytes(point) / asked)
         ns = c.l2_latency_ns + first * (c.dram_latency_ns - c.l2_latency_ns)
@@ -149,7 +154,7 @@ class AttentionModel:
         rows = sum(self._lengths(point).new) * problem.q_heads
         return float(rows * (problem.Lq + problem.Lv) * ELEMENT_BYTES)
 
-    def _split_bytes(self, rows: list[Row]) -> float:
+    def _split_bytes(self, rows: list[BlockRow]) -> float:
         """Of every split's result, which is float32."""
         return float(
             sum(row.heads * t.cached for row in rows for t in row.tiles) * self._problem.Lv * 4

@@ -23,12 +23,12 @@ class Tiles:
     """One block's: each BLOCK_N keys long."""
 
     cached: int  # found through indices
-    own: int = 0  # of the new tokens themselves
+    new: int = 0  # of the new tokens themselves
     skipped: int = 0  # outside the window: masked, found empty, and left out
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """Blocks that are launched one after the other: the sequences', again for each head."""
 
     tiles: tuple[Tiles, ...]
@@ -37,7 +37,7 @@ class Row:
 
 def launched(
     problem: Attention, point: Point, config: Config, lengths: Lengths, sm_count: int
-) -> list[Row]:
+) -> list[BlockRow]:
     """Every block that has work, in the order of their launch."""
     if point.part is Stage.DECODE:
         rows = _decode(problem, config, lengths, sm_count)
@@ -46,12 +46,12 @@ def launched(
     return [row for row in rows if row.tiles]
 
 
-def count(rows: Sequence[Row]) -> int:
+def count(rows: Sequence[BlockRow]) -> int:
     """How many blocks they are."""
     return sum(row.heads * len(row.tiles) for row in rows)
 
 
-def makespan(rows: Sequence[Row], slots: int, of: Callable[[Tiles], float]) -> float:
+def makespan(rows: Sequence[BlockRow], slots: int, of: Callable[[Tiles], float]) -> float:
     """When the last block is done, if `slots` run at once and the next takes whatever is free."""
     times = {tiles: of(tiles) for row in rows for tiles in row.tiles}
     longest, number = max(times.values()), count(rows)
@@ -68,7 +68,7 @@ def makespan(rows: Sequence[Row], slots: int, of: Callable[[Tiles], float]) -> f
     return max(free)
 
 
-def _extend(problem: Attention, point: Point, config: Config, lengths: Lengths) -> list[Row]:
+def _extend(problem: Attention, point: Point, config: Config, lengths: Lengths) -> list[BlockRow]:
     rows, keys = config["BLOCK_M"], config["BLOCK_N"]
     found = []
     for first in range(0, lengths.longest_new, rows):
@@ -78,29 +78,29 @@ def _extend(problem: Attention, point: Point, config: Config, lengths: Lengths) 
                 # Prefill's tokens all see each other, extend's only those before them.
                 end = new if point.part is Stage.PREFILL else min(new, first + rows)
                 tiles.append(_windowed(problem.window, first, cached, end, keys))
-        found.append(Row(tuple(tiles), problem.q_heads))
+        found.append(BlockRow(tuple(tiles), problem.q_heads))
     return found
 
 
 def _windowed(window: int, first: int, cached: int, end: int, keys: int) -> Tiles:
     """A block's whose first row is new token `first`, and whose last key is `end`."""
-    before, own = -(-cached // keys), -(-end // keys)
+    before, new = -(-cached // keys), -(-end // keys)
     if not window:
-        return Tiles(before, own)
+        return Tiles(before, new)
     unseen = max(0, cached + first - window)  # keys that even the first row sees no more
     skipped = before if unseen >= cached else unseen // keys
-    skipped_own = min(own, max(0, unseen - cached) // keys)
-    return Tiles(before - skipped, own - skipped_own, skipped + skipped_own)
+    skipped_new = min(new, max(0, unseen - cached) // keys)
+    return Tiles(before - skipped, new - skipped_new, skipped + skipped_new)
 
 
-def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int) -> list[Row]:
+def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int) -> list[BlockRow]:
     keys, heads = config["BLOCK_N"], problem.q_heads
     if problem.group > 1:
         heads = -(-heads // min(config["BLOCK_H"], problem.group))
     each = split_lengths(problem, lengths, sm_count)
     most = max(-(-n // length) for n, length in zip(lengths.cached, each, strict=True))
     return [
-        Row(
+        BlockRow(
             tuple(
                 Tiles(-(-min(length, cached - split * length) // keys))
                 for cached, length in zip(lengths.cached, each, strict=True)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from tuner.devices.constants import Constants
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
-from tuner.families.fused_moe.predict.padding import Load, expected_load
+from tuner.families.fused_moe.predict.padding import ExpertLoad, expected_load
 from tuner.families.fused_moe.predict.tensor_cores import tensor_step
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype
@@ -67,7 +67,9 @@ class DeviceModel:
             c.launch_us + together + empty_us, latency_us, sm_us, dram_us, empty_us, resident
         )
 
-    def _step_clocks(self, load: Load, config: Config, footprint: Footprint) -> tuple[float, float]:
+    def _step_clocks(
+        self, load: ExpertLoad, config: Config, footprint: Footprint
+    ) -> tuple[float, float]:
         """Clocks of a step along k: of one block alone, and of its SM's busiest unit."""
         c, warps = self._constants, config["num_warps"]
         depth, threads = config["BLOCK_SIZE_K"], self._arch.target.warp_size * warps
@@ -99,7 +101,7 @@ class DeviceModel:
         rescales = problem.block_shape is not None
         return c.rescale_instructions * rescales + c.rescale_instructions * converts
 
-    def _chain_ns(self, load: Load, config: Config, steps: int, step_ns: float) -> float:
+    def _chain_ns(self, load: ExpertLoad, config: Config, steps: int, step_ns: float) -> float:
         """Nanoseconds of one block, from its launch to its stores.
 
         A step needs its tile, which was asked for when the step `depth` before it was done;
@@ -113,7 +115,7 @@ class DeviceModel:
         loop = rounds * max(latency + step_ns, depth * step_ns) + (last + 1) * step_ns
         return c.start_ns + latency + loop + c.end_ns
 
-    def _dram_us(self, point: Point, load: Load, config: Config) -> float:
+    def _dram_us(self, point: Point, load: ExpertLoad, config: Config) -> float:
         c, device, problem = self._constants, self._device, self._problem
         columns, reduced = problem.gemm_shape(gemm_of(point))
         routed = point.batch_size * problem.top_k
@@ -127,7 +129,7 @@ class DeviceModel:
             b_us /= c.short_row ** math.log2(CACHE_LINE_BYTES / piece)
         return (b_us + rest_us) / efficiency
 
-    def _refetched(self, load: Load, config: Config, weights: float) -> float:
+    def _refetched(self, load: ExpertLoad, config: Config, weights: float) -> float:
         """Experts' weights that come from memory, again where L2 has lost them in between.
 
         Blocks of one expert that a group runs side by side share its weights; otherwise all of
@@ -139,7 +141,7 @@ class DeviceModel:
         return load.experts * (1 + (apart - 1) * lost)
 
     def _activation_bytes(
-        self, point: Point, load: Load, config: Config, columns: int, reduced: int
+        self, point: Point, load: ExpertLoad, config: Config, columns: int, reduced: int
     ) -> float:
         """Rows of A that come from memory: once, and again for each column of tiles where a
         group's rows and the weights beside them do not stay in L2.

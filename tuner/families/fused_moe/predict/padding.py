@@ -14,7 +14,7 @@ from tuner.engines.sglang.fused_moe.binding import sorted_slots
 
 
 @dataclass(frozen=True)
-class Load:
+class ExpertLoad:
     """The sorted tokens of a batch, in blocks of one expert's rows each; expected values."""
 
     experts: float  # that any token goes to
@@ -24,14 +24,14 @@ class Load:
 
 
 @lru_cache(maxsize=4096)
-def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> Load:
+def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> ExpertLoad:
     """The load of `batch_size` tokens sorted into blocks of `block_m` rows."""
     counts = _binomial(batch_size, top_k / E)
     blocks = E * sum(p * math.ceil(count / block_m) for count, p in counts)
     experts = E * sum(p for count, p in counts if count)
     routed = batch_size * top_k
     launched = math.ceil(sorted_slots(routed, E, block_m) / block_m)
-    return Load(experts, blocks, routed / blocks, max(0.0, launched - blocks))
+    return ExpertLoad(experts, blocks, routed / blocks, max(0.0, launched - blocks))
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tuner.families.fused_moe.problem import Gemm, gemm_of
 from tuner.problems.points import Config, Point
 
-Kernel = tuple[Gemm, Config]  # what is compiled: batch sizes share it
+GemmConfig = tuple[Gemm, Config]  # what is compiled: batch sizes share it
 Scores = Mapping[Point, Mapping[Config, float]]
 
 BLOCKS_EACH = 2  # values of BLOCK_SIZE_M that a batch size is offered
@@ -79,20 +79,20 @@ def _split(scored: Mapping[Config, float]) -> dict[int, dict[Config, float]]:
     return blocks
 
 
-def cover(wanted: Sequence[Need], budget: int) -> list[Kernel]:
+def cover(wanted: Sequence[Need], budget: int) -> list[GemmConfig]:
     """At most `budget` kernels, greedily: next comes what helps the needs most.
 
     Help only shrinks as kernels are chosen, so what was worth less than the best when last
     counted needs no counting now.
     """
     served: list[list[float]] = [[WORST_EXCESS] * len(RANKS) for _ in wanted]
-    users: dict[Kernel, list[tuple[int, float]]] = {}
+    users: dict[GemmConfig, list[tuple[int, float]]] = {}
     for index, need in enumerate(wanted):
         for config, excess in need.excess.items():
             if excess < WORST_EXCESS:
                 users.setdefault((gemm_of(need.point), config), []).append((index, excess))
 
-    def help_of(kernel: Kernel) -> float:
+    def help_of(kernel: GemmConfig) -> float:
         return sum(
             wanted[index].weight * (_cost(served[index]) - _cost(_with(served[index], excess)))
             for index, excess in users[kernel]
@@ -100,7 +100,7 @@ def cover(wanted: Sequence[Need], budget: int) -> list[Kernel]:
 
     queue = [(-help_of(kernel), kernel) for kernel in users]
     heapq.heapify(queue)
-    chosen: list[Kernel] = []
+    chosen: list[GemmConfig] = []
     while queue and len(chosen) < budget:
         _, kernel = heapq.heappop(queue)
         help_now = help_of(kernel)

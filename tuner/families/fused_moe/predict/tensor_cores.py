@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device
+from tuner.engines.sglang.fused_moe.binding import swaps_ab
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -26,11 +27,7 @@ class TensorStep:
 
 def swaps_operands(problem: FusedMoe, device: Device, config: Config) -> bool:
     """sglang's should_enable_swap_ab: weights take the instruction's 64-row side."""
-    return (
-        problem.dtype is Dtype.FP8_W8A8
-        and device.target.is_sm(90)
-        and config["BLOCK_SIZE_M"] < 64 <= config["BLOCK_SIZE_N"]
-    )
+    return swaps_ab(config, problem.dtype, device.target)
 
 
 def uses_warpgroup(problem: FusedMoe, device: Device, config: Config) -> bool:

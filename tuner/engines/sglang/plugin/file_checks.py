@@ -13,7 +13,7 @@ from tuner.problems.results import Status
 
 
 @dataclass(frozen=True)
-class Here:
+class RuntimeFacts:
     """What a file is held against. None where it is not known yet."""
 
     engine: str
@@ -25,7 +25,7 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FileCheck:
     """One file: used where `reason` is empty, as far as could be checked."""
 
     path: Path
@@ -44,21 +44,21 @@ class Verdict:
         return f"{title(self.file.problem)} from {self.path}{' (predicted)' if predicted else ''}"
 
 
-def judge(path: Path, here: Here) -> Verdict:
+def check_file(path: Path, facts: RuntimeFacts) -> FileCheck:
     """Read a file and hold it against what is here."""
     try:
         file = read_attention_file(path)
     except MalformedConfigFile as error:
-        return Verdict(path, None, str(error).removeprefix(f"{path}: "))
+        return FileCheck(path, None, str(error).removeprefix(f"{path}: "))
     waits = [
         f"{what} (made for {made})"
         for what, made, known in (
-            ("the GPU", file.device, here.device),
-            ("triton", file.triton, here.triton),
+            ("the GPU", file.device, facts.device),
+            ("triton", file.triton, facts.triton),
         )
         if known is None
     ]
-    return Verdict(path, file, _refusal(file, here), tuple(waits))
+    return FileCheck(path, file, _refusal(file, facts), tuple(waits))
 
 
 def title(problem: Attention) -> str:
@@ -73,27 +73,27 @@ def title(problem: Attention) -> str:
     return " ".join(words)
 
 
-def _refusal(file: AttentionFile, here: Here) -> str:
-    if file.engine != here.engine:
-        return f"made for {file.engine}, this is {here.engine}"
-    if here.device not in (None, file.device):
-        return f"made for {file.device}, this is {here.device}"
-    if here.triton not in (None, file.triton):
-        return f"made for triton {file.triton}, this is {here.triton}"
-    if file.engine_version != here.engine_version and (why := _other_kernels(file, here)):
+def _refusal(file: AttentionFile, facts: RuntimeFacts) -> str:
+    if file.engine != facts.engine:
+        return f"made for {file.engine}, this is {facts.engine}"
+    if facts.device not in (None, file.device):
+        return f"made for {file.device}, this is {facts.device}"
+    if facts.triton not in (None, file.triton):
+        return f"made for triton {file.triton}, this is {facts.triton}"
+    if file.engine_version != facts.engine_version and (why := _other_kernels(file, facts)):
         return why
-    splits = here.kv_splits(file.problem) if file.problem.phase is Phase.DECODE else None
+    splits = facts.kv_splits(file.problem) if file.problem.phase is Phase.DECODE else None
     if splits is not None and file.problem.kv_splits not in splits:
         launched = " or ".join(map(str, sorted(splits)))
         return f"made for {file.problem.kv_splits} KV splits, this server launches {launched}"
     return ""
 
 
-def _other_kernels(file: AttentionFile, here: Here) -> str:
+def _other_kernels(file: AttentionFile, facts: RuntimeFacts) -> str:
     """Empty where another version of the engine has the very same kernels."""
     made = f"made for {file.engine} {file.engine_version}"
     try:
-        same = here.kernel_hash() == file.kernel_hash
+        same = facts.kernel_hash() == file.kernel_hash
     except TunerError as error:
-        return f"{made}, and the kernels of {here.engine_version} cannot be compared: {error}"
-    return "" if same else f"{made}, whose kernels are not those of {here.engine_version}"
+        return f"{made}, and the kernels of {facts.engine_version} cannot be compared: {error}"
+    return "" if same else f"{made}, whose kernels are not those of {facts.engine_version}"
