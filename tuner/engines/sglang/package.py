@@ -1,4 +1,4 @@
-"""sglang on disk, whatever the family of kernels."""
+"""One copy of sglang on disk: what all families of kernels have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tuner.errors import UnsupportedKernel
 
-# The version that is used where several lie unpacked and none is installed: the one that
-# `make install` unpacks and that was measured. The newest would change with what tests unpack.
+# The version to use if several are unpacked and none is installed: `make install` unpacks it, and
+# it was measured. The newest version would depend on what the tests have unpacked.
 DEFAULT_VERSION = "0.5.16"
 
 
@@ -28,9 +28,9 @@ class SGLang:
 
 
 def find_source(engine: SGLang, function: str, locations: Sequence[str]) -> Path:
-    """The file of the package that defines a function; `locations` are where versions keep it.
+    """The file that defines a function. `locations`: paths under the package, in any version.
 
-    Raises UnsupportedKernel if this version keeps it nowhere that is known.
+    Raises UnsupportedKernel if none of these files defines it.
     """
     for relative in locations:
         path = engine.root / relative

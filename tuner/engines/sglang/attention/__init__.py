@@ -1,4 +1,4 @@
-"""The attention of sglang."""
+"""Attention in sglang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["engine_kv_splits", "open_delivery", "open_family", "serving_notes"]
 
 @dataclass(frozen=True)
 class SGLangAttention:
-    """What `families.attention.engine.AttentionEngine` asks of one copy of sglang."""
+    """The `families.attention.engine.AttentionEngine` of one copy of sglang."""
 
     engine: SGLang
 
@@ -34,5 +34,5 @@ def open_family(engine: SGLang) -> SGLangAttention:
 
 
 def open_delivery(engine: SGLang) -> AttentionDelivery:
-    """How the family's winners reach the servers of one copy of sglang."""
+    """How attention's winners reach the servers of one copy of sglang."""
     return AttentionDelivery(engine)

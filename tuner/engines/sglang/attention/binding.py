@@ -1,9 +1,8 @@
-"""Binds sglang's attention kernels as its own launchers launch them.
+"""Bind sglang's attention kernels the way its own launchers launch them.
 
-What is launched, with which arguments and constants, the engine's own code says (`launcher`);
-here are only the inputs that its attention backend gives it, and which of the constants may be
-changed. Neither lengths nor the batch size reach a kernel as numbers, so one compiled kernel
-serves every point of a problem.
+The engine's own code determines the kernels, their arguments and constants (`kernels.launcher`).
+This module adds the inputs of the attention backend and which constants may change. Kernels get
+neither lengths nor the batch size as numbers, so one compiled kernel serves all points.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 
-# The folders where versions since 0.4.4 keep the launchers, each phase's in a module.
+# The folders of the launchers' modules, in versions since 0.4.4.
 _FOLDERS = ("kernels/ops/attention", "srt/layers/attention/triton_ops")
 LAUNCHERS = {
     Phase.EXTEND: ("extend_attention", "extend_attention_fwd"),
@@ -43,7 +42,7 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class SGLangAttentionKernels:
-    """The attention kernels of one engine version, with its launchers."""
+    """The attention kernels and launchers of one version of sglang; see `AttentionKernels`."""
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
@@ -52,18 +51,18 @@ class SGLangAttentionKernels:
     _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
 
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
-        """The engine's own constants at a point. Raises UnsupportedKernel."""
+        """The engine's default constants at a point. Raises UnsupportedKernel."""
         launch = self.launch(problem, point, target)
         both = {**launch.arguments, **launch.options}
         names = [name for name in CHOICES[_stage(point)] if name in both]
-        if not problem.shares_kv:  # values of their own cannot be taken out of keys
+        if not problem.shares_kv:  # only latent values can be taken out of keys
             names = [name for name in names if name != "HAS_MLA"]
         return Config({name: both[name] for name in names})
 
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
         """The kernel and its arguments at a point, with a config's constants.
 
-        Raises UnsupportedKernel for what the engine's kernel does not take.
+        Raises UnsupportedKernel for a constant that the engine's kernel does not take.
         """
         launch = self.launch(problem, point, target)
         lifted = self.lifted(problem.phase)
@@ -89,7 +88,7 @@ class SGLangAttentionKernels:
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` for the candidates of one problem, as a compiler wants it."""
+        """`bind` as a function of a candidate, for the compiler."""
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             binding = self.bind(problem, candidate.point, candidate.config, target)
@@ -100,7 +99,10 @@ class SGLangAttentionKernels:
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """The blocks that the engine launches at a point, with a config's constants."""
+        """The grid that the engine launches at a point with a config's constants, in blocks.
+
+        Raises UnsupportedKernel if the engine's grid follows an unknown rule.
+        """
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
         stage = _stage(point)
@@ -114,7 +116,7 @@ class SGLangAttentionKernels:
         return rule(constants={**default, **config})
 
     def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
-        """What the engine launches for a point's stage. Raises UnsupportedKernel."""
+        """The engine's launch for a point's stage. Raises UnsupportedKernel."""
         key = problem, point, target
         if key not in self._launches:
             for launch in self._run(problem, point, target):
@@ -130,7 +132,7 @@ class SGLangAttentionKernels:
 
     @property
     def hash(self) -> str:
-        """The kernels' identity: sha256 over all that is lifted."""
+        """The sha256 of the lifted source of all kernels."""
         parts = [self._lifted[phase].hash for phase in Phase]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -144,11 +146,11 @@ class SGLangAttentionKernels:
 
     @cached_property
     def indices(self) -> Indices:
-        """The whole numbers' types in the engine's attention backend."""
+        """The types of index tensors in the engine's attention backend."""
         return read_indices(self.engine.root, self.origin)
 
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
-        """What the engine's launcher is called with at a point, by its parameters' names."""
+        """The arguments of the engine's launcher at a point, by parameter name."""
         takes = self._launcher(problem.phase, target).parameters(LAUNCHERS[problem.phase][1])
         given = launcher_arguments(problem, point, target, takes, self.indices)
         return {name: value for name, value in given.items() if name in takes}
@@ -173,9 +175,9 @@ def launcher_source(engine: SGLang, phase: Phase) -> Path:
 
 
 def lift_attention(engine: SGLang, backend: str = CUDA) -> SGLangAttentionKernels:
-    """The attention kernels of an engine on disk, as they are on a backend ("cuda" or "hip").
+    """The attention kernels of an engine on disk for a backend, "cuda" or "hip".
 
-    Raises UnsupportedKernel when they are used.
+    Their methods raise UnsupportedKernel, this function does not.
     """
     return SGLangAttentionKernels(engine, f"{engine.name} {engine.version}", backend)
 

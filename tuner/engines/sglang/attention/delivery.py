@@ -1,4 +1,4 @@
-"""How tuned attention reaches sglang's servers: as files that this package's plugin reads there."""
+"""How tuned attention reaches sglang's servers: as files that this package's plugin reads."""
 
 from __future__ import annotations
 

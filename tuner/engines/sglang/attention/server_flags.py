@@ -1,8 +1,8 @@
-"""The server flag that exported decode files are for.
+"""Advice on the server flag for exported decode files: the number of KV splits.
 
-The number of KV splits is the server's to choose, not a launch's: a file is for one number, and a
-server uses those that were made for its own. Where several numbers were measured the best one is
-known, but only the operator can set it.
+The number is fixed when a server starts, and a decode file holds for one number: a server ignores
+the files for other numbers. If several were measured, the best one is known, but only the operator
+can set it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.results import Status
 
-# Each number is measured in a run of its own, so a smaller gain over the engine's own is none.
+# Each number is measured in a separate run, so a smaller gain over the default does not count.
 MARGIN = 1.01
 
 _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cached tokens)
@@ -25,11 +25,11 @@ _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cache
 
 @dataclass(frozen=True)
 class KvSplitsAdvice:
-    """What to start a server with for the best of a decode problem's files."""
+    """The server flags for the best of a decode problem's files."""
 
-    problem: Attention  # of that file
+    problem: Attention  # the problem of that file
     triton: str
-    flags: Mapping[str, int | str]  # none where no file is known to be best
+    flags: Mapping[str, int | str]  # empty if no file is known to be the best
     reason: str
 
     def as_json(self) -> dict[str, Any]:
@@ -42,10 +42,10 @@ class KvSplitsAdvice:
 
 
 def advised_flags(files: Sequence[AttentionFileExport]) -> list[KvSplitsAdvice]:
-    """Advice for each decode problem that has files for other splits than the engine's own."""
+    """Advice for each decode problem that has files for other splits than the default."""
     alike: dict[tuple[Attention, str], list[AttentionFileExport]] = {}
     for file in files:
-        # Latent attention is split as the engine likes, whatever a flag says.
+        # The engine ignores the flag for latent attention.
         if file.problem.phase is Phase.DECODE and not file.problem.shares_kv:
             alike.setdefault((replace(file.problem, kv_splits=1), file.triton), []).append(file)
     return [
@@ -56,7 +56,7 @@ def advised_flags(files: Sequence[AttentionFileExport]) -> list[KvSplitsAdvice]:
 
 
 def with_advised_flags(files: Sequence[AttentionFileExport]) -> list[AttentionFileExport]:
-    """The files, of each decode problem's the best one with the flag that it is for."""
+    """The files; for each decode problem the best one carries its server flag."""
     flags = {(one.problem, one.triton): one.flags for one in advised_flags(files)}
     return [file.with_flags(flags.get((file.problem, file.triton), {})) for file in files]
 
@@ -89,9 +89,9 @@ def _advise(file: AttentionFileExport, reason: str) -> KvSplitsAdvice:
 
 
 def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:
-    """By number of splits, the geometric mean of a decode's microseconds, both stages together.
+    """The geometric mean of decode's microseconds (both stages), by number of splits.
 
-    None where the files cannot be compared: other points, other software, or predictions.
+    None if the files cannot be compared: other points, other software, or predictions.
     """
     rows = {splits: dict(_rows(file)) for splits, file in files.items()}
     first = next(iter(rows.values()))

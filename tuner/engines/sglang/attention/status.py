@@ -1,7 +1,7 @@
-"""What a server in this environment would make of its attention files, and why.
+"""Which attention files a server in this environment would use, and why.
 
-Nothing of the engine is imported, and no GPU is needed: what only a GPU or an installed triton
-can tell is said to wait for it.
+This needs no GPU, and imports nothing of the engine. Checks that need a GPU or triton are
+reported as pending where there is none.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class AttentionStatus:
     engine: Engine
     device: str | None
     triton: str | None
-    variable: str | None  # that names the root; None: it was given, or there is none
+    variable: str | None  # the variable that names the root; None if the root was given or is unset
     root: Path | None
-    trouble: str  # why nothing at all would be used; empty if something may be
+    trouble: str  # why a server would use none of the files; empty if it may use some
     checks: Sequence[FileCheck]
     flags: Mapping[str, int | str]
     environment: Mapping[str, str]  # variables that a server still needs
 
     @property
     def ok(self) -> bool:
-        """Whether anything is used, where there is anything."""
+        """Whether a file is used, or there are none."""
         return not self.checks or any(check.used for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
@@ -117,9 +117,9 @@ class AttentionStatus:
 def attention_status(
     engine: Engine, device: Device | None, root: Path | None, environ: Mapping[str, str]
 ) -> AttentionStatus:
-    """`root`: where the files are; None: where the environment says.
+    """Check the files under a root. `root` None: the root that the environment names.
 
-    Raises BadInput for a root that is no folder.
+    Raises BadInput if the root is not a folder.
     """
     found = None if root else attention_root(environ)
     folder = root or (found[1] if found else None)
@@ -149,7 +149,7 @@ def attention_status(
 def _checks(
     paths: Sequence[Path], engine: Engine, device: Device | None, triton: str | None
 ) -> list[FileCheck]:
-    advised: dict[Attention, int] = {}  # splits, by problem without any
+    advised: dict[Attention, int] = {}  # splits, by problem without its splits
 
     def splits(problem: Attention) -> frozenset[int] | None:
         if not _latent(problem, engine):
@@ -169,8 +169,8 @@ def _checks(
         kv_splits=splits,
     )
     files = [check.file for path in paths if (check := check_file(path, facts)).used and check.file]
-    # A server has one number of splits: of files that differ in it alone, one can be used. That
-    # is the one that asks for its number, else the one for the engine's own.
+    # A server has one number of splits, so it uses one of the files that differ only in it: the
+    # file that asks for a server flag, else the file for the default number.
     for file in sorted(files, key=_advised_first):
         advised.setdefault(_any_splits(file.problem), file.problem.kv_splits)
     return [check_file(path, facts) for path in paths]
@@ -185,7 +185,7 @@ def _any_splits(problem: Attention) -> Attention:
 
 
 def _latent(problem: Attention, engine: Engine) -> bool:
-    """Whether the engine splits the problem's cache as it likes, whatever the flag says."""
+    """Whether the engine ignores the flag for splits and uses as many as fit the GPU."""
     alone = _engine_splits(problem, engine, None)
     return alone != _engine_splits(problem, engine, devices()[0])
 
@@ -199,10 +199,10 @@ def _engine_splits(problem: Attention, engine: Engine, device: Device | None) ->
 
 
 def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
-    """Why the plugin would do nothing, whatever the files are."""
+    """Why the plugin would do nothing with any file; empty if it may use some."""
     origin = f"{engine.name} {engine.version}"
     if not engine.loads_plugins():
-        return f"{origin} has no plugins; of the versions that are tested 0.5.12 is the first"
+        return f"{origin} has no plugins; the first tested version with plugins is 0.5.12"
     if why := _unfit(engine):
         return f"{origin}: {why}"
     if NAME not in {point.name for point in entry_points(group=GROUP)}:
@@ -214,7 +214,7 @@ def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
 
 
 def _unfit(engine: Engine) -> str:
-    """Why none of the engine's kernels could be hooked; empty if one could."""
+    """Why the plugin could not hook any of the engine's kernels; empty if it could hook one."""
     kernels = attention_engine(engine).lift()
     reasons = []
     for kernel in KERNELS:
@@ -236,7 +236,7 @@ def _triton() -> str | None:
 
 
 def _file_flags(check: FileCheck, engine: Engine) -> dict[str, int | str]:
-    """What a server must be started with for one file to be used."""
+    """The flags that a server needs to use one file."""
     assert check.file is not None
     problem, flags = check.file.problem, {BACKEND_FLAG: "triton"}
     told = problem.phase is Phase.DECODE and not _latent(problem, engine)
@@ -246,7 +246,7 @@ def _file_flags(check: FileCheck, engine: Engine) -> dict[str, int | str]:
 
 
 def _flags(used: Sequence[FileCheck], engine: Engine) -> dict[str, int | str]:
-    """The flags on which all of them agree."""
+    """The flags on which all files agree."""
     wanted = [_file_flags(check, engine) for check in used]
     both = {name: {flags[name] for flags in wanted if name in flags} for f in wanted for name in f}
     return {name: next(iter(values)) for name, values in both.items() if len(values) == 1}

@@ -1,11 +1,9 @@
 """Hooks sglang's Triton attention, through sglang's own HookRegistry.
 
-Two steps, so that nothing is imported before its time. At registration only the constructor of
-the attention backend is hooked: its module initialises no CUDA and is all but imported already
-in the processes that matter. The modules of the kernels ask for the GPU's capability when they
-are imported, so they are hooked when a backend is built, just before it imports them itself.
-
-Tests hold each target against the engine versions on disk.
+There are two steps, so that no module is imported too early. Registration hooks only the
+constructor of the attention backend: its module does not initialise CUDA, and a scheduler is
+about to import it anyway. The kernels' modules query the GPU's capability on import, so they are
+hooked when a backend is built, just before it imports them itself.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ log = logging.getLogger("tuner.plugin")
 
 
 class Backend(Protocol):
-    """What is asked of the engine's TritonAttnBackend, once it is built."""
+    """The attributes of the engine's TritonAttnBackend that are used here."""
 
     max_kv_splits: int
     enable_deterministic: bool
@@ -39,7 +37,7 @@ class Backend(Protocol):
 
 @dataclass
 class _State:
-    """What is hooked in this process."""
+    """The hooks of this process."""
 
     hooked: bool = False
     kernels: list[TunedLaunches] = field(default_factory=list)
@@ -51,7 +49,7 @@ _state = _State()
 
 
 def hook_backend(root: Path) -> None:
-    """Have the files under a root applied when the process builds its attention backend."""
+    """Apply the files under a root when the process builds its attention backend."""
 
     def around(
         build: Callable[..., None], backend: Backend, *args: object, **kwargs: object
@@ -64,13 +62,13 @@ def hook_backend(root: Path) -> None:
 
 
 def apply_files(root: Path, kv_splits: int | None) -> str:
-    """Hook this process's kernels and use the files under a root; the line to log."""
+    """Hook this process's kernels and use the files under a root. Returns the line to log."""
     hook_kernels()
     return _use(root, None if kv_splits is None else frozenset({kv_splits}))
 
 
 def hook_kernels() -> None:
-    """Hook the kernels and their launchers; imports the engine's modules. Once a process."""
+    """Hook the kernels and their launchers once. This imports the engine's modules."""
     if _state.hooked:
         return
     _state.hooked = True
@@ -83,7 +81,7 @@ def hook_kernels() -> None:
         if launches is None:
             continue
         now = _find(package, kernel.module, kernel.name)
-        if now is launches.jitted:  # the registry only logs a hook that fails
+        if now is launches.jitted:  # the registry logs a failed hook, and does not raise
             _state.troubles.append(f"sglang did not hook {kernel.name}")
         else:
             _state.kernels.append(launches)
@@ -122,13 +120,13 @@ def _unfit(kernel: KernelSignature, jitted: Jitted) -> str:
 
 
 def _use_for(backend: Backend, root: Path) -> None:
-    """Use the files under a root with a backend that has just been built."""
+    """Use the files under a root for a backend that was just built."""
     splits = _state.kv_splits | {int(backend.max_kv_splits)}
-    if splits == _state.kv_splits:  # a draft model's backend may differ, most do not
+    if splits == _state.kv_splits:  # nothing new; a draft model's backend may have other splits
         return
     _state.kv_splits = splits
-    # Deterministic inference promises that a request's result does not depend on its batch. The
-    # batch size chooses a configuration, and a configuration the order of summation.
+    # Deterministic inference promises that a request's result does not depend on its batch. But
+    # a tuned configuration depends on the batch size, and it changes the order of summation.
     if backend.enable_deterministic is not False:
         log.info("tuner attention: inference is deterministic, so the engine's own constants stay")
         return
@@ -154,7 +152,7 @@ def _line(checks: Sequence[FileCheck], troubles: Sequence[str]) -> str:
 
 
 def _runtime_facts(kv_splits: frozenset[int] | None) -> RuntimeFacts:
-    import sglang  # noqa: PLC0415  # the engine whose process this is
+    import sglang  # noqa: PLC0415  # this process belongs to sglang
     import torch  # noqa: PLC0415
     import triton  # noqa: PLC0415
 
@@ -175,14 +173,14 @@ def _package() -> str:
         try:
             if find_spec(f"{package}.{KERNELS[0].module}"):
                 return package
-        except ModuleNotFoundError:  # a parent of it is not there
+        except ModuleNotFoundError:  # a parent package does not exist
             continue
     raise ModuleNotFoundError(f"no attention kernels in {' or '.join(PACKAGES)}")
 
 
 def _register(target: str, hook: Callable[..., object]) -> None:
     hooks = _hooks()
-    # The source is given, for sglang knows it by itself only while it loads plugins.
+    # sglang knows the source by itself only while it loads plugins.
     source = hooks.HookSource(NAME, "engine-tuner")
     kind = hooks.HookType.REPLACE if isinstance(hook, type) else hooks.HookType.AROUND
     hooks.HookRegistry.register(target, hook, kind, source=source)
@@ -193,7 +191,7 @@ def _hooks() -> ModuleType:
 
 
 def _guarded(step: Callable[[], None]) -> None:
-    """A server must start without the tuner's files too."""
+    """Run a step and log what it raises: a server must start even if the files cannot be used."""
     try:
         step()
     except Exception:

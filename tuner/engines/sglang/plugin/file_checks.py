@@ -1,4 +1,4 @@
-"""Whether a file's entries may be used here, and why not."""
+"""Check whether a server may use an attention file."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tuner.problems.results import Status
 
 @dataclass(frozen=True)
 class RuntimeFacts:
-    """What a file is held against. None where it is not known yet."""
+    """What a file is compared with. None: not known yet."""
 
     engine: str
     engine_version: str
     device: str | None  # as engines write it, e.g. NVIDIA_H200
     triton: str | None
     kernel_hash: Callable[[], str]  # of this engine's kernels; may raise TunerError
-    kv_splits: Callable[[Attention], frozenset[int] | None]  # that decode is launched with
+    kv_splits: Callable[[Attention], frozenset[int] | None]  # the numbers that decode launches with
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file: used where `reason` is empty, as far as could be checked."""
+    """The result for one file."""
 
     path: Path
     file: AttentionFile | None  # None: malformed
-    reason: str = ""
-    waits: tuple[str, ...] = ()  # checks that could not be made here
+    reason: str = ""  # why the file is refused; empty: it is used
+    waits: tuple[str, ...] = ()  # checks that were not possible here
 
     @property
     def used(self) -> bool:
@@ -45,7 +45,7 @@ class FileCheck:
 
 
 def check_file(path: Path, facts: RuntimeFacts) -> FileCheck:
-    """Read a file and hold it against what is here."""
+    """Read a file and compare it with the facts about this server."""
     try:
         file = read_attention_file(path)
     except MalformedConfigFile as error:
@@ -62,7 +62,7 @@ def check_file(path: Path, facts: RuntimeFacts) -> FileCheck:
 
 
 def title(problem: Attention) -> str:
-    """A problem in a few words: `extend 16/1 576/512 bfloat16`."""
+    """A short text for a problem, such as `extend 16/1 576/512 bfloat16`."""
     text = f"{problem.phase.value} {problem.q_heads}/{problem.kv_heads} {problem.Lq}/{problem.Lv}"
     words = [text, problem.dtype.value]
     words += [f"pages of {problem.page_size}"] if problem.page_size > 1 else []
@@ -90,7 +90,7 @@ def _refusal(file: AttentionFile, facts: RuntimeFacts) -> str:
 
 
 def _other_kernels(file: AttentionFile, facts: RuntimeFacts) -> str:
-    """Empty where another version of the engine has the very same kernels."""
+    """Why the file's kernels are not this engine's; empty if both versions have the same."""
     made = f"made for {file.engine} {file.engine_version}"
     try:
         same = facts.kernel_hash() == file.kernel_hash

@@ -1,4 +1,4 @@
-"""What a launch says of the problem it works on, and the grid that other constants need."""
+"""Which problem a launch works on, and the grid that other constants need."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ProblemKey = tuple[object, ...]
 
 
 def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> ProblemKey:
-    """What this kernel can tell of a problem: equal to `launch_key` of its launches.
+    """The part of a problem that a kernel's arguments reveal; `launch_key` reads it off a launch.
 
-    What a kernel is not told does not change what it does: decode's first stage runs the same
-    with and without sinks, its second with any keys. `paged`: it is told the page size.
+    The rest does not affect the kernel: decode's first stage runs the same with and without
+    sinks, and the second is independent of the keys. `paged`: the kernel has a page size.
     """
     p = problem
     if kernel is REDUCE:
@@ -32,7 +32,7 @@ def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> 
 
 
 def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKey | None:
-    """`problem_key` of the problem that a launch works on; None for any but a plain launch."""
+    """The `problem_key` of a launch's problem; None if the launch uses an unsupported option."""
     if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
         return None
     dtypes = {str(launch[name].dtype).removeprefix("torch.") for name in kernel.tensors}
@@ -58,9 +58,9 @@ def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKe
 def tuned_grid(
     kernel: KernelSignature, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
 ) -> Grid | None:
-    """The grid with a config's constants; `longest`: new tokens of the longest sequence.
+    """The grid with a config's constants. `longest`: new tokens of the longest sequence.
 
-    None where the engine's own grid is not the one that this rule gives for its own constants.
+    None if `grid_rule` does not reproduce the engine's grid from the engine's constants.
     """
     q_heads, group = launch.get("q_head_num", grid[1]), launch.get("kv_group_num", 1)
     if grid_rule(kernel.stage, grid, launch, longest, q_heads, group) != grid:
@@ -76,7 +76,7 @@ def grid_rule(
     q_heads: int,
     group: int,
 ) -> Grid:
-    """A stage's grid with other constants; what does not follow from them is kept."""
+    """A stage's grid with other constants. Dimensions that do not depend on them are kept."""
     if stage in (Stage.EXTEND, Stage.PREFILL):
         return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
     if stage is Stage.DECODE and "BLOCK_H" in constants:
