@@ -1,8 +1,8 @@
-"""Attention's points, gathered as a running engine can tell them apart.
+"""Buckets of attention's points: the points that a running engine cannot tell apart.
 
-When a kernel is launched, an engine knows its batch's sequences and the longest of their new
-tokens; how much each has cached it does not, and inside a CUDA graph it cannot. So points that
-differ in cached tokens alone get one configuration, which must serve all of them.
+When an engine launches a kernel, it knows the number of sequences and the most new tokens of one,
+but not how many tokens each has cached; inside a CUDA graph it cannot know. So points that differ
+only in their cached tokens share one configuration.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tuner.tuning.tune import Strategy
 
 @dataclass(frozen=True)
 class Bucket:
-    """Points that share a configuration, with the weight of each; all of one kernel."""
+    """Points of one kernel that share a configuration, with their weights."""
 
     points: tuple[Point, ...]
     weights: tuple[float, ...]
 
     @property
     def representative(self) -> Point:
-        """The point that stands for all."""
+        """The point that stands for all of the bucket."""
         return self.points[0]
 
     @property
@@ -34,10 +34,10 @@ class Bucket:
         return self.representative.part
 
     def cost(self, times_us: Sequence[float], default_us: Sequence[float | None]) -> float:
-        """The weighted mean of times, each over the time of the engine's own constants there.
+        """The weighted mean over the points of a time divided by the engine's default time.
 
-        Microseconds, where the engine's constants have no time at one of the points (None): a
-        ratio at one point and microseconds at another could not be added.
+        If a default time is missing (None), no time is divided and the cost is in microseconds,
+        because ratios and microseconds cannot be added.
         """
         known = [us for us in default_us if us is not None]
         units = known if len(known) == len(default_us) else [1.0] * len(default_us)
@@ -62,10 +62,10 @@ def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
 
 
 class BucketedStrategy:
-    """A strategy over points from one over buckets: each proposal is tried at all points.
+    """Makes a strategy over points from one over buckets: each proposal is tried at all points.
 
     The inner strategy proposes for a bucket's `representative`. It is told the bucket's cost once
-    the engine's own constants have a time at each point.
+    the engine's default constants have a result at each point.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class BucketedStrategy:
         self._inner, self._defaults = inner, defaults
         self._bucket = {point: bucket for bucket in buckets for point in bucket.points}
         self._results: dict[Candidate, Measurement] = {}
-        self._waiting: dict[Bucket, list[Config]] = {}  # complete, but their unit is not known
+        self._waiting: dict[Bucket, list[Config]] = {}  # complete, but a default time is missing
 
     def ask(self) -> list[Candidate]:
-        """Every point's candidates of what the inner strategy proposes."""
+        """The inner strategy's proposals as candidates for every point of their buckets."""
         return [
             Candidate(point, proposal.config)
             for proposal in self._inner.ask()
@@ -85,7 +85,7 @@ class BucketedStrategy:
         ]
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Keep the measurement; the inner strategy hears of it once its bucket is complete."""
+        """Keep the measurement, and tell the inner strategy once the bucket is complete."""
         self._results.setdefault(candidate, measurement)
         bucket = self._bucket.get(candidate.point)
         if bucket is None or self._all(bucket, candidate.config) is None:
@@ -105,8 +105,8 @@ class BucketedStrategy:
         return known if len(known) == len(found) else None
 
     def _default_us(self, bucket: Bucket) -> list[float | None] | None:
-        """Microseconds of the engine's own constants at each point, or None while some have no
-        result; a None in the list is a point where they do not run.
+        """Microseconds of the engine's default constants at each point, None where they do not
+        run. The whole is None while a result is missing.
         """
         found = [self._results.get(Candidate(p, self._defaults[p])) for p in bucket.points]
         known = [measurement for measurement in found if measurement is not None]

@@ -1,4 +1,4 @@
-"""An engine's own constants for a model's attention -> does every kernel compile and fit?"""
+"""Check whether a model's attention kernels compile and fit with an engine's constants."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class CheckedKernel:
     kernel: str
     config: Config
     compiled: Compiled
-    fits_with: Config | None  # of those that do not fit: the engine's constants, made smaller
+    fits_with: Config | None  # if it does not fit: the engine's constants made smaller
 
 
 @dataclass(frozen=True)
 class AttentionCheck:
-    """Every attention kernel of a model."""
+    """The results for every attention kernel of a model."""
 
     device: Device
     engine: str  # e.g. "sglang 0.5.16"
@@ -86,10 +86,10 @@ class AttentionCheck:
 
 
 def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
-    """Compile what the engine would launch for the problems on the device.
+    """Compile the kernels that the engine would launch for the problems on the device.
 
-    What is compiled does not depend on the batch, so one point of each stage stands for all.
-    Raises UnsupportedKernel where the engine has nothing for a problem.
+    Compiled kernels do not depend on the batch, so one point of each stage is enough. Raises
+    UnsupportedKernel if the engine has no kernel for a problem.
     """
     kernels = attention_engine(engine).lift(device.target.backend)
     defaults = [
@@ -129,7 +129,7 @@ def _checked(
 def _compile(
     farm: Farm, kernels: AttentionKernels, device: Device, asked: Sequence[_Asked]
 ) -> list[Compiled]:
-    """All of them, in order."""
+    """The compiled kernels, in the order of `asked`."""
     jobs = []
     for problem, candidate in asked:
         binding = kernels.bind(problem, candidate.point, candidate.config, device.target)
@@ -153,7 +153,7 @@ def _why(checked: CheckedKernel) -> str:
 
 
 def _text(config: Config, beside: Config | None = None) -> str:
-    """The constants in words; those alone that differ from another's."""
+    """The constants in words; with `beside`, only the ones that differ from it."""
     return ", ".join(f"{name} {value}" for name, value in _differing(config, beside))
 
 

@@ -1,7 +1,7 @@
-"""Attention's trials -> the entry of every point, one configuration a bucket.
+"""Choose every point's entry from attention's trials: one configuration per bucket.
 
-The engine's own constants stay unless another configuration is faster over the bucket by more
-than the noise, and slower at none of its points by more than the noise.
+A configuration replaces the engine's default only if it is faster over the whole bucket by more
+than the noise, and at no point slower by more than the noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tuner.families.attention.buckets import Bucket
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
 
-FINALISTS = 4  # of a bucket, beside the engine's own constants
+FINALISTS = 4  # per bucket, besides the engine's default constants
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class AttentionChooser:
 
     buckets: Sequence[Bucket]
     defaults: Mapping[Point, Config]  # the engine's constants
-    noise: float  # relative: a gain below this is no gain
-    slack: float | None = None  # relative: slower at one point than the engine's; None: the noise
+    noise: float  # relative; a smaller gain does not count
+    slack: float | None = None  # relative: the largest slowdown at any one point; None: `noise`
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """One entry a point. Raises NothingFits where nothing runs at all points of a bucket."""
+        """One entry per point. Raises NothingFits if nothing runs at all points of a bucket."""
         by_candidate = {trial.candidate: trial for trial in trials}
         return [
             entry
@@ -36,7 +36,7 @@ class AttentionChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The engine's constants, what was chosen, and the next best of each bucket."""
+        """Each bucket's default configurations, the chosen one and the next best."""
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         found = []
@@ -85,18 +85,18 @@ class _BucketTrials:
 
     @property
     def default_configs(self) -> list[Config]:
-        """The engine's; more than one where it tells apart what we do not."""
+        """The engine's configurations; several if the engine distinguishes the points."""
         return list(dict.fromkeys(self.defaults[point] for point in self.bucket.points))
 
     def times(self, config: Config) -> list[float] | None:
-        """Microseconds at each point, or None where it was not timed at all of them."""
+        """Microseconds at each point, or None if a point has no time."""
         found = [self.trials.get(Candidate(point, config)) for point in self.bucket.points]
         times = [t.measurement.median_us for t in found if t is not None]
         known = [time for time in times if time is not None]
         return known if len(known) == len(found) else None
 
     def default_times(self) -> list[float] | None:
-        """Microseconds of the engine's constants at each point, or None where they do not run."""
+        """Microseconds of the default constants at each point, or None if a point has no time."""
         found = [self.trials.get(Candidate(p, self.defaults[p])) for p in self.bucket.points]
         known = [
             t.measurement.median_us
@@ -106,8 +106,8 @@ class _BucketTrials:
         return known if len(known) == len(found) else None
 
     def ranked(self, slack: float = float("inf")) -> list[tuple[float, Config]]:
-        """(cost, config), the least cost first; those slower than the engine's constants at any
-        point by more than `slack` left out.
+        """(cost, config) in order of cost, without configurations that are slower than the
+        default at any point by more than `slack`.
         """
         known = self.default_times()
         default_us: Sequence[float | None] = known or [None] * len(self.bucket.points)

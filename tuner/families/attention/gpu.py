@@ -1,4 +1,4 @@
-"""One attention problem on the measuring process's GPU."""
+"""Measure the candidates of one attention problem on this process's GPU."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
 
-# Largest |difference| / (|expected| + rms) of a right kernel: three times the worst seen over all
-# outputs of all configurations on an H200 (0.011).
+# The largest |difference| / (|expected| + rms) of a correct kernel: three times the worst error
+# over all outputs of all configurations on an H200 (0.011).
 WORST_ERROR = {Dtype.BFLOAT16: 0.033, Dtype.FLOAT16: 0.01}
-# Where the engine's own constants err by more (decode without groups multiplies in 16 bits:
-# 0.035), another configuration may err as much, and by the order of its sums a little more.
+# The engine's own constants may err by more (0.035 in decode without groups, which multiplies in
+# 16 bits). Other configurations may then err by this factor more, as they sum in another order.
 DEFAULT_ERROR_FACTOR = 1.25
-ROUNDING = 0.1  # what errs by more is wrong, not rounded
-LEAST = {"BLOCK_N": 16, "num_stages": 1}  # fits wherever anything does
+ROUNDING = 0.1  # a larger error is not due to rounding
+LEAST = {"BLOCK_N": 16, "num_stages": 1}  # needs the least shared memory
 
 Fields = dict[str, Any]
 
 
 class AttentionOnGpu:
-    """Checks and times candidates; see `tuner.measure.gpu_child` for the requests."""
+    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
 
     def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
@@ -56,7 +56,7 @@ class AttentionOnGpu:
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(points)}
 
     def measure(self, request: Fields) -> Fields:
-        """One candidate: check it, then time it."""
+        """Check one candidate, then time it."""
         point, config = read_point(request), Config(request["config"])
         try:
             kernel, error = self._checked(point, config)
@@ -71,7 +71,7 @@ class AttentionOnGpu:
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
-        """Several candidates of one point, timed in turn."""
+        """Time several candidates of one point in turn."""
         point = read_point(request)
         batch = self._batches.at(point)
         kernels = [self._kernel(point, Config(fields)) for fields in request["configs"]]
@@ -110,7 +110,7 @@ class AttentionOnGpu:
         return pairs[point.part][1], error
 
     def _fill(self, point: Point) -> None:
-        """The first stage's results, where a later stage is timed alone."""
+        """Run decode's first stage, because the second reads its results."""
         if self._problem.phase is Phase.DECODE:
             decode = replace(point, part=Stage.DECODE)
             self._checked(decode, self._companion(decode))
@@ -119,7 +119,7 @@ class AttentionOnGpu:
         return self._kernels.default_config(self._problem, point, self._target)
 
     def _companion(self, point: Point) -> Config:
-        """What runs beside a candidate: the engine's own, or where that does not fit the least."""
+        """The configuration of another stage: the engine's, or a smaller one if it does not fit."""
         default = self._default(point)
         limit = triton.runtime.driver.active.utils.get_device_properties(0)["max_shared_mem"]
         if self._kernel(point, default).compiled.metadata.shared <= limit:

@@ -1,7 +1,7 @@
-"""Inputs of attention kernels, and the float32 reference. Imports torch.
+"""Inputs of attention kernels, and the float32 reference. This module imports torch.
 
-Lengths are ragged and a sequence's tokens lie scattered over the cache, as in a server that has
-been running for a while.
+Lengths are ragged and a sequence's tokens are scattered over the cache, as they are in a server
+after some time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = {
     "i32": torch.int32,
     "i64": torch.int64,
 }
-# Tensors with a row for each new token; decode has one token, so one row, a sequence anyway.
+# Tensors with one row per new token. Decode has one new token per sequence, so none needs resizing.
 BY_TOKEN: Mapping[Phase, tuple[str, ...]] = {
     Phase.EXTEND: ("q_extend", "k_extend", "v_extend", "o_extend"),
     Phase.PREFILL: ("q", "k", "v", "o"),
@@ -39,7 +39,7 @@ BY_TOKEN: Mapping[Phase, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """A batch's tensors by the names that the engine's launcher gives them."""
+    """A batch's tensors, by the parameter names of the engine's launcher."""
 
     problem: Attention
     lengths: Lengths
@@ -50,7 +50,7 @@ class Inputs:
         return self.tensors["o_extend" if self.problem.phase is Phase.EXTEND else "o"]
 
     def with_cache(self, k_buffer: Tensor) -> Inputs:
-        """The same batch on another cache of the same shape."""
+        """The same batch with another cache of the same shape."""
         v = k_buffer[..., : self.problem.Lv] if self.problem.shares_kv else None
         other = {"k_buffer": k_buffer}
         if v is not None:
@@ -69,8 +69,8 @@ def make_inputs(
     seed: int,
     cores: int,
 ) -> Inputs:
-    """Random inputs for a batch; `cores` is the device's multiprocessors, by which the engine
-    splits a sequence's cache.
+    """Random inputs for a batch. `cores`: the device's multiprocessors, on which the engine's
+    number of splits depends.
     """
     generator = torch.Generator(device).manual_seed(seed)
     specs = launcher_tensors(kernels, problem, _point(problem, lengths))
@@ -99,7 +99,7 @@ def launch(
     target: Target,
     tensors: Mapping[str, Tensor],
 ) -> Any:  # noqa: ANN401 (triton.compiler.CompiledKernel; None from the interpreter)
-    """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device, by Triton's JIT."""
+    """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device with Triton's JIT."""
     binding = kernels.bind(problem, point, config, target)
     grid = kernels.grid(problem, point, config, target)
     values = launch_values(binding, tensors)
@@ -107,9 +107,9 @@ def launch(
 
 
 def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tensor:
-    """(rows, q_heads, Lv) float32: the output of one sequence's new tokens.
+    """The output for one sequence's new tokens, (rows, q_heads, Lv) float32.
 
-    For one without new tokens, or a decode without a cache, there is nothing to compare with.
+    The sequence must be one of `compared`.
     """
     problem, tensors = inputs.problem, inputs.tensors
     new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
@@ -138,13 +138,13 @@ def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tenso
 
 
 def output_of(inputs: Inputs, sequence: int) -> Tensor:
-    """(new tokens, q_heads, Lv): what a kernel wrote for one sequence."""
+    """A kernel's output for one sequence, (new tokens, q_heads, Lv)."""
     first = sum(inputs.lengths.new[:sequence])
     return inputs.output[first : first + inputs.lengths.new[sequence]]
 
 
 def compared(inputs: Inputs) -> list[int]:
-    """The sequences that have an output at all."""
+    """The sequences with an output: they have new tokens and, at decode, a cache."""
     decode = inputs.problem.phase is Phase.DECODE
     return [
         i
@@ -186,7 +186,7 @@ def _point(problem: Attention, lengths: Lengths) -> Point:
 
 
 def _resized(spec: TensorSpec, sizes: Mapping[str, int], problem: Attention) -> TensorSpec:
-    """With as many rows as the lengths add up to."""
+    """The tensor with as many rows as the lengths add up to."""
     rows = spec.shape[0]
     if spec.name in ("k_buffer", "v_buffer"):
         rows = sizes["slots"]
@@ -199,7 +199,7 @@ def _allocate(spec: TensorSpec, device: str, generator: torch.Generator) -> Tens
     dtype = TYPES[spec.dtype]
     if not dtype.is_floating_point:
         return torch.zeros(spec.shape, dtype=dtype, device=device)
-    if spec.dtype == "fp32":  # the splits' results: written before they are read
+    if spec.dtype == "fp32":  # the splits' results, which are written before they are read
         return torch.empty(spec.shape, dtype=dtype, device=device)
     return torch.randn(spec.shape, dtype=dtype, device=device, generator=generator)
 
@@ -211,7 +211,7 @@ def _indices(
     device: str,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Where each sequence's tokens are."""
+    """The index tensors, which say where each sequence's tokens are."""
 
     def starts(counts: Sequence[int], like: Tensor) -> Tensor:
         sums = torch.tensor([0, *counts]).cumsum(0)
@@ -235,8 +235,7 @@ def _indices(
 def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
 ) -> dict[str, TensorSpec]:
-    """The specs of all tensors that the engine's launcher is given."""
-    given = kernels.arguments(
-        problem, point, cuda_target(9, 0)
-    )  # tensors are the same on every target
+    """The name, shape and dtype of each tensor argument of the engine's launcher."""
+    # The tensors are the same on every target.
+    given = kernels.arguments(problem, point, cuda_target(9, 0))
     return {name: value for name, value in given.items() if isinstance(value, TensorSpec)}

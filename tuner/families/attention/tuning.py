@@ -1,4 +1,4 @@
-"""Puts the rooms' parts together for one tuning run of a layer's attention."""
+"""The parts of a tuning run that are specific to attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import Listed, Plan, Strategy
 
-# What was fastest somewhere in the exhaustive H200 sweep: the first that a search tries.
+# The first configurations of a search: each was the fastest somewhere in the H200 sweep.
 SEEDS = (
     {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3},
     {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
@@ -41,7 +41,7 @@ SEEDS = (
     {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 4},
     {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
     {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_H": 16, "num_warps": 1, "num_stages": 3},
-    # Latent attention's values taken out of its keys; the others above load them.
+    # These take latent attention's values out of its keys; the ones above load them.
     {"BLOCK_N": 128, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 8, "num_stages": 2},
     {"BLOCK_N": 16, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 4, "num_stages": 3},
 )
@@ -56,7 +56,7 @@ class AttentionRun(TuningRun):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert isinstance(request.problem, Attention)  # what makes this the run to open
+        assert isinstance(request.problem, Attention)  # the registry opened this run
         assert isinstance(request.selected, AttentionSelection)
         self._problem = request.problem
         self._selected = request.selected
@@ -68,11 +68,11 @@ class AttentionRun(TuningRun):
         )
 
     def _look_up(self, store: RunStore) -> None:
-        """Nothing: all stages of a phase are tuned in one run."""
+        """Do nothing: one run tunes all stages of a phase, so no stored entry is needed."""
 
     @cached_property
     def tries(self) -> dict[str, int]:
-        """How many configurations each size may be tried with, all stages together."""
+        """The most configurations to try at each size, summed over the stages."""
         found: dict[str, int] = {}
         for point in self.points:
             found[point.size] = found.get(point.size, 0) + self._most(self._spaces[point.part])
@@ -128,7 +128,7 @@ class AttentionRun(TuningRun):
 
     @cached_property
     def _defaults(self) -> dict[Point, Config]:
-        """The engine's own constants at each point."""
+        """The engine's default constants at each point."""
         target = self.request.device.target
         return {p: self._kernels.default_config(self._problem, p, target) for p in self.points}
 
@@ -155,12 +155,12 @@ class AttentionRun(TuningRun):
         return [space.nearest(seed) for seed in (self._defaults[point], *SEEDS)]
 
     def _everything(self) -> Strategy:
-        """The spaces are small: all of them."""
+        """All configurations; the spaces are small."""
         return self._listed(lambda config: True)
 
     def _worthwhile(self) -> Strategy:
-        """What a prediction compiles: about half of the spaces. No point of the H200 sweep was
-        faster elsewhere by more than a prediction can tell.
+        """The configurations worth compiling for a prediction: about half. On the H200 sweep the
+        rest never won by more than the model's error.
         """
         everything = self.request.effort is Effort.EXHAUSTIVE
         return self._listed(lambda config: everything or _worth_compiling(config))
@@ -182,7 +182,7 @@ class AttentionRun(TuningRun):
 
     def _plan(self) -> Plan:
         predicted = self.request.source.kind is MeasureKind.PREDICT
-        # A prediction must be clear of the engine's constants, and no worse than they anywhere.
+        # A predicted choice must be clearly faster overall, and at no point slower.
         noise, slack = (CLEAR_GAIN, 0.0) if predicted else (NOISE[self.request.source.kind], None)
         return Plan(
             requested=self.points,

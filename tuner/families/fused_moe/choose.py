@@ -1,9 +1,9 @@
-"""A fused-MoE layer's trials and incumbents -> the entry to write for every point.
+"""Choose the entry of every point from a fused-MoE layer's trials.
 
-Up and down are tuned apart and chosen together: an engine sorts the tokens of a batch once,
-by BLOCK_SIZE_M, and runs both gemms on that sort, so a pair must share its BLOCK_SIZE_M.
-An incumbent (what the engine would run anyway) is replaced only by a pair that is faster by
-more than the noise; a batch size is never left out.
+Up and down are tuned separately but chosen together: an engine sorts a batch's tokens once, in
+blocks of BLOCK_SIZE_M, and runs both gemms on that order, so a pair must share its BLOCK_SIZE_M.
+A pair replaces the incumbent (what the engine would run anyway) only if it is faster by more
+than the noise. Every batch size gets an entry.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from tuner.problems.results import Entry, Incumbent, Status, Trial
 
 Choice = dict[Gemm, Config]
 
-FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M that go into the final
-FINALISTS = 3  # configurations of each, for each gemm
+FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M in the final
+FINALISTS = 3  # configurations per gemm and BLOCK_SIZE_M
 
 
 @dataclass(frozen=True)
 class Policy:
     """When a faster time counts."""
 
-    noise: float  # relative: a gain over the incumbent below this is no gain
-    tie: float | None = None  # relative: times this near count as equal; None: the noise
+    noise: float  # relative; a smaller gain over the incumbent does not count
+    tie: float | None = None  # relative: times this near count as equal; None: `noise`
     one_config: bool = False  # the engine has one file for both gemms
-    trust_shipped: bool = False  # times are predictions: they do not overrule a tuned file
+    trust_shipped: bool = False  # times are predictions, which must not replace a shipped file
 
     def beats(self, time_us: float, incumbent_us: float) -> bool:
         """Whether a time is below the incumbent's by more than the noise."""
         return time_us < incumbent_us * (1 - self.noise)
 
     def ties(self, time_us: float, best_us: float, incumbent_us: float | None) -> bool:
-        """Whether a time counts as equal to the best one, and beats the incumbent as well."""
+        """Whether a time counts as equal to the best time, and also beats the incumbent."""
         tie = self.noise if self.tie is None else self.tie
         equal = time_us <= best_us * (1 + tie)
         return equal and (incumbent_us is None or self.beats(time_us, incumbent_us))
@@ -44,12 +44,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class _SizeTrials:
-    """One batch size: its gemms' trials by configuration, and its incumbents."""
+    """One batch size's trials by gemm and configuration, and its incumbents."""
 
     batch_size: int
     trials: Mapping[Gemm, Mapping[Config, Trial]]
     incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
-    block: int | None = None  # the BLOCK_SIZE_M of a gemm that is not tuned now, which must stay
+    block: int | None = None  # the BLOCK_SIZE_M of the other gemm, if it is not tuned now
 
     @property
     def predicted(self) -> bool:
@@ -57,8 +57,8 @@ class _SizeTrials:
         return any(trial.measurement.status is Status.PREDICTED for trial in trials)
 
     def total_us(self, choice: Choice) -> float | None:
-        """Microseconds of the gemms in turn, or None where one of them has no time, or not the
-        BLOCK_SIZE_M that it must have.
+        """Microseconds of both gemms, or None if one has no time or a BLOCK_SIZE_M other than
+        `block`.
         """
         total = 0.0
         for gemm, config in choice.items():
@@ -78,7 +78,7 @@ class MoeChooser:
     incumbents: Mapping[Point, Mapping[str, Config]]
     policy: Policy
     requested: Collection[int]  # batch sizes
-    # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now: its partner must share it.
+    # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now. The other gemm must share it.
     blocks: Mapping[int, int] | None = None
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
@@ -97,14 +97,13 @@ def choose(
 ) -> list[Entry]:
     """One entry for each point that `incumbents` names, in order of batch size.
 
-    `requested` are the batch sizes that were tuned. The others get what the engine would
-    run there, or the nearest tuned pair where that does not fit: once a file exists the engine
-    no longer falls back to its heuristic, so a file must not leave a batch size out.
+    `requested` are the batch sizes that were tuned. All other sizes get the engine's
+    configuration, or the nearest tuned pair if that does not fit. They need an entry because with
+    a file the engine no longer uses its heuristic.
 
-    `blocks` has the BLOCK_SIZE_M of a gemm that is not tuned now, by batch size; only what shares
-    it is chosen there.
+    `blocks`: by batch size, the BLOCK_SIZE_M of a gemm that is not tuned now and must be shared.
 
-    Raises NothingFits, naming the batch size, where no candidate of a requested point has a time.
+    Raises NothingFits, which names the batch size, if no candidate of a requested size has a time.
     """
     fields = list(_trials_by_size(trials, incumbents, blocks))
     entries: list[Entry] = []
@@ -128,8 +127,8 @@ def finalists(
     requested: Collection[int],
     blocks: Mapping[int, int] | None = None,
 ) -> list[Trial]:
-    """The trials worth timing once more: at each requested point its incumbents, what was chosen
-    there and at the neighbouring batch sizes, and the fastest of the two best BLOCK_SIZE_M.
+    """The trials worth timing again. At each requested point these are the incumbents, the choices
+    there and at the neighbouring batch sizes, and the fastest with the two best BLOCK_SIZE_M.
     """
     found: list[Trial] = []
     sizes = sorted(requested)
@@ -232,7 +231,7 @@ def _choose_at(field: _SizeTrials, policy: Policy, neighbour: Choice | None) -> 
             return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
         if not policy.beats(best_us, incumbent_us):
             return incumbent, _kept(name, field.predicted)
-    # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
+    # Fewer distinct kernels make a server start faster, so a tie goes to the neighbour's pair.
     if neighbour is not None:
         neighbour_us = field.total_us(neighbour)
         if neighbour_us is not None and policy.ties(neighbour_us, best_us, incumbent_us):
@@ -264,7 +263,7 @@ def _kept(name: str, predicted: bool) -> str:
 
 
 def _incumbent(field: _SizeTrials) -> tuple[str, Choice | None]:
-    """What the engine would run: its file's entry where it finds one, else its heuristic."""
+    """What the engine would run: its file's entry if it finds one, else its heuristic's."""
     for name in ("shipped", "default"):
         if name in field.incumbents:
             return name, dict(field.incumbents[name])
@@ -281,7 +280,7 @@ def _fastest(field: _SizeTrials, one_config: bool) -> Choice | None:
 
 
 def _choices(field: _SizeTrials, one_config: bool) -> Iterator[Choice]:
-    """The pairs worth comparing: the fastest of each gemm for every BLOCK_SIZE_M."""
+    """The pairs worth comparing: for every BLOCK_SIZE_M, the fastest of each gemm."""
     gemms = sorted(field.trials)
     if one_config:
         for config in field.trials[gemms[0]]:

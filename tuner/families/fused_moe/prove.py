@@ -1,4 +1,4 @@
-"""The last gate: exported files through the engine's own loader and layer, on the GPU."""
+"""Prove exported files: run the engine's own loader and layer with them on the GPU."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tuner.families.fused_moe.problem import FusedMoe, parse_fused_moe
 from tuner.render import table
 
 CHILD_MODULE = "tuner.engines.sglang.fused_moe.engine_layer"
-SLOWER = 0.995  # a layer this much slower than without the files is slower beyond the noise
-WORSE = 1.05  # the layer's error may not grow by more than this
+SLOWER = 0.995  # a smaller gain means slower than without the files, beyond the noise
+WORSE = 1.05  # the layer's error may grow at most by this factor
 
 
 @dataclass(frozen=True)
 class ProofRow:
-    """One layer at one batch size; by "tuned", "shipped" and "default"."""
+    """One layer at one batch size, with the keys "tuned", "shipped" and "default"."""
 
     problem: FusedMoe
     batch_size: int
@@ -34,7 +34,7 @@ class ProofRow:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as what the engine would run without the files."""
+        """The speed with the exported files, divided by the speed without them."""
         return self.us["shipped"] / self.us["tuned"]
 
     @property
@@ -44,7 +44,7 @@ class ProofRow:
 
 @dataclass(frozen=True)
 class Proof:
-    """Every exported problem's rows."""
+    """The rows of all exported problems."""
 
     rows: Sequence[ProofRow]
 
@@ -76,8 +76,8 @@ class Proof:
 def prove(root: Path, device_name: str) -> Proof:
     """Run every exported problem of a device through the engine's layer.
 
-    Raises BadInput where nothing was exported there, MeasurerFailed where the engine cannot be
-    imported or its layer stops.
+    Raises BadInput if nothing was exported for it, and MeasurerFailed if the engine cannot be
+    imported or its layer fails.
     """
     exported = _exported(root, device_name)
     if not exported:

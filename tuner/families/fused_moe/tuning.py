@@ -1,4 +1,4 @@
-"""Puts the rooms' parts together for one tuning run of a fused-MoE layer."""
+"""The parts of a tuning run that are specific to a fused-MoE layer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import Listed, Plan, Strategy
 
-# Kernels compiled for a prediction: about 0.4 s each of one core.
+# Kernels compiled for a prediction; each takes one core about 0.4 s.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
-FORESEEN = 4  # of a search's seeds at a point, those that the device model names
-PREDICT_PER_BLOCK = 4  # of those, the most with one BLOCK_SIZE_M that are offered to a point
+FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
+PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
 
 
 TABLE = EntryTable(
@@ -49,19 +49,19 @@ class MoeRun(TuningRun):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert isinstance(request.problem, FusedMoe)  # what makes this the run to open
+        assert isinstance(request.problem, FusedMoe)  # the registry opened this run
         assert isinstance(request.selected, MoeSelection)
         self._problem = request.problem
         self._gemms = request.selected.gemms
         self._batch_sizes = request.selected.batch_sizes
         self._check_gemms()
-        self.points = self._points()  # a batch size that the recording lacks is refused here
+        self.points = self._points()  # refuses a batch size that the recording lacks
         self.file_names = self._file_names()
         self._partner: Mapping[int, Config] = {}
 
     def _look_up(self, store: RunStore) -> None:
-        """The stored entries of the gemm that is not tuned now, by batch size: the engine runs
-        both with one BLOCK_SIZE_M.
+        """Find the stored entries of a gemm that is not tuned now, because the engine runs both
+        gemms with one BLOCK_SIZE_M.
         """
         if len(self._gemms) == 1 and self._engine.has_down_files():
             found = store.winners_in(self._problem, self.environment)
@@ -81,7 +81,7 @@ class MoeRun(TuningRun):
 
     @cached_property
     def tries(self) -> dict[str, int]:
-        """How many configurations each size may be tried with, all gemms together."""
+        """The most configurations to try at each size, summed over the gemms."""
         each = self._budget.per_point
         if self.request.source.kind is MeasureKind.PREDICT:
             blocks = len(self._spaces[self.points[0].part].axes["BLOCK_SIZE_M"])
@@ -156,7 +156,7 @@ class MoeRun(TuningRun):
         return SerialBench(self._compiler, predictor, self.points), Listed(listed)
 
     def _legal(self, point: Point) -> Sequence[Config]:
-        """The configurations of a point's space that go with what the other gemm has there."""
+        """The configurations of a point's space that share a stored partner's BLOCK_SIZE_M."""
         configs = self._spaces[point.part].configs()
         partner = self._partner.get(point.batch_size)
         if partner is None:
@@ -165,7 +165,7 @@ class MoeRun(TuningRun):
 
     def _search(self) -> Strategy:
         request = self.request
-        if request.effort is Effort.EXHAUSTIVE:  # nothing to learn from on the way
+        if request.effort is Effort.EXHAUSTIVE:  # trying everything needs no search
             return Listed(
                 [
                     Candidate(point, config)
@@ -194,7 +194,7 @@ class MoeRun(TuningRun):
         predicted = source is MeasureKind.PREDICT
         policy = Policy(
             noise=CLEAR_GAIN if predicted else NOISE[source],
-            tie=0.0 if predicted else None,  # a threshold against losses must not cost gains
+            tie=0.0 if predicted else None,  # CLEAR_GAIN guards against losses; it is no tie
             one_config=not self._engine.has_down_files() and len(self._gemms) > 1,
             trust_shipped=predicted,
         )
@@ -222,7 +222,7 @@ class MoeRun(TuningRun):
         )
 
     def _foreseen(self) -> dict[Point, list[Config]]:
-        """What the device model ranks first on the engine's own grid, which it knows best."""
+        """The device model's best on the engine's grid, where the model is most accurate."""
         request = self.request
         predictor = Predictor(request.device, self._problem, self._corpus)
         grids: dict[Part, Space] = {
@@ -236,7 +236,7 @@ class MoeRun(TuningRun):
     def _known(self) -> dict[Point, Sequence[Config]]:
         found = {point: list(self._baselines[point].values()) for point in self.points}
         for point, configs in found.items():
-            if point.batch_size in self._partner:  # one candidate at least has its BLOCK_SIZE_M
+            if point.batch_size in self._partner:  # ensures a candidate with its BLOCK_SIZE_M
                 configs.append(self._partner[point.batch_size])
         return {**found}
 
@@ -256,7 +256,7 @@ class MoeRun(TuningRun):
 
 
 def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
-    """The first few of each BLOCK_SIZE_M: a pair of gemms has to share that value."""
+    """The first few of each BLOCK_SIZE_M, because a pair of gemms must share that value."""
     kept: dict[int, list[Config]] = {}
     for config in ranked:
         kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)

@@ -1,4 +1,4 @@
-"""The microseconds that an attention kernel should take; docs/predict.md explains it."""
+"""Predict the microseconds of an attention kernel; docs/predict.md explains the model."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tuner.problems.points import Config, Point
 
 @dataclass(frozen=True)
 class AttentionPrediction:
-    """One launch: microseconds, and the limits that they were made of."""
+    """The predicted microseconds of one launch, and their parts."""
 
     total_us: float
-    blocks_us: float  # until the last block is done: chains of steps that share their SM
+    blocks_us: float  # until the last block is done
     dram_us: float
-    blocks: int  # that have work
+    blocks: int  # blocks with work
     blocks_per_sm: int
 
 
 class AttentionModel:
-    """Predicts launches of one problem on one device, at the lengths of one seed."""
+    """Predicts launches of one problem on one device. `seed` determines the ragged lengths."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AttentionModel:
         self._launched = lru_cache(maxsize=None)(self._launch)
 
     def predict(self, point: Point, config: Config, footprint: Footprint) -> AttentionPrediction:
-        """The time of one launch of the point's stage."""
+        """Predict one launch of the point's stage."""
         resident = blocks_per_sm(self._device, config["num_warps"], footprint)
         if point.part is Stage.REDUCE:
             rows, clocks = self._reduce(point, config, resident)
@@ -99,13 +99,13 @@ class AttentionModel:
         return makespan(rows, self._device.sm_count * resident, of)
 
     def _sharing(self, step: Step, together: int) -> float:
-        """Clocks of a step of each of the blocks that share an SM."""
+        """Clocks of a step if `together` blocks share an SM."""
         norm = self._constants.common.norm
         limit = together * max(step.busy, step.fill)
         return float((step.chain**norm + limit**norm) ** (1 / norm))
 
     def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[BlockRow], float]:
-        """The blocks, whose tiles are splits, and clocks until the last is done."""
+        """The blocks of the reduction, with splits as tiles, and clocks until the last is done."""
         c, problem, cores = self._constants, self._problem, self._device.sm_count
         lengths = self._lengths(point)
         each = split_lengths(problem, lengths, cores)
@@ -122,12 +122,12 @@ class AttentionModel:
         return rows, makespan(rows, cores * resident, of)
 
     def _ends(self) -> float:
-        """Clocks of a block before its first step and after its last."""
+        """Clocks of a block before its first step and after its last step."""
         c = self._constants.common
         return (c.start_ns + c.end_ns) * self._arch.clock_ghz
 
     def _latency(self, rows: list[BlockRow], point: Point, config: Config) -> float:
-        """Clocks until a tile's first bytes are there: from memory the first time, else from L2."""
+        """Average clocks until a tile's first bytes arrive: first from memory, later from L2."""
         c = self._constants.common
         tiles = sum(row.heads * (t.cached + t.new) for row in rows for t in row.tiles)
         asked = tiles * config["BLOCK_N"] * self._token_bytes()
@@ -136,12 +136,12 @@ class AttentionModel:
         return ns * self._arch.clock_ghz
 
     def _token_bytes(self) -> int:
-        """Of one key head's key and value in the cache; a latent value lies in its key."""
+        """Bytes of one head's key and value in the cache. A latent value is part of its key."""
         problem = self._problem
         return (problem.Lq + (0 if problem.shares_kv else problem.Lv)) * ELEMENT_BYTES
 
     def _key_bytes(self, point: Point) -> float:
-        """Of every key and value, once."""
+        """Bytes of all keys and values."""
         problem, lengths = self._problem, self._lengths(point)
         found = sum(lengths.cached) * self._token_bytes()
         if problem.phase is not Phase.DECODE:
@@ -149,18 +149,18 @@ class AttentionModel:
         return float(found * problem.kv_heads)
 
     def _query_bytes(self, point: Point) -> float:
-        """Of every query and output, once."""
+        """Bytes of all queries and outputs."""
         problem = self._problem
         rows = sum(self._lengths(point).new) * problem.q_heads
         return float(rows * (problem.Lq + problem.Lv) * ELEMENT_BYTES)
 
     def _split_bytes(self, rows: list[BlockRow]) -> float:
-        """Of every split's result, which is float32."""
+        """Bytes of all splits' results, which are float32."""
         return float(
             sum(row.heads * t.cached for row in rows for t in row.tiles) * self._problem.Lv * 4
         )
 
 
 def _blocks_alone(config: Config) -> Config:
-    """What decides over the blocks of a launch; the rest decides over their time."""
+    """The constants that determine a launch's blocks. The others only affect their time."""
     return Config({name: n for name, n in config.items() if name.startswith("BLOCK_")})

@@ -1,7 +1,7 @@
-"""How routing spreads tokens over experts, and what the padding to whole blocks costs.
+"""The blocks that routing and padding make of a batch.
 
 Every token goes to `top_k` different experts, each equally likely, so the tokens of one expert
-are Binomial(batch_size, top_k / E): expectations are sums over that distribution, not samples.
+are Binomial(batch_size, top_k / E). Expected values are sums over that distribution.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tuner.engines.sglang.fused_moe.binding import sorted_slots
 
 @dataclass(frozen=True)
 class ExpertLoad:
-    """The sorted tokens of a batch, in blocks of one expert's rows each; expected values."""
+    """Expected numbers for a batch's tokens, sorted into blocks of one expert's rows."""
 
-    experts: float  # that any token goes to
-    blocks: float  # that hold rows
-    rows: float  # a block's rows that are no padding
-    empty_blocks: float  # that the launch covers beyond those: their programs return at once
+    experts: float  # experts with tokens
+    blocks: float  # blocks with rows
+    rows: float  # rows per block, without padding
+    empty_blocks: float  # further blocks of the launch, which return at once
 
 
 @lru_cache(maxsize=4096)
@@ -36,7 +36,7 @@ def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> ExpertLo
 
 @lru_cache(maxsize=256)
 def _binomial(n: int, p: float) -> tuple[tuple[int, float], ...]:
-    """(value, probability) of Binomial(n, p), to nine standard deviations from its mean."""
+    """(value, probability) of Binomial(n, p), within nine standard deviations of its mean."""
     if p >= 1:
         return ((n, 1.0),)
     reach = 9 * math.sqrt(n * p * (1 - p)) + 9

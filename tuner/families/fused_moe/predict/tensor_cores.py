@@ -1,7 +1,7 @@
-"""Which tensor-core instruction Triton picks for a tile, and what one step along k costs an SM.
+"""The tensor-core instruction that Triton uses for a tile, and an SM's cost of one step along k.
 
-Follows Triton 3.6's lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp (which instruction,
-how warps split the tile) and sglang's rule for `swap_ab`.
+The choice of instructions and the division among warps follow Triton 3.6
+(lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp) and sglang's rule for `swap_ab`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tuner.problems.points import Config
 
 @dataclass(frozen=True)
 class TensorStep:
-    """One block's step of BLOCK_SIZE_K."""
+    """The cost of one block's step of BLOCK_SIZE_K."""
 
     warpgroup: bool
-    mac_clocks: float  # of the SM's tensor cores, at their peak
-    shared_read_bytes: float  # operands, as often as warps read them
-    converted: float  # elements that are converted to another type before they are multiplied
+    mac_clocks: float  # of the SM's tensor cores at peak rate
+    shared_read_bytes: float  # counts an operand as often as warps read it
+    converted: float  # elements that are converted to another type before the product
 
 
 def swaps_operands(problem: FusedMoe, device: Device, config: Config) -> bool:
-    """sglang's should_enable_swap_ab: weights take the instruction's 64-row side."""
+    """Whether sglang swaps A and B, so that weights are the instruction's 64 rows."""
     return swaps_ab(config, problem.dtype, device.target)
 
 
@@ -38,7 +38,7 @@ def uses_warpgroup(problem: FusedMoe, device: Device, config: Config) -> bool:
 
 
 def tensor_step(problem: FusedMoe, device: Device, config: Config) -> TensorStep:
-    """What one step costs; the peak is the device table's for the problem's dtype."""
+    """The cost of one step, at the device table's peak rate for the problem's dtype."""
     rows, columns = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
     if swaps_operands(problem, device, config):
         rows, columns = columns, rows
@@ -81,7 +81,7 @@ def _sync_step(
             down *= 2
         else:
             across *= 2
-    # More warps than 16 x 8 instructions repeat each other's work.
+    # If there are more warps than 16 x 8 instructions, they repeat the work of others.
     rows, columns = max(rows, 16 * down), max(columns, 8 * across)
     peak, converted = _peak(problem, device), 0.0
     if _unpacks(problem):
@@ -100,7 +100,7 @@ def _sync_step(
 
 
 def _unpacks(problem: FusedMoe) -> bool:
-    """Whether weights are narrower than the activations, and are converted to their type."""
+    """Whether weights are narrower than activations, so that they are converted first."""
     return problem.dtype.weight_bits < problem.dtype.activation_bits
 
 
