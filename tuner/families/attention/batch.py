@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from tuner.families.attention.engine import AttentionKernels
-from tuner.families.attention.inputs import (
-    Inputs,
-    compared,
-    make_inputs,
-    output_of,
-    reference,
-)
+from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.values import launch_values
@@ -122,12 +116,7 @@ class Batches:
 
     def _inputs(self, lengths: Lengths) -> Inputs:
         return make_inputs(
-            self._kernels,
-            self._problem,
-            lengths,
-            device="cuda",
-            seed=self._seed,
-            cores=self._cores,
+            self._kernels, self._problem, lengths, device="cuda", seed=self._seed, cores=self._cores
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,10 +154,5 @@ def _why(checked: CheckedKernel) -> str:
 
 def _text(config: Config, beside: Config | None = None) -> str:
     """The constants in words; with `beside`, only the ones that differ from it."""
-    return ", ".join(f"{name} {value}" for name, value in _differing(config, beside))
-
-
-def _differing(config: Config, beside: Config | None) -> Iterator[tuple[str, int]]:
-    return (
-        (name, value) for name, value in config.items() if not beside or beside.get(name) != value
-    )
+    shown = [item for item in config.items() if not beside or item not in beside.items()]
+    return ", ".join(f"{name} {value}" for name, value in shown)

@@ -6,7 +6,7 @@ than the noise, and at no point slower by more than the noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import NothingFits
@@ -90,19 +90,16 @@ class _BucketTrials:
 
     def times(self, config: Config) -> list[float] | None:
         """Microseconds at each point, or None if a point has no time."""
-        found = [self.trials.get(Candidate(point, config)) for point in self.bucket.points]
-        times = [t.measurement.median_us for t in found if t is not None]
-        known = [time for time in times if time is not None]
-        return known if len(known) == len(found) else None
+        return self._times(Candidate(point, config) for point in self.bucket.points)
 
     def default_times(self) -> list[float] | None:
         """Microseconds of the default constants at each point, or None if a point has no time."""
-        found = [self.trials.get(Candidate(p, self.defaults[p])) for p in self.bucket.points]
-        known = [
-            t.measurement.median_us
-            for t in found
-            if t is not None and t.measurement.median_us is not None
-        ]
+        return self._times(Candidate(p, self.defaults[p]) for p in self.bucket.points)
+
+    def _times(self, candidates: Iterable[Candidate]) -> list[float] | None:
+        found = [self.trials.get(candidate) for candidate in candidates]
+        times = [trial.measurement.median_us for trial in found if trial is not None]
+        known = [time for time in times if time is not None]
         return known if len(known) == len(found) else None
 
     def ranked(self, slack: float = float("inf")) -> list[tuple[float, Config]]:

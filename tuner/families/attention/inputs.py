@@ -51,13 +51,12 @@ class Inputs:
 
     def with_cache(self, k_buffer: Tensor) -> Inputs:
         """The same batch with another cache of the same shape."""
-        v = k_buffer[..., : self.problem.Lv] if self.problem.shares_kv else None
-        other = {"k_buffer": k_buffer}
-        if v is not None:
-            other["v_buffer"] = v
+        if self.problem.shares_kv:
+            v_buffer = k_buffer[..., : self.problem.Lv]
         else:
-            other["v_buffer"] = torch.randn_like(self.tensors["v_buffer"])
-        return replace(self, tensors={**self.tensors, **other})
+            v_buffer = torch.randn_like(self.tensors["v_buffer"])
+        cache = {"k_buffer": k_buffer, "v_buffer": v_buffer}
+        return replace(self, tensors={**self.tensors, **cache})
 
 
 def make_inputs(
@@ -113,7 +112,8 @@ def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tenso
     """
     problem, tensors = inputs.problem, inputs.tensors
     new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
-    q = _queries(inputs, sequence)[rows]
+    queries = tensors["q_extend" if problem.phase is Phase.EXTEND else "q"]
+    q = queries[_new_rows(inputs, sequence)][rows].float()
     k, v = _keys_values(inputs, sequence)
     before = cached - 1 if problem.phase is Phase.DECODE else cached
     at = (torch.arange(new, device=q.device) + before)[rows]
@@ -139,32 +139,25 @@ def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tenso
 
 def output_of(inputs: Inputs, sequence: int) -> Tensor:
     """A kernel's output for one sequence, (new tokens, q_heads, Lv)."""
-    first = sum(inputs.lengths.new[:sequence])
-    return inputs.output[first : first + inputs.lengths.new[sequence]]
+    return inputs.output[_new_rows(inputs, sequence)]
 
 
 def compared(inputs: Inputs) -> list[int]:
     """The sequences with an output: they have new tokens and, at decode, a cache."""
     decode = inputs.problem.phase is Phase.DECODE
-    return [
-        i
-        for i, (new, cached) in enumerate(
-            zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
-        )
-        if new and (cached or not decode)
-    ]
+    lengths = zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
+    return [i for i, (new, cached) in enumerate(lengths) if new and (cached or not decode)]
 
 
-def _queries(inputs: Inputs, sequence: int) -> Tensor:
+def _new_rows(inputs: Inputs, sequence: int) -> slice:
+    """The rows of a sequence's new tokens."""
     first = sum(inputs.lengths.new[:sequence])
-    name = "q_extend" if inputs.problem.phase is Phase.EXTEND else "q"
-    return inputs.tensors[name][first : first + inputs.lengths.new[sequence]].float()
+    return slice(first, first + inputs.lengths.new[sequence])
 
 
 def _keys_values(inputs: Inputs, sequence: int) -> tuple[Tensor, Tensor]:
     tensors, phase = inputs.tensors, inputs.problem.phase
-    first = sum(inputs.lengths.new[:sequence])
-    rows = slice(first, first + inputs.lengths.new[sequence])
+    rows = _new_rows(inputs, sequence)
     if phase is Phase.PREFILL:
         return tensors["k"][rows].float(), tensors["v"][rows].float()
     start = sum(inputs.lengths.cached[:sequence])

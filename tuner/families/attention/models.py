@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from dataclasses import replace
 from types import ModuleType
 
 from tuner.devices.table import Device
@@ -104,7 +103,6 @@ def attention_problems(
             sm_count=device.sm_count if device else None,
             context_length=shape.context_length,
         )
-    forms = _latent(shape, tp) if shape.kv_lora_rank else _plain(shape, tp)
     problems = [
         Attention(
             phase,
@@ -119,7 +117,7 @@ def attention_problems(
             # Decode gets only the indices of the window's tokens, so its kernel has no window.
             **({"kv_splits": splits} if phase is Phase.DECODE else {"window": kind.window}),
         )
-        for phase, kind in forms
+        for phase, kind in _phases(shape, tp)
     ]
     return list(dict.fromkeys(problems))
 
@@ -151,29 +149,13 @@ def check_division(name: str, shape: AttentionShape, tp: int) -> None:
     )
 
 
-def _plain(shape: AttentionShape, tp: int) -> Iterator[tuple[Phase, Layers]]:
-    kinds = [_rank(kind, tp) for kind in shape.layers]
-    return chain(_each(Phase.EXTEND, kinds), _each(Phase.DECODE, kinds))
-
-
-def _latent(shape: AttentionShape, tp: int) -> Iterator[tuple[Phase, Layers]]:
-    whole = _rank(shape.layers[0], tp)
-    rank = shape.kv_lora_rank
-    absorbed = Layers(whole.q_heads, 1, rank + shape.qk_rope_head_dim, rank)
-    return chain(_each(Phase.EXTEND, [absorbed, whole]), _each(Phase.DECODE, [absorbed]))
-
-
-def _each(phase: Phase, kinds: Sequence[Layers]) -> Iterator[tuple[Phase, Layers]]:
-    return ((phase, kind) for kind in kinds)
-
-
-def _rank(kind: Layers, tp: int) -> Layers:
-    """One rank's heads. Ranks that share a key head hold a copy each."""
-    return Layers(
-        kind.q_heads // tp,
-        max(1, kind.kv_heads // tp),
-        kind.head_dim,
-        kind.v_head_dim,
-        kind.window,
-        kind.sinks,
-    )
+def _phases(shape: AttentionShape, tp: int) -> list[tuple[Phase, Layers]]:
+    """Each phase with one rank's layers. Ranks that share a key head hold a copy each."""
+    extend = decode = [
+        replace(kind, q_heads=kind.q_heads // tp, kv_heads=max(1, kind.kv_heads // tp))
+        for kind in shape.layers
+    ]
+    if rank := shape.kv_lora_rank:
+        decode = [Layers(extend[0].q_heads, 1, rank + shape.qk_rope_head_dim, rank)]
+        extend = [*decode, extend[0]]
+    return [*((Phase.EXTEND, kind) for kind in extend), *((Phase.DECODE, kind) for kind in decode)]

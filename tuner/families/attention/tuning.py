@@ -75,11 +75,9 @@ class AttentionRun(TuningRun):
         """The most configurations to try at each size, summed over the stages."""
         found: dict[str, int] = {}
         for point in self.points:
-            found[point.size] = found.get(point.size, 0) + self._most(self._spaces[point.part])
+            most = min(len(self._spaces[point.part]), self._budget.per_point)
+            found[point.size] = found.get(point.size, 0) + most
         return found
-
-    def _most(self, space: Space) -> int:
-        return min(len(space), self._budget.per_point)
 
     # Parts
 
@@ -144,7 +142,7 @@ class AttentionRun(TuningRun):
 
     def _search(self) -> Strategy:
         if self.request.effort is Effort.EXHAUSTIVE:
-            return self._everything()
+            return self._listed(lambda config: True)  # the spaces are small
         points = [bucket.representative for bucket in self._buckets]
         seeds = {point: self._seeds(point) for point in points}
         search = Search(self._spaces, points, seeds, self._budget, self.request.seed)
@@ -153,10 +151,6 @@ class AttentionRun(TuningRun):
     def _seeds(self, point: Point) -> list[Config]:
         space = self._spaces[point.part]
         return [space.nearest(seed) for seed in (self._defaults[point], *SEEDS)]
-
-    def _everything(self) -> Strategy:
-        """All configurations; the spaces are small."""
-        return self._listed(lambda config: True)
 
     def _worthwhile(self) -> Strategy:
         """The configurations worth compiling for a prediction: about half. On the H200 sweep the

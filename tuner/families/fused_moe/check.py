@@ -134,19 +134,16 @@ def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[Fu
     )
     entries = read_config_file(path).entries
     gemms = [key.gemm]
-    beside = path.with_name(f"{path.stem}_down.json")
-    if key.gemm is Gemm.UP and not (engine.has_down_files() and beside.exists()):
-        gemms.append(Gemm.DOWN)
+    if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
+        entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}
+        down_file = path.with_name(f"{path.stem}_down.json")
+        if not (engine.has_down_files() and down_file.exists()):
+            gemms.append(Gemm.DOWN)
     return problem, [
-        (path, Candidate(Point(size, gemm), launch_config(_as_run(entries[size], gemm, key))))
+        (path, Candidate(Point(size, gemm), launch_config(entries[size])))
         for gemm in gemms
         for size in sorted(entries)
     ]
-
-
-def _as_run(config: Config, gemm: Gemm, key: FileKey) -> Config:
-    """Remove USE_TMA as the engine does, except in a file for the down gemm."""
-    return config.replace(USE_TMA=0) if key.gemm is Gemm.UP else config
 
 
 def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:

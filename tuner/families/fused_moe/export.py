@@ -12,12 +12,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
 from tuner.errors import ExportRefused
-from tuner.export.files import (
-    PROVENANCE,
-    provenance_row,
-    read_sidecar,
-    sidecar_fields,
-)
+from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of

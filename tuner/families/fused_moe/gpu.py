@@ -77,7 +77,7 @@ class MoeOnGpu:
                     padding_us(inputs, Config(fields), self._copy_rate),
                 )
                 for s, fields in zip(samples, request["configs"], strict=True)
-            ],
+            ]
         }
 
     def _kernel(self, point: Point, config: Config) -> Kernel:

@@ -124,13 +124,7 @@ def make_weights(
 
 
 def make_activations(
-    problem: FusedMoe,
-    gemm: Gemm,
-    batch_size: int,
-    *,
-    device: str,
-    seed: int,
-    compute: str = "bf16",
+    problem: FusedMoe, gemm: Gemm, batch_size: int, *, device: str, seed: int, compute: str = "bf16"
 ) -> Activations:
     """Random activations: one row per token for up, one row per slot for down."""
     rows = batch_size if gemm is Gemm.UP else batch_size * problem.top_k

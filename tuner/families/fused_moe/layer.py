@@ -146,12 +146,7 @@ class Layer:
             point,
             [weights, *(replace(weights, b=weights.b.clone()) for _ in range(copies - 1))],
             make_activations(
-                problem,
-                gemm,
-                point.batch_size,
-                device="cuda",
-                seed=self._seed + 1,
-                compute=compute,
+                problem, gemm, point.batch_size, device="cuda", seed=self._seed + 1, compute=compute
             ),
             routings,
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),

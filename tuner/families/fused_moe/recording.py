@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.devices.table import Device, find_device
-from tuner.errors import (
-    BadInput,
-    BadProblem,
-    MalformedRecording,
-    UnknownDevice,
-    did_you_mean,
-)
+from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.measure.recording_file import read_packed, unpack, write_text
 from tuner.problems.dtypes import Dtype, parse_dtype

@@ -35,17 +35,14 @@ FORESEEN = 4  # the number of a search's seeds at a point that come from the dev
 PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
 
 
-TABLE = EntryTable(
-    ("gemm", "M", "M N K blocks", "group", "warps", "stages"),
-    lambda entry: (entry.point.part.value, entry.point.batch_size, *config_cells(entry.config)),
-    lambda entry: (entry.point.part is Gemm.DOWN, entry.point.batch_size),
-)
-
-
 class MoeRun(TuningRun):
     """The tuning run of a fused-MoE layer."""
 
-    table = TABLE
+    table = EntryTable(
+        ("gemm", "M", "M N K blocks", "group", "warps", "stages"),
+        lambda entry: (entry.point.part.value, entry.point.batch_size, *config_cells(entry.config)),
+        lambda entry: (entry.point.part is Gemm.DOWN, entry.point.batch_size),
+    )
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)

@@ -119,7 +119,9 @@ class SGLangAttentionKernels:
         """The engine's launch for a point's stage. Raises UnsupportedKernel."""
         key = problem, point, target
         if key not in self._launches:
-            for launch in self._run(problem, point, target):
+            launcher = self._launcher(problem.phase, target)
+            arguments = self.arguments(problem, point, target)
+            for launch in launcher.run(LAUNCHERS[problem.phase][1], arguments):
                 stage = _stage_of(problem.phase, launch.kernel)
                 at = Point(point.batch_size, stage, point.new_tokens, point.cached_tokens)
                 self._launches[problem, at, target] = launch
@@ -138,11 +140,11 @@ class SGLangAttentionKernels:
 
     @cached_property
     def _lifted(self) -> dict[Phase, Lifted]:
-        return {phase: self._lift(phase) for phase in Phase}
-
-    def _lift(self, phase: Phase) -> Lifted:
-        source = launcher_source(self.engine, phase)
-        return lift(source, KERNELS[phase], self.engine.root, self.origin, self.backend)
+        engine, origin = self.engine, self.origin
+        return {
+            p: lift(launcher_source(engine, p), KERNELS[p], engine.root, origin, self.backend)
+            for p in Phase
+        }
 
     @cached_property
     def indices(self) -> Indices:
@@ -161,11 +163,6 @@ class SGLangAttentionKernels:
             source = launcher_source(self.engine, phase)
             self._launchers[key] = Launcher(source, self.engine.root, self.origin, target)
         return self._launchers[key]
-
-    def _run(self, problem: Attention, point: Point, target: Target) -> list[Launch]:
-        function = LAUNCHERS[problem.phase][1]
-        arguments = self.arguments(problem, point, target)
-        return self._launcher(problem.phase, target).run(function, arguments)
 
 
 def launcher_source(engine: SGLang, phase: Phase) -> Path:

@@ -36,7 +36,7 @@ def serving_notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[s
         if kind.window:
             which = f"{kind.count} of its layers" if kind.count else "some layers"
             notes.append(
-                f"{which} see {kind.window} tokens back alone; their decode gets no more either"
+                f"{which} see {kind.window} tokens back alone; at decode they get only these tokens"
             )
         if not shape.kv_lora_rank and tp > kind.kv_heads:
             notes.append(

@@ -9,12 +9,7 @@ from pathlib import Path
 from tuner.devices.table import Device
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.export.delivery import PlannedFile, ServerFlags
-from tuner.families.fused_moe.export import (
-    ConfigFileExport,
-    packaged_files,
-    plan_moe,
-    verify_moe,
-)
+from tuner.families.fused_moe.export import ConfigFileExport, packaged_files, plan_moe, verify_moe
 from tuner.problems.records import Winner
 
 

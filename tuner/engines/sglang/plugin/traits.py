@@ -69,12 +69,7 @@ def tuned_grid(
 
 
 def grid_rule(
-    stage: Stage,
-    grid: Grid,
-    constants: Mapping[str, Any],
-    longest: int,
-    q_heads: int,
-    group: int,
+    stage: Stage, grid: Grid, constants: Mapping[str, Any], longest: int, q_heads: int, group: int
 ) -> Grid:
     """A stage's grid with other constants. Dimensions that do not depend on them are kept."""
     if stage in (Stage.EXTEND, Stage.PREFILL):

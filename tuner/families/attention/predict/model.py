@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
-from tuner.families.attention.lengths import Lengths, ragged
+from tuner.families.attention.lengths import ragged
 from tuner.families.attention.predict.steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
 from tuner.families.attention.predict.tiles import (
     BlockRow,
@@ -44,9 +44,9 @@ class AttentionModel:
         seed: int = 0,
     ) -> None:
         self._device, self._problem = device, problem
-        self._constants, self._seed = constants, seed
+        self._constants = constants
         self._arch = device.architecture
-        self._lengths = lru_cache(maxsize=None)(self._make_lengths)
+        self._lengths = lru_cache(maxsize=None)(partial(ragged, problem, seed=seed))
         self._launched = lru_cache(maxsize=None)(self._launch)
 
     def predict(self, point: Point, config: Config, footprint: Footprint) -> AttentionPrediction:
@@ -65,9 +65,6 @@ class AttentionModel:
         together = (blocks_us**c.norm + dram_us**c.norm) ** (1 / c.norm)
         total_us = c.launch_us + together
         return AttentionPrediction(total_us, blocks_us, dram_us, count(rows), resident)
-
-    def _make_lengths(self, point: Point) -> Lengths:
-        return ragged(self._problem, point, self._seed)
 
     def _launch(self, point: Point, config: Config) -> list[BlockRow]:
         lengths, cores = self._lengths(point), self._device.sm_count

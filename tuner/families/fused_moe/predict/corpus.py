@@ -19,14 +19,7 @@ from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-AXES = (
-    "BLOCK_SIZE_M",
-    "BLOCK_SIZE_N",
-    "BLOCK_SIZE_K",
-    "GROUP_SIZE_M",
-    "num_warps",
-    "num_stages",
-)
+AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 SMOOTHING = 1.0  # initial votes of every value of an axis
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tuner.devices.constants import Constants
 from tuner.devices.occupancy import Footprint, blocks_per_sm
@@ -43,7 +43,7 @@ class DeviceModel:
         self._arch = device.architecture
         self._a_bytes = problem.dtype.activation_bits / 8
         self._b_bytes = problem.dtype.weight_bits / 8
-        self._tensor_step = lru_cache(maxsize=None)(self._make_tensor_step)
+        self._tensor_step = lru_cache(maxsize=None)(partial(tensor_step, problem, device))
 
     def predict(self, point: Point, config: Config, footprint: Footprint) -> Prediction:
         """Predict one launch at `point`."""
@@ -74,23 +74,19 @@ class DeviceModel:
         c, warps = self._constants, config["num_warps"]
         depth, threads = config["BLOCK_SIZE_K"], self._arch.target.warp_size * warps
         a, b = self._a_bytes * depth, self._b_bytes * config["BLOCK_SIZE_N"] * depth
-        mma, read, converted = self._tensor_step(config)
+        step = self._tensor_step(config)
         copied = config["BLOCK_SIZE_M"] * a + b
-        shared = (copied + read) / c.shared_bytes_per_clock
+        shared = (copied + step.shared_read_bytes) / c.shared_bytes_per_clock
         instructions = c.step_instructions + c.copy_instructions * copied / 16 / threads
         accumulators = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] / threads
         instructions += accumulators * self._accumulator_instructions()
         # Each of an SM's four schedulers issues one warp's instruction per clock.
-        issue = max(1.0, warps / 4) * instructions + converted / c.converted_per_clock
+        issue = max(1.0, warps / 4) * instructions + step.converted / c.converted_per_clock
         spilt = 2 * footprint.n_spills * threads / c.spill_bytes_per_clock
         l2 = (load.rows * a + b) / self._arch.l2_bytes_per_clock
-        mma /= c.mma_efficiency
+        mma, read = step.mac_clocks / c.mma_efficiency, step.shared_read_bytes
         alone = c.step_clocks + max(mma, read / c.shared_bytes_per_clock) + issue + spilt
         return alone, max(mma, shared, issue, l2) + spilt
-
-    def _make_tensor_step(self, config: Config) -> tuple[float, float, float]:
-        step = tensor_step(self._problem, self._device, config)
-        return step.mac_clocks, step.shared_read_bytes, step.converted
 
     def _accumulator_instructions(self) -> float:
         c, problem = self._constants, self._problem

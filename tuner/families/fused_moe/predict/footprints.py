@@ -18,9 +18,7 @@ def estimate_footprint(problem: FusedMoe, device: Device, config: Config) -> Foo
     regs = _registers(problem, device, config)
     most = device.architecture.max_registers_per_thread
     return Footprint(
-        _shared_bytes(problem, device, config),
-        min(most, regs),
-        4 * max(0, regs - most),
+        _shared_bytes(problem, device, config), min(most, regs), 4 * max(0, regs - most)
     )
 
 

@@ -59,14 +59,12 @@ def _warpgroup_step(
             across *= 2
     width = max(8.0, columns / across)  # of one instruction
     instructions = rows / 64 * across
+    rate = device.macs_per_clock(_peak(problem, device))
+    operand_bytes = problem.dtype.activation_bits / 8
     return TensorStep(
         warpgroup=True,
-        mac_clocks=instructions
-        * 64
-        * width
-        * depth
-        / device.macs_per_clock(_peak(problem, device)),
-        shared_read_bytes=instructions * (64 + width) * depth * _operand_bytes(problem),
+        mac_clocks=instructions * 64 * width * depth / rate,
+        shared_read_bytes=instructions * (64 + width) * depth * operand_bytes,
         converted=config["BLOCK_SIZE_N"] * depth if _unpacks(problem) else 0.0,
     )
 
@@ -102,10 +100,6 @@ def _sync_step(
 def _unpacks(problem: FusedMoe) -> bool:
     """Whether weights are narrower than activations, so that they are converted first."""
     return problem.dtype.weight_bits < problem.dtype.activation_bits
-
-
-def _operand_bytes(problem: FusedMoe) -> float:
-    return problem.dtype.activation_bits / 8
 
 
 def _peak(problem: FusedMoe, device: Device) -> float:
