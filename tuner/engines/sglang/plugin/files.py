@@ -225,7 +225,7 @@ def _flags(row: object) -> dict[str, int | str]:
         raise MalformedConfigFile("server_flags must be an object")
     for name, value in row.items():
         if not name.startswith("--") or isinstance(value, bool) or not isinstance(value, int | str):
-            raise MalformedConfigFile(f"server_flags: {name!r} is not a flag with a value")
+            raise MalformedConfigFile(f"server_flags: {name!r} is no flag with a value")
     return row
 
 
