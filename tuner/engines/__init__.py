@@ -1,1 +1,1 @@
-"""LLM engines on disk, each in a folder; read, never imported."""
+"""LLM engines on disk, one folder each. Their source is read, never imported."""

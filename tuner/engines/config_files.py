@@ -1,7 +1,7 @@
 """Read and write the JSON files in which engines keep launch configurations.
 
-A file maps batch sizes (whole numbers, as strings) to configurations. Engines read it with
-`json.load` and `int(key)` alone, so a bad file fails late, inside a kernel launch.
+A file maps batch sizes (whole numbers, as strings) to configurations. Engines check nothing
+beyond `json.load` and `int(key)`, so a bad file fails late, inside a kernel launch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tuner.problems.points import Config
 from tuner.problems.triton import TRITON_DEFAULTS
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-# What a launch takes besides the kernel's parameters: engines pass every key of an entry to it.
+# Launch options besides the kernel's parameters. Engines pass every key of an entry to the launch.
 LAUNCH_OPTIONS = (*TRITON_DEFAULTS, "num_ctas", "maxnreg")
 FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "USE_TMA")  # in the order engines write
 
 _MAX_BYTES = 1 << 20  # the largest file shipped is under 20 kB
-_MAX_VALUE = 1 << 20  # no block, group or batch size comes near it
+_MAX_VALUE = 1 << 20  # far above any block, group or batch size
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class ConfigFile:
 
     path: Path
     entries: Mapping[int, Config]
-    oddities: tuple[str, ...] = ()  # what a strict reading refuses; empty for a strict reading
+    oddities: tuple[str, ...] = ()  # faults for which `read_config_file` refuses a file
 
 
 class _Object(list[tuple[str, object]]):
-    """A JSON object as its pairs, so that a repeated key is seen."""
+    """A JSON object as a list of pairs, which keeps repeated keys."""
 
 
 def read_config_file(path: Path) -> ConfigFile:
@@ -50,9 +50,9 @@ def read_config_file(path: Path) -> ConfigFile:
 
 
 def read_lenient(path: Path) -> ConfigFile:
-    """Read a file as engines do, and list what is odd about it.
+    """Read a file as engines do, and list its faults in `oddities`.
 
-    Raises MalformedConfigFile for what no kernel could be launched with.
+    Raises MalformedConfigFile for content that no kernel could be launched with.
     """
     entries: dict[int, Config] = {}
     oddities: list[str] = []
@@ -75,7 +75,7 @@ def config_file_text(entries: Mapping[int, Config]) -> str:
 
 
 def launch_config(config: Config) -> Config:
-    """The configuration with what Triton fills in at launch made explicit (4 warps, 3 stages)."""
+    """The configuration with Triton's defaults filled in (4 warps, 3 stages)."""
     return Config({**TRITON_DEFAULTS, **config})
 
 
@@ -138,8 +138,8 @@ def _oddities(key: str, values: Mapping[str, int]) -> Iterator[str]:
             yield f"key {key!r}: unknown field {name!r}{did_you_mean(name, FIELDS)}"
         elif name != "USE_TMA" and not 1 <= value <= _MAX_VALUE:
             yield f"key {key!r}: field {name!r} must be from 1 to {_MAX_VALUE}, not {value}"
-    # One of the two without the other is a slip; neither is how sglang's heuristic and
-    # some shipped entries ask for Triton's defaults.
+    # Entries without both num_warps and num_stages ask for Triton's defaults: sglang's heuristic
+    # and some shipped files have them. An entry with only one of the two is a mistake.
     missing = [name for name in TRITON_DEFAULTS if name not in values]
     if len(missing) == 1:
         yield f"key {key!r}: lacks field {missing[0]!r}"

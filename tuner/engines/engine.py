@@ -1,4 +1,4 @@
-"""The only list of engines, and what an LLM engine is on disk. Engines are read, never imported."""
+"""The list of engines, and the interface of an engine on disk. Engines are never imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from tuner.engines.locate import Package, Place, find_packages
+from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
@@ -19,9 +19,9 @@ _PACKAGES = {"sglang": "tuner.engines.sglang"}
 
 
 class Engine(Protocol):
-    """One version of an engine on disk, whatever the family of kernels.
+    """One version of an engine on disk: what all families of kernels have in common.
 
-    What it has for a family is a module of that name in its package: `engine_module`.
+    The rest is in the engine's package, one module for each family; see `engine_module`.
     """
 
     @property
@@ -30,26 +30,29 @@ class Engine(Protocol):
     def version(self) -> str: ...
     @property
     def root(self) -> Path:
-        """The package's own folder on disk."""
+        """The folder of the engine's package on disk."""
         ...
 
     def loads_plugins(self) -> bool:
-        """Whether its servers load plugins, and so can be given what no file of theirs holds."""
+        """Whether its servers load plugins. Attention's configurations need one."""
         ...
 
 
 def register(name: str, package: str) -> None:
-    """Add an engine that lies outside this list."""
+    """Add an engine. `package` is the dotted name of its package."""
     _PACKAGES[name] = package
 
 
 def engine_names() -> Sequence[str]:
-    """Every engine, the usual one first."""
+    """The names of all engines, the default first."""
     return tuple(_PACKAGES)
 
 
 def engine_module(engine: str, family: str) -> ModuleType:
-    """What an engine has for a family. Raises UnsupportedFamily and names the engines that do."""
+    """The engine's module for a family.
+
+    Raises UnsupportedFamily, which names the engines that have one.
+    """
     if not supports(engine, family):
         others = [name for name in _PACKAGES if supports(name, family)]
         raise UnsupportedFamily(
@@ -59,9 +62,9 @@ def engine_module(engine: str, family: str) -> ModuleType:
 
 
 def kernel_hash(engine: Engine, family: str) -> str:
-    """The identity of the kernels that an engine has for a family: sha256 of all that is lifted.
+    """The sha256 of an engine's kernels for a family, as lifted from its source.
 
-    Raises UnsupportedKernel where its source is not as known.
+    Raises UnsupportedKernel if the source has an unknown layout.
     """
     found: str = engine_module(engine.name, family).open_family(engine).lift().hash
     return found
@@ -69,16 +72,16 @@ def kernel_hash(engine: Engine, family: str) -> str:
 
 @cache
 def supports(engine: str, family: str) -> bool:
-    """Whether a family is tuned for an engine, as far as this program knows."""
+    """Whether this program can tune a family for an engine."""
     return find_spec(f"{_PACKAGES[engine]}.{family}") is not None
 
 
 def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     """Find "sglang", or exactly "sglang==0.5.16", on this machine.
 
-    Without a version: the installed one; else the newest in TUNER_ENGINE_PATH's folders; else,
-    of those unpacked by `make`, the default version, or the newest if that one is not there.
-    Raises UnknownEngine and names the versions found.
+    Without a version, this is the installed one, else the newest in TUNER_ENGINE_PATH's folders,
+    else the default version or the newest of those that `make` unpacked. Raises UnknownEngine,
+    which names the versions found.
     """
     name, version = parse_spec(spec)
     package = import_module(f"{_PACKAGES[name]}.package")
@@ -99,7 +102,7 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
-    """(name, version or None). Raises UnknownEngine for a name that is not in the list."""
+    """Split "sglang==0.5.16" into (name, version or None). Raises UnknownEngine."""
     name, equals, version = (part.strip() for part in spec.partition("=="))
     if name not in _PACKAGES:
         near = did_you_mean(name, _PACKAGES) or f"; write {' or '.join(_PACKAGES)}"
@@ -108,8 +111,8 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
 
 
 def _preferred(packages: list[Package], default: str) -> Package:
-    place = min(package.place for package in packages)
-    there = [package for package in packages if package.place is place]
-    if place is Place.UNPACKED:
-        there = [package for package in there if package.version == default] or there
-    return max(there, key=lambda package: version_order(package.version))
+    source = min(package.source for package in packages)
+    best = [package for package in packages if package.source is source]
+    if source is PackageSource.UNPACKED:
+        best = [package for package in best if package.version == default] or best
+    return max(best, key=lambda package: version_order(package.version))

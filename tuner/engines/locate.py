@@ -1,4 +1,4 @@
-"""Where engines' packages lie on disk. Nothing of an engine is imported or executed."""
+"""Find engines' packages on disk. Nothing of an engine is imported or executed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from tuner.engines.versions import version_order
 
-# What an engine calls itself when nothing on disk says its version (a bare source checkout).
+# The version of a package whose files do not name one, such as a bare source checkout.
 UNVERSIONED = "0.0.0.dev0"
 
 
-class Place(IntEnum):
-    """How a package was found; the lower comes first."""
+class PackageSource(IntEnum):
+    """How a package was found. The lowest value is preferred."""
 
-    INSTALLED = 0  # this Python would import it
+    INSTALLED = 0  # importable by this Python
     ENGINE_PATH = 1  # in a folder that TUNER_ENGINE_PATH names
-    UNPACKED = 2  # <sys.prefix>/share/tuner/engines, where `make install` unpacks wheels
+    UNPACKED = 2  # in <sys.prefix>/share/tuner/engines, where `make install` unpacks wheels
 
 
 @dataclass(frozen=True)
@@ -32,41 +32,41 @@ class Package:
 
     root: Path
     version: str
-    place: Place
+    source: PackageSource
 
 
 def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Package]:
-    """Every copy of the package `name`: installed, then TUNER_ENGINE_PATH's, then unpacked ones."""
+    """Every copy of the package `name`, in the order of PackageSource."""
     found = [
-        Package(root, _version(name, root), place)
-        for place, root in _roots(name, environ)
+        Package(root, _version(name, root), source)
+        for source, root in _roots(name, environ)
         if (root / "__init__.py").is_file()
     ]
     return list({package.root: package for package in reversed(found)}.values())[::-1]
 
 
-def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[Place, Path]]:
+def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[PackageSource, Path]]:
     installed = _installed_root(name)
     if installed:
-        yield Place.INSTALLED, installed
+        yield PackageSource.INSTALLED, installed
     for folder in filter(None, environ.get("TUNER_ENGINE_PATH", "").split(os.pathsep)):
-        yield Place.ENGINE_PATH, Path(folder).absolute() / name
+        yield PackageSource.ENGINE_PATH, Path(folder).absolute() / name
         for unpacked in _unpacked(name, Path(folder).absolute()):
-            yield Place.ENGINE_PATH, unpacked
+            yield PackageSource.ENGINE_PATH, unpacked
     for unpacked in _unpacked(name, Path(sys.prefix, "share", "tuner", "engines")):
-        yield Place.UNPACKED, unpacked
+        yield PackageSource.UNPACKED, unpacked
 
 
 def _installed_root(name: str) -> Path | None:
     try:
-        spec = importlib.util.find_spec(name)  # of a top-level name: does not execute it
-    except ValueError:  # a module without a spec sits under that name in sys.modules
+        spec = importlib.util.find_spec(name)  # does not execute a top-level package
+    except ValueError:  # sys.modules holds a module of that name without a spec
         return None
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _unpacked(name: str, folder: Path) -> list[Path]:
-    # A folder that `make` has not finished ends in .part; a version starts with a digit.
+    # `make` adds .part to the name of a folder until it is complete. A version starts with a digit.
     folders = [p for p in folder.glob(f"{name}-[0-9]*") if not p.name.endswith(".part")]
     return sorted(
         (p / name for p in folders), key=lambda p: version_order(p.parent.name), reverse=True

@@ -1,4 +1,4 @@
-"""Engines' versions, compared as Python packaging compares them."""
+"""Engine versions, compared by the rules of Python packaging."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEADING = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 
 
 def version_order(text: str) -> tuple[Version, bool, str]:
-    """A sorting key; "0.5.16-ours", a version with something behind it, is before the version."""
+    """A sorting key. A version with an unknown suffix, "0.5.16-ours", sorts before the version."""
     match = _LEADING.match(text)
     if not match:
         return Version("0.dev0"), False, text
@@ -21,9 +21,9 @@ def version_order(text: str) -> tuple[Version, bool, str]:
 
 
 def release_of(text: str) -> Release:
-    """(0, 5, 12) for 0.5.12, and for its candidates, post-releases and patched builds too.
+    """(0, 5, 12) for 0.5.12 and for its release candidates, post-releases and patched builds.
 
-    A rule of a release holds for all of them. Raises BadProblem for what is not a version.
+    They all follow the rules of that release. Raises BadProblem for text that is not a version.
     """
     match = _LEADING.match(text)
     version = Version(match[0]) if match else None

@@ -1,1 +1,1 @@
-"""Families of kernels, each in a folder, whatever the engine."""
+"""Families of kernels, one folder each, independent of the engine."""

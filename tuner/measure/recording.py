@@ -1,7 +1,7 @@
-"""Recordings of trials of any family: CSV files, packed or plain, one trial a row.
+"""Recordings of trials of any family: CSV files, packed or plain, with one trial per row.
 
 Columns: problem, part, batch_size, new_tokens, cached_tokens, config (its key), compile_status,
-shared_bytes, n_regs, n_spills, status, median_us, detail; others are passed over. One file may
+shared_bytes, n_regs, n_spills, status, median_us, detail. Other columns are ignored. One file may
 hold several problems.
 """
 
@@ -54,10 +54,10 @@ class TrialRecording:
 
 
 def read_trials(path: Path, problem: Problem) -> TrialRecording:
-    """A problem's trials in a recording.
+    """Read a problem's trials from a recording.
 
-    Raises MalformedRecording with the file and the line; BadInput where the file holds other
-    problems alone.
+    Raises MalformedRecording with the file and the line, and BadInput if the file holds only
+    other problems.
     """
     data = read_packed(path)
     trials: dict[Candidate, Trial] = {}
@@ -83,10 +83,10 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
 
 
 def write_trials(path: Path, problem: Problem, trials: Iterable[Trial], add: bool = False) -> None:
-    """Write a recording; packed where the name ends in .gz.
+    """Write a recording, packed if the name ends in .gz.
 
-    With `add`, the trials of other problems that the file holds stay in it. Raises
-    UnwritableOutput; with `add` also MalformedRecording for a file that is no recording.
+    With `add`, the file keeps its trials of other problems. Raises UnwritableOutput, and with
+    `add` MalformedRecording if the file is not a recording.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -100,7 +100,7 @@ def write_trials(path: Path, problem: Problem, trials: Iterable[Trial], add: boo
 
 
 def _rows(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each row by its columns' names, with its line. Raises MalformedRecording."""
+    """(line number, cells by column) of each row. Raises MalformedRecording."""
     text = unpack(path, data) if is_packed(data) else decode(path, data)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -121,13 +121,13 @@ def _check_header(path: Path, header: list[str]) -> None:
     for name in (*COLUMNS, *FIGURES):
         if name not in header:
             near = did_you_mean(name, header)
-            raise MalformedRecording(f"{path} is no recording: column {name} is missing{near}")
+            raise MalformedRecording(f"{path} is not a recording: column {name} is missing{near}")
     if len(set(header)) < len(header):
         raise MalformedRecording(f"{path}, line 1: a column is named twice")
 
 
 def _trial(row: Mapping[str, str]) -> Trial:
-    """Raises ValueError for what is no trial."""
+    """Read a row. Raises ValueError for a cell that does not fit."""
     sizes = [_whole(name, row[name]) for name in ("batch_size", "new_tokens", "cached_tokens")]
     point = Point(sizes[0], read_part(row["part"]), *sizes[1:])
     pairs = [pair.partition("=") for pair in row["config"].split(",")]

@@ -1,4 +1,4 @@
-"""sglang on disk, whatever the family of kernels."""
+"""One copy of sglang on disk: what all families of kernels have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tuner.errors import UnsupportedKernel
 
-# The version that is used where several lie unpacked and none is installed: the one that
-# `make install` unpacks and that was measured. The newest would change with what tests unpack.
+# The version to use if several are unpacked and none is installed: `make install` unpacks it, and
+# it was measured. The newest version would depend on what the tests have unpacked.
 DEFAULT_VERSION = "0.5.16"
 
 
@@ -27,12 +27,12 @@ class SGLang:
         return (self.root / "srt/plugins/hook_registry.py").is_file()
 
 
-def find_source(engine: SGLang, function: str, places: Sequence[str]) -> Path:
-    """The file of the package that defines a function; `places` are where versions keep it.
+def find_source(engine: SGLang, function: str, locations: Sequence[str]) -> Path:
+    """The file that defines a function. `locations`: paths under the package, in any version.
 
-    Raises UnsupportedKernel if this version keeps it nowhere that is known.
+    Raises UnsupportedKernel if none of these files defines it.
     """
-    for relative in places:
+    for relative in locations:
         path = engine.root / relative
         if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
             return path

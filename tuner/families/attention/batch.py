@@ -1,7 +1,7 @@
-"""Attention's batches on the GPU: what each point's launches run on, made once and kept a while.
+"""Attention's batches on the GPU: the inputs of each point's launches, cached between candidates.
 
-A batch is checked twice: the ragged edge cases of its phase on every sequence, and the first
-sequence of the point itself, whose last rows have the longest way to go.
+A kernel is checked twice: on every sequence of its phase's ragged edge cases, and on the last
+rows of the point's first sequence, which attend to the most keys.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from tuner.families.attention.engine import AttentionKernels
-from tuner.families.attention.inputs import (
-    Inputs,
-    compared,
-    make_inputs,
-    output_of,
-    reference,
-)
+from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.values import launch_values
@@ -30,16 +24,16 @@ from tuner.measure.accuracy import worst_error
 from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems.points import Point
 
-CHECKED_ROWS = 64  # of a point's first sequence, its last
-KEPT_BYTES = 1 << 35  # of batches that wait for more candidates: 32 GiB, at most half the GPU
+CHECKED_ROWS = 64  # the last rows of a point's first sequence
+KEPT_BYTES = 1 << 35  # 32 GiB of cached batches, but at most half of the GPU's memory
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs of a point's launches, one after the other; tensors live on the GPU."""
+    """The inputs of a point's launches, in order. Tensors are on the GPU."""
 
     point: Point
-    inputs: Sequence[Inputs]  # more than one where one's cache would stay in L2
+    inputs: Sequence[Inputs]  # several if the cache of one would stay in L2
 
     def arguments(self, kernel: Kernel) -> list[list[Any]]:
         """The kernel's arguments for each launch of a graph."""
@@ -48,7 +42,7 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """What it holds of the GPU's memory."""
+        """The GPU memory that the batch occupies."""
         tensors = (t for inputs in self.inputs for t in inputs.tensors.values())
         return sum(
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
@@ -56,12 +50,12 @@ class Batch:
 
     @cached_property
     def expected(self) -> Tensor:
-        """(rows, q_heads, Lv) float32: the last rows of the first sequence."""
+        """The reference for the first sequence's last rows, (rows, q_heads, Lv) float32."""
         return reference(self.inputs[0], 0, slice(-CHECKED_ROWS, None))
 
 
 class Batches:
-    """The batches of one problem, the least recently used dropped when they grow too many."""
+    """The batches of one problem. If they need too much memory, the least recently used go."""
 
     def __init__(
         self, kernels: AttentionKernels, problem: Attention, seed: int, cores: int, l2_bytes: int
@@ -70,15 +64,15 @@ class Batches:
         self._seed, self._cores, self._l2_bytes = seed, cores, l2_bytes
         self._kept: OrderedDict[tuple[int, int, int], Batch] = OrderedDict()
         total = torch.cuda.get_device_properties(0).total_memory
-        self._room = min(KEPT_BYTES, total // 2)
+        self._byte_limit = min(KEPT_BYTES, total // 2)
 
     def at(self, point: Point) -> Batch:
-        """A point's batch; both stages of decode share one."""
+        """A point's batch, which both stages of decode share."""
         key = point.batch_size, point.new_tokens, point.cached_tokens
         if key not in self._kept:
             self._kept[key] = self._make(point)
         self._kept.move_to_end(key)
-        while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._room:
+        while len(self._kept) > 1 and sum(b.nbytes for b in self._kept.values()) > self._byte_limit:
             self._kept.popitem(last=False)
         return self._kept[key]
 
@@ -92,12 +86,12 @@ class Batches:
 
     @cached_property
     def edges_expected(self) -> dict[int, Tensor]:
-        """By sequence, (new tokens, q_heads, Lv) float32."""
+        """The references by sequence, (new tokens, q_heads, Lv) float32."""
         inputs = self.edges.inputs[0]
         return {i: reference(inputs, i) for i in compared(inputs)}
 
     def needed_bytes(self, points: Sequence[Point]) -> int:
-        """Device memory for the largest point: cache, queries, outputs, splits, a reference."""
+        """Bytes of device memory for the largest point, including its reference."""
         problem = self._problem
 
         def of(point: Point) -> int:
@@ -122,19 +116,14 @@ class Batches:
 
     def _inputs(self, lengths: Lengths) -> Inputs:
         return make_inputs(
-            self._kernels,
-            self._problem,
-            lengths,
-            device="cuda",
-            seed=self._seed,
-            cores=self._cores,
+            self._kernels, self._problem, lengths, device="cuda", seed=self._seed, cores=self._cores
         )
 
 
 def check(kernels: Mapping[Stage, tuple[Kernel, Kernel]], batches: Batches, batch: Batch) -> float:
-    """The worst error of a phase's kernels, on outputs that held NaN before.
+    """The worst error of a phase's kernels, on outputs that were filled with NaN.
 
-    `kernels` are each stage's: the one bound to the edge cases, and the one to the batch.
+    `kernels` has two for each stage: one bound to the edge cases, one bound to the batch.
     """
     edges = batches.edges
     _run(edges, [pair[0] for pair in kernels.values()])
@@ -148,7 +137,7 @@ def check(kernels: Mapping[Stage, tuple[Kernel, Kernel]], batches: Batches, batc
 
 
 def _run(batch: Batch, kernels: Sequence[Kernel]) -> None:
-    """All stages once, on the first of the batch's inputs."""
+    """Run all stages once on the batch's first inputs."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
     for kernel in kernels:

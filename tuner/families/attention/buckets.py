@@ -1,8 +1,8 @@
-"""Attention's points, gathered as a running engine can tell them apart.
+"""Buckets of attention's points: the points that a running engine cannot tell apart.
 
-When a kernel is launched, an engine knows its batch's sequences and the longest of their new
-tokens; how much each has cached it does not, and inside a CUDA graph it cannot. So points that
-differ in cached tokens alone get one configuration, which must serve all of them.
+When an engine launches a kernel, it knows the number of sequences and the most new tokens of one,
+but not how many tokens each has cached; inside a CUDA graph it cannot know. So points that differ
+only in their cached tokens share one configuration.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tuner.tuning.tune import Strategy
 
 @dataclass(frozen=True)
 class Bucket:
-    """Points that share a configuration, with the weight of each; all of one kernel."""
+    """Points of one kernel that share a configuration, with their weights."""
 
     points: tuple[Point, ...]
     weights: tuple[float, ...]
 
     @property
-    def place(self) -> Point:
-        """The point that stands for all."""
+    def representative(self) -> Point:
+        """The point that stands for all of the bucket."""
         return self.points[0]
 
     @property
     def part(self) -> Part:
-        return self.place.part
+        return self.representative.part
 
-    def cost(self, times_us: Sequence[float], own_us: Sequence[float | None]) -> float:
-        """The weighted mean of times, each over the time of the engine's own constants there.
+    def cost(self, times_us: Sequence[float], default_us: Sequence[float | None]) -> float:
+        """The weighted mean over the points of a time divided by the engine's default time.
 
-        Microseconds, where the engine's constants have no time at one of the points (None): a
-        ratio at one point and microseconds at another could not be added.
+        If a default time is missing (None), no time is divided and the cost is in microseconds,
+        because ratios and microseconds cannot be added.
         """
-        known = [us for us in own_us if us is not None]
-        units = known if len(known) == len(own_us) else [1.0] * len(own_us)
+        known = [us for us in default_us if us is not None]
+        units = known if len(known) == len(default_us) else [1.0] * len(default_us)
         parts = (w * t / u for w, t, u in zip(self.weights, times_us, units, strict=True))
         return sum(parts) / sum(self.weights)
 
@@ -61,23 +61,23 @@ def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
     ]
 
 
-class Together:
-    """A strategy over points from one over buckets: each proposal is tried at all points.
+class BucketedStrategy:
+    """Makes a strategy over points from one over buckets: each proposal is tried at all points.
 
-    The inner strategy proposes for a bucket's `place` and is told the bucket's cost, once it is
-    known what the engine's own constants take at each point.
+    The inner strategy proposes for a bucket's `representative`. It is told the bucket's cost once
+    the engine's default constants have a result at each point.
     """
 
     def __init__(
-        self, inner: Strategy, buckets: Sequence[Bucket], own: Mapping[Point, Config]
+        self, inner: Strategy, buckets: Sequence[Bucket], defaults: Mapping[Point, Config]
     ) -> None:
-        self._inner, self._own = inner, own
+        self._inner, self._defaults = inner, defaults
         self._bucket = {point: bucket for bucket in buckets for point in bucket.points}
         self._results: dict[Candidate, Measurement] = {}
-        self._waiting: dict[Bucket, list[Config]] = {}  # complete, but their unit is not known
+        self._waiting: dict[Bucket, list[Config]] = {}  # complete, but a default time is missing
 
     def ask(self) -> list[Candidate]:
-        """Every point's candidates of what the inner strategy proposes."""
+        """The inner strategy's proposals as candidates for every point of their buckets."""
         return [
             Candidate(point, proposal.config)
             for proposal in self._inner.ask()
@@ -85,17 +85,18 @@ class Together:
         ]
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Keep the measurement; the inner strategy hears of it once its bucket is complete."""
+        """Keep the measurement, and tell the inner strategy once the bucket is complete."""
         self._results.setdefault(candidate, measurement)
         bucket = self._bucket.get(candidate.point)
         if bucket is None or self._all(bucket, candidate.config) is None:
             return
         self._waiting.setdefault(bucket, []).append(candidate.config)
-        own_us = self._own_us(bucket)
-        if own_us is not None:
+        default_us = self._default_us(bucket)
+        if default_us is not None:
             for config in self._waiting.pop(bucket):
                 self._inner.tell(
-                    Candidate(bucket.place, config), self._whole(bucket, config, own_us)
+                    Candidate(bucket.representative, config),
+                    self._whole(bucket, config, default_us),
                 )
 
     def _all(self, bucket: Bucket, config: Config) -> list[Measurement] | None:
@@ -103,18 +104,20 @@ class Together:
         known = [measurement for measurement in found if measurement is not None]
         return known if len(known) == len(found) else None
 
-    def _own_us(self, bucket: Bucket) -> list[float | None] | None:
-        """Microseconds of the engine's own constants at each point, or None while some have no
-        result; a None in the list is a point where they do not run.
+    def _default_us(self, bucket: Bucket) -> list[float | None] | None:
+        """Microseconds of the engine's default constants at each point, None where they do not
+        run. The whole is None while a result is missing.
         """
-        found = [self._results.get(Candidate(p, self._own[p])) for p in bucket.points]
+        found = [self._results.get(Candidate(p, self._defaults[p])) for p in bucket.points]
         known = [measurement for measurement in found if measurement is not None]
         return [m.median_us for m in known] if len(known) == len(found) else None
 
-    def _whole(self, bucket: Bucket, config: Config, own_us: Sequence[float | None]) -> Measurement:
+    def _whole(
+        self, bucket: Bucket, config: Config, default_us: Sequence[float | None]
+    ) -> Measurement:
         measurements = self._all(bucket, config)
         assert measurements is not None  # it is complete
         times = [m.median_us for m in measurements if m.median_us is not None]
         if len(times) < len(measurements):
             return next(m for m in measurements if m.median_us is None)
-        return Measurement(Status.OK, bucket.cost(times, own_us))
+        return Measurement(Status.OK, bucket.cost(times, default_us))

@@ -1,8 +1,8 @@
-"""An engine's own constants for a model's attention -> does every kernel compile and fit?"""
+"""Check whether a model's attention kernels compile and fit with an engine's constants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.families.attention.engine import AttentionKernels, attention_engine
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.families.attention.space import lesser
+from tuner.families.attention.space import smaller_configs
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
 from tuner.render import table
@@ -27,12 +27,12 @@ class CheckedKernel:
     kernel: str
     config: Config
     compiled: Compiled
-    fits_with: Config | None  # of those that do not fit: the engine's constants, made smaller
+    fits_with: Config | None  # if it does not fit: the engine's constants made smaller
 
 
 @dataclass(frozen=True)
 class AttentionCheck:
-    """Every attention kernel of a model."""
+    """The results for every attention kernel of a model."""
 
     device: Device
     engine: str  # e.g. "sglang 0.5.16"
@@ -86,22 +86,22 @@ class AttentionCheck:
 
 
 def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
-    """Compile what the engine would launch for the problems on the device.
+    """Compile the kernels that the engine would launch for the problems on the device.
 
-    What is compiled does not depend on the batch, so one point of each stage stands for all.
-    Raises UnsupportedKernel where the engine has nothing for a problem.
+    Compiled kernels do not depend on the batch, so one point of each stage is enough. Raises
+    UnsupportedKernel if the engine has no kernel for a problem.
     """
     kernels = attention_engine(engine).lift(device.target.backend)
-    own = [
+    defaults = [
         (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
         for problem in problems
         for point in (_point(problem, stage) for stage in problem.parts)
     ]
     with Farm() as farm:
-        found = _compile(farm, kernels, device, own)
+        found = _compile(farm, kernels, device, defaults)
         checked = [
             _checked(farm, kernels, device, asked, compiled)
-            for asked, compiled in zip(own, found, strict=True)
+            for asked, compiled in zip(defaults, found, strict=True)
         ]
     return AttentionCheck(device, kernels.origin, checked)
 
@@ -112,21 +112,24 @@ _Asked = tuple[Attention, Candidate]
 def _checked(
     farm: Farm, kernels: AttentionKernels, device: Device, asked: _Asked, compiled: Compiled
 ) -> CheckedKernel:
-    problem, own = asked
+    problem, default = asked
     smaller = None
     if compiled.status is Status.OUT_OF_RESOURCES:
-        tries = [(problem, Candidate(own.point, config)) for config in lesser(own.config)]
+        tries = [
+            (problem, Candidate(default.point, config))
+            for config in smaller_configs(default.config)
+        ]
         results = zip(tries, _compile(farm, kernels, device, tries), strict=True)
         smaller = next((less.config for (_, less), result in results if result.ok), None)
-    assert isinstance(own.point.part, Stage)  # the problem is attention
-    kernel = kernels.launch(problem, own.point, device.target).kernel
-    return CheckedKernel(problem, own.point.part, kernel, own.config, compiled, smaller)
+    assert isinstance(default.point.part, Stage)  # the problem is attention
+    kernel = kernels.launch(problem, default.point, device.target).kernel
+    return CheckedKernel(problem, default.point.part, kernel, default.config, compiled, smaller)
 
 
 def _compile(
     farm: Farm, kernels: AttentionKernels, device: Device, asked: Sequence[_Asked]
 ) -> list[Compiled]:
-    """All of them, in order."""
+    """The compiled kernels, in the order of `asked`."""
     jobs = []
     for problem, candidate in asked:
         binding = kernels.bind(problem, candidate.point, candidate.config, device.target)
@@ -150,11 +153,6 @@ def _why(checked: CheckedKernel) -> str:
 
 
 def _text(config: Config, beside: Config | None = None) -> str:
-    """The constants in words; those alone that differ from another's."""
-    return ", ".join(f"{name} {value}" for name, value in _differing(config, beside))
-
-
-def _differing(config: Config, beside: Config | None) -> Iterator[tuple[str, int]]:
-    return (
-        (name, value) for name, value in config.items() if not beside or beside.get(name) != value
-    )
+    """The constants in words; with `beside`, only the ones that differ from it."""
+    shown = [item for item in config.items() if not beside or item not in beside.items()]
+    return ", ".join(f"{name} {value}" for name, value in shown)

@@ -1,12 +1,12 @@
-"""Attention's trials -> the entry of every point, one configuration a bucket.
+"""Choose every point's entry from attention's trials: one configuration per bucket.
 
-The engine's own constants stay unless another configuration is faster over the bucket by more
-than the noise, and slower at none of its points by more than the noise.
+A configuration replaces the engine's default only if it is faster over the whole bucket by more
+than the noise, and at no point slower by more than the noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import NothingFits
@@ -14,7 +14,7 @@ from tuner.families.attention.buckets import Bucket
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
 
-FINALISTS = 4  # of a bucket, beside the engine's own constants
+FINALISTS = 4  # per bucket, besides the engine's default constants
 
 
 @dataclass(frozen=True)
@@ -22,28 +22,28 @@ class AttentionChooser:
     """`choose` and `finalists` for one run."""
 
     buckets: Sequence[Bucket]
-    own: Mapping[Point, Config]  # the engine's constants
-    noise: float  # relative: a gain below this is no gain
-    slack: float | None = None  # relative: slower at one point than the engine's; None: the noise
+    defaults: Mapping[Point, Config]  # the engine's constants
+    noise: float  # relative; a smaller gain does not count
+    slack: float | None = None  # relative: the largest slowdown at any one point; None: `noise`
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """One entry a point. Raises NothingFits where nothing runs at all points of a bucket."""
+        """One entry per point. Raises NothingFits if nothing runs at all points of a bucket."""
         by_candidate = {trial.candidate: trial for trial in trials}
         return [
             entry
             for bucket in self.buckets
-            for entry in self._entries(_Field(bucket, by_candidate, self.own))
+            for entry in self._entries(_BucketTrials(bucket, by_candidate, self.defaults))
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The engine's constants, what was chosen, and the next best of each bucket."""
+        """Each bucket's default configurations, the chosen one and the next best."""
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         found = []
         for bucket in self.buckets:
-            field = _Field(bucket, by_candidate, self.own)
+            field = _BucketTrials(bucket, by_candidate, self.defaults)
             ranked = [config for _, config in field.ranked()][:FINALISTS]
-            wanted = dict.fromkeys([chosen[bucket.place], *ranked, *field.own_configs])
+            wanted = dict.fromkeys([chosen[bucket.representative], *ranked, *field.default_configs])
             found += [
                 by_candidate[Candidate(point, config)]
                 for config in wanted
@@ -52,85 +52,86 @@ class AttentionChooser:
             ]
         return found
 
-    def _entries(self, field: _Field) -> Iterator[Entry]:
+    def _entries(self, field: _BucketTrials) -> Iterator[Entry]:
         ranked = field.ranked(self.noise if self.slack is None else self.slack)
-        own = field.own_times()
-        if not ranked and own is None:
-            place = field.bucket.place
-            raise NothingFits(f"no configuration compiles and fits for {place}")
+        default_us = field.default_times()
+        if not ranked and default_us is None:
+            point = field.bucket.representative
+            raise NothingFits(f"no configuration compiles and fits for {point}")
         best = ranked[0] if ranked else None
-        keep = own is not None and (best is None or best[0] >= 1 - self.noise)
+        keep = default_us is not None and (best is None or best[0] >= 1 - self.noise)
         for point in field.bucket.points:
-            config = field.own[point] if keep or best is None else best[1]
+            config = field.defaults[point] if keep or best is None else best[1]
             trial = field.trials[Candidate(point, config)]
-            own_trial = field.trials.get(Candidate(point, field.own[point]))
+            default_trial = field.trials.get(Candidate(point, field.defaults[point]))
             yield Entry(
                 point=point,
                 config=config,
                 status=trial.measurement.status,
                 median_us=trial.measurement.median_us,
                 compiled=trial.compiled,
-                incumbents={"default": _incumbent(own_trial, field.own[point])},
-                reason=_reason(trial, own_trial, keep),
+                incumbents={"default": _incumbent(default_trial, field.defaults[point])},
+                reason=_reason(trial, default_trial, keep),
             )
 
 
 @dataclass(frozen=True)
-class _Field:
+class _BucketTrials:
     """One bucket's trials."""
 
     bucket: Bucket
     trials: Mapping[Candidate, Trial]
-    own: Mapping[Point, Config]
+    defaults: Mapping[Point, Config]
 
     @property
-    def own_configs(self) -> list[Config]:
-        """The engine's; more than one where it tells apart what we do not."""
-        return list(dict.fromkeys(self.own[point] for point in self.bucket.points))
+    def default_configs(self) -> list[Config]:
+        """The engine's configurations; several if the engine distinguishes the points."""
+        return list(dict.fromkeys(self.defaults[point] for point in self.bucket.points))
 
     def times(self, config: Config) -> list[float] | None:
-        """Microseconds at each point, or None where it was not timed at all of them."""
-        found = [self.trials.get(Candidate(point, config)) for point in self.bucket.points]
-        times = [t.measurement.median_us for t in found if t is not None]
+        """Microseconds at each point, or None if a point has no time."""
+        return self._times(Candidate(point, config) for point in self.bucket.points)
+
+    def default_times(self) -> list[float] | None:
+        """Microseconds of the default constants at each point, or None if a point has no time."""
+        return self._times(Candidate(p, self.defaults[p]) for p in self.bucket.points)
+
+    def _times(self, candidates: Iterable[Candidate]) -> list[float] | None:
+        found = [self.trials.get(candidate) for candidate in candidates]
+        times = [trial.measurement.median_us for trial in found if trial is not None]
         known = [time for time in times if time is not None]
         return known if len(known) == len(found) else None
 
-    def own_times(self) -> list[float] | None:
-        """Microseconds of the engine's constants at each point, or None where they do not run."""
-        found = [self.trials.get(Candidate(p, self.own[p])) for p in self.bucket.points]
-        known = [
-            t.measurement.median_us
-            for t in found
-            if t is not None and t.measurement.median_us is not None
-        ]
-        return known if len(known) == len(found) else None
-
     def ranked(self, slack: float = float("inf")) -> list[tuple[float, Config]]:
-        """(cost, config), the least cost first; those slower than the engine's constants at any
-        point by more than `slack` left out.
+        """(cost, config) in order of cost, without configurations that are slower than the
+        default at any point by more than `slack`.
         """
-        own = self.own_times()
-        own_us: Sequence[float | None] = own or [None] * len(self.bucket.points)
+        known = self.default_times()
+        default_us: Sequence[float | None] = known or [None] * len(self.bucket.points)
         found = []
         here = set(self.bucket.points)
         for config in {c.config for c in self.trials if c.point in here}:
             times = self.times(config)
             if times is None:
                 continue
-            if own and any(t > u * (1 + slack) for t, u in zip(times, own, strict=True)):
+            if known and any(t > u * (1 + slack) for t, u in zip(times, known, strict=True)):
                 continue
-            found.append((self.bucket.cost(times, own_us), config))
+            found.append((self.bucket.cost(times, default_us), config))
         return sorted(found)
 
 
-def _reason(trial: Trial, own: Trial | None, keep: bool) -> str:
+def _reason(trial: Trial, default: Trial | None, keep: bool) -> str:
     if keep and trial.measurement.status is Status.PREDICTED:
         return "nothing is predicted to be clearly faster than the engine's own constants"
     if keep:
         return "the engine's own constants are as fast, within the noise"
-    if own is None or own.measurement.median_us is None or trial.measurement.median_us is None:
+    if (
+        default is None
+        or default.measurement.median_us is None
+        or trial.measurement.median_us is None
+    ):
         return "the engine's own constants cannot run here"
-    gain = f"{own.measurement.median_us / trial.measurement.median_us:.3f}x"
+    gain = f"{default.measurement.median_us / trial.measurement.median_us:.3f}x"
     predicted = "predicted " if trial.measurement.status is Status.PREDICTED else ""
     return f"{predicted}{gain} as fast as the engine's own constants"
 

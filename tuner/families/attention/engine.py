@@ -1,4 +1,4 @@
-"""What tuning attention asks of an engine."""
+"""The interface of an engine whose attention can be tuned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tuner.problems.points import Candidate, Config, Point
 
 
 class AttentionKernels(Protocol):
-    """The attention kernels of one engine version, as its own launchers launch them.
+    """The attention kernels of one engine version, launched as its own launchers do.
 
-    Any method may raise UnsupportedKernel.
+    All methods may raise UnsupportedKernel.
     """
 
     @property
@@ -27,13 +27,13 @@ class AttentionKernels(Protocol):
 
     @property
     def hash(self) -> str:
-        """The kernels' identity: sha256 of all that is lifted."""
+        """The sha256 of the lifted source of all kernels."""
         ...
 
     def lifted(self, phase: Phase) -> Lifted: ...
 
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
-        """The engine's own constants at a point."""
+        """The engine's default constants at a point."""
         ...
 
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
@@ -43,21 +43,21 @@ class AttentionKernels(Protocol):
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` for the candidates of one problem, as a compiler wants it."""
+        """`bind` as a function of a candidate, for the compiler."""
         ...
 
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """The blocks that the engine launches at a point, with a config's constants."""
+        """The grid that the engine launches at a point with a config's constants, in blocks."""
         ...
 
     def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
-        """What the engine launches for a point's stage."""
+        """The engine's launch for a point's stage."""
         ...
 
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
-        """What the engine's launcher is called with at a point, by its parameters' names."""
+        """The arguments of the engine's launcher at a point, by parameter name."""
         ...
 
 
@@ -65,15 +65,15 @@ class AttentionEngine(Protocol):
     """The attention of one engine version on disk."""
 
     def lift(self, backend: str = CUDA) -> AttentionKernels:
-        """Its kernels on a backend, "cuda" or "hip"; using them may raise UnsupportedKernel."""
+        """The kernels for a backend, "cuda" or "hip". Using them may raise UnsupportedKernel."""
         ...
 
     def file_name(self, problem: Attention, device_name: str) -> str:
-        """The name of the file that tuned constants go into."""
+        """The name of the file for a problem's tuned constants."""
         ...
 
 
 def attention_engine(engine: Engine) -> AttentionEngine:
-    """The attention of an engine. Raises UnsupportedFamily where it has none here."""
+    """The attention of an engine. Raises UnsupportedFamily if it cannot be tuned."""
     found: AttentionEngine = engine_module(engine.name, "attention").open_family(engine)
     return found

@@ -1,4 +1,4 @@
-"""What light processes know of attention."""
+"""Attention's entry in the registry; importing it loads no heavy module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attention problem on the measuring process's GPU."""
+"""Measure the candidates of one attention problem on this process's GPU."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
 
-# Largest |difference| / (|expected| + rms) of a right kernel: three times the worst seen over all
-# outputs of all configurations on an H200 (0.011).
+# The largest |difference| / (|expected| + rms) of a correct kernel: three times the worst error
+# over all outputs of all configurations on an H200 (0.011).
 WORST_ERROR = {Dtype.BFLOAT16: 0.033, Dtype.FLOAT16: 0.01}
-# Where the engine's own constants err by more (decode without groups multiplies in 16 bits:
-# 0.035), another configuration may err as much, and by the order of its sums a little more.
-OWN_ERROR = 1.25
-ROUNDING = 0.1  # what errs by more is wrong, not rounded
-LEAST = {"BLOCK_N": 16, "num_stages": 1}  # fits wherever anything does
+# The engine's own constants may err by more (0.035 in decode without groups, which multiplies in
+# 16 bits). Other configurations may then err by this factor more, as they sum in another order.
+DEFAULT_ERROR_FACTOR = 1.25
+ROUNDING = 0.1  # a larger error is not due to rounding
+LEAST = {"BLOCK_N": 16, "num_stages": 1}  # needs the least shared memory
 
 Fields = dict[str, Any]
 
 
 class AttentionOnGpu:
-    """Checks and times candidates; see `tuner.measure.gpu_child` for the requests."""
+    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
 
     def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
@@ -51,12 +51,12 @@ class AttentionOnGpu:
             properties.multi_processor_count,
             properties.L2_cache_size,
         )
-        self._own_error: dict[Point, float] = {}  # of the engine's constants
+        self._default_error: dict[Point, float] = {}  # of the engine's constants
         points = [read_point(fields) for fields in request["points"]]
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(points)}
 
     def measure(self, request: Fields) -> Fields:
-        """One candidate: check it, then time it."""
+        """Check one candidate, then time it."""
         point, config = read_point(request), Config(request["config"])
         try:
             kernel, error = self._checked(point, config)
@@ -71,7 +71,7 @@ class AttentionOnGpu:
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
-        """Several candidates of one point, timed in turn."""
+        """Time several candidates of one point in turn."""
         point = read_point(request)
         batch = self._batches.at(point)
         kernels = [self._kernel(point, Config(fields)) for fields in request["configs"]]
@@ -86,13 +86,15 @@ class AttentionOnGpu:
 
     def _bound(self, point: Point) -> float:
         """The largest error that counts as rounding at a point."""
-        if point not in self._own_error:
+        if point not in self._default_error:
             try:
-                _, own = self._checked(point, self._default(point))
+                _, error = self._checked(point, self._default(point))
             except triton.runtime.errors.OutOfResources:
-                own = 0.0  # the engine itself cannot run here
-            self._own_error[point] = own if own <= ROUNDING else 0.0
-        return max(WORST_ERROR[self._problem.dtype], OWN_ERROR * self._own_error[point])
+                error = 0.0  # the engine itself cannot run here
+            self._default_error[point] = error if error <= ROUNDING else 0.0
+        return max(
+            WORST_ERROR[self._problem.dtype], DEFAULT_ERROR_FACTOR * self._default_error[point]
+        )
 
     def _checked(self, point: Point, config: Config) -> tuple[Kernel, float]:
         """The point's kernel and its worst error, beside the engine's kernels of other stages."""
@@ -100,15 +102,15 @@ class AttentionOnGpu:
         pairs = {}
         for stage in self._problem.parts:
             here = replace(point, part=stage)
-            own = config if stage is point.part else self._companion(here)
-            at_edge = self._kernel(replace(edge, part=stage), own)
-            pairs[stage] = at_edge, self._kernel(here, own)
+            used = config if stage is point.part else self._companion(here)
+            at_edge = self._kernel(replace(edge, part=stage), used)
+            pairs[stage] = at_edge, self._kernel(here, used)
         assert isinstance(point.part, Stage)  # the problem is attention
         error = check(pairs, self._batches, self._batches.at(point))
         return pairs[point.part][1], error
 
     def _fill(self, point: Point) -> None:
-        """The first stage's results, where a later stage is timed alone."""
+        """Run decode's first stage, because the second reads its results."""
         if self._problem.phase is Phase.DECODE:
             decode = replace(point, part=Stage.DECODE)
             self._checked(decode, self._companion(decode))
@@ -117,12 +119,12 @@ class AttentionOnGpu:
         return self._kernels.default_config(self._problem, point, self._target)
 
     def _companion(self, point: Point) -> Config:
-        """What runs beside a candidate: the engine's own, or where that does not fit the least."""
-        own = self._default(point)
+        """The configuration of another stage: the engine's, or a smaller one if it does not fit."""
+        default = self._default(point)
         limit = triton.runtime.driver.active.utils.get_device_properties(0)["max_shared_mem"]
-        if self._kernel(point, own).compiled.metadata.shared <= limit:
-            return own
-        return Config({**own, **{name: v for name, v in LEAST.items() if name in own}})
+        if self._kernel(point, default).compiled.metadata.shared <= limit:
+            return default
+        return Config({**default, **{name: v for name, v in LEAST.items() if name in default}})
 
     def _kernel(self, point: Point, config: Config) -> Kernel:
         binding = self._kernels.bind(self._problem, point, config, self._target)

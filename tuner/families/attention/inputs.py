@@ -1,7 +1,7 @@
-"""Inputs of attention kernels, and the float32 reference. Imports torch.
+"""Inputs of attention kernels, and the float32 reference. This module imports torch.
 
-Lengths are ragged and a sequence's tokens lie scattered over the cache, as in a server that has
-been running for a while.
+Lengths are ragged and a sequence's tokens are scattered over the cache, as they are in a server
+after some time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuner.devices.target import Target, cuda_target
 from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
-from tuner.kernels.launcher import Tensor as Outside
+from tuner.kernels.launcher import Tensor as TensorSpec
 from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point
 
@@ -29,7 +29,7 @@ TYPES = {
     "i32": torch.int32,
     "i64": torch.int64,
 }
-# Tensors with a row for each new token; decode has one token, so one row, a sequence anyway.
+# Tensors with one row per new token. Decode has one new token per sequence, so none needs resizing.
 BY_TOKEN: Mapping[Phase, tuple[str, ...]] = {
     Phase.EXTEND: ("q_extend", "k_extend", "v_extend", "o_extend"),
     Phase.PREFILL: ("q", "k", "v", "o"),
@@ -39,7 +39,7 @@ BY_TOKEN: Mapping[Phase, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """A batch's tensors by the names that the engine's launcher gives them."""
+    """A batch's tensors, by the parameter names of the engine's launcher."""
 
     problem: Attention
     lengths: Lengths
@@ -50,14 +50,13 @@ class Inputs:
         return self.tensors["o_extend" if self.problem.phase is Phase.EXTEND else "o"]
 
     def with_cache(self, k_buffer: Tensor) -> Inputs:
-        """The same batch on another cache of the same shape."""
-        v = k_buffer[..., : self.problem.Lv] if self.problem.shares_kv else None
-        other = {"k_buffer": k_buffer}
-        if v is not None:
-            other["v_buffer"] = v
+        """The same batch with another cache of the same shape."""
+        if self.problem.shares_kv:
+            v_buffer = k_buffer[..., : self.problem.Lv]
         else:
-            other["v_buffer"] = torch.randn_like(self.tensors["v_buffer"])
-        return replace(self, tensors={**self.tensors, **other})
+            v_buffer = torch.randn_like(self.tensors["v_buffer"])
+        cache = {"k_buffer": k_buffer, "v_buffer": v_buffer}
+        return replace(self, tensors={**self.tensors, **cache})
 
 
 def make_inputs(
@@ -69,15 +68,15 @@ def make_inputs(
     seed: int,
     cores: int,
 ) -> Inputs:
-    """Random inputs for a batch; `cores` is the device's multiprocessors, by which the engine
-    splits a sequence's cache.
+    """Random inputs for a batch. `cores`: the device's multiprocessors, on which the engine's
+    number of splits depends.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    outsides = launcher_tensors(kernels, problem, _point(problem, lengths))
+    specs = launcher_tensors(kernels, problem, _point(problem, lengths))
     sizes = {"tokens": sum(lengths.new), "slots": max(1, 2 * sum(lengths.cached))}
     tensors = {
-        name: _allocate(_resized(outside, sizes, problem), device, generator)
-        for name, outside in outsides.items()
+        name: _allocate(_resized(spec, sizes, problem), device, generator)
+        for name, spec in specs.items()
     }
     tensors |= _indices(problem, lengths, tensors, device, generator)
     if "num_kv_splits" in tensors:
@@ -99,7 +98,7 @@ def launch(
     target: Target,
     tensors: Mapping[str, Tensor],
 ) -> Any:  # noqa: ANN401 (triton.compiler.CompiledKernel; None from the interpreter)
-    """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device, by Triton's JIT."""
+    """Run a stage's lifted kernel (`load_lifted`) once on the tensors' device with Triton's JIT."""
     binding = kernels.bind(problem, point, config, target)
     grid = kernels.grid(problem, point, config, target)
     values = launch_values(binding, tensors)
@@ -107,13 +106,14 @@ def launch(
 
 
 def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tensor:
-    """(rows, q_heads, Lv) float32: the output of one sequence's new tokens.
+    """The output for one sequence's new tokens, (rows, q_heads, Lv) float32.
 
-    For one without new tokens, or a decode without a cache, there is nothing to compare with.
+    The sequence must be one of `compared`.
     """
     problem, tensors = inputs.problem, inputs.tensors
     new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
-    q = _queries(inputs, sequence)[rows]
+    queries = tensors["q_extend" if problem.phase is Phase.EXTEND else "q"]
+    q = queries[_new_rows(inputs, sequence)][rows].float()
     k, v = _keys_values(inputs, sequence)
     before = cached - 1 if problem.phase is Phase.DECODE else cached
     at = (torch.arange(new, device=q.device) + before)[rows]
@@ -138,41 +138,34 @@ def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tenso
 
 
 def output_of(inputs: Inputs, sequence: int) -> Tensor:
-    """(new tokens, q_heads, Lv): what a kernel wrote for one sequence."""
-    first = sum(inputs.lengths.new[:sequence])
-    return inputs.output[first : first + inputs.lengths.new[sequence]]
+    """A kernel's output for one sequence, (new tokens, q_heads, Lv)."""
+    return inputs.output[_new_rows(inputs, sequence)]
 
 
 def compared(inputs: Inputs) -> list[int]:
-    """The sequences that have an output at all."""
+    """The sequences with an output: they have new tokens and, at decode, a cache."""
     decode = inputs.problem.phase is Phase.DECODE
-    return [
-        i
-        for i, (new, cached) in enumerate(
-            zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
-        )
-        if new and (cached or not decode)
-    ]
+    lengths = zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
+    return [i for i, (new, cached) in enumerate(lengths) if new and (cached or not decode)]
 
 
-def _queries(inputs: Inputs, sequence: int) -> Tensor:
+def _new_rows(inputs: Inputs, sequence: int) -> slice:
+    """The rows of a sequence's new tokens."""
     first = sum(inputs.lengths.new[:sequence])
-    name = "q_extend" if inputs.problem.phase is Phase.EXTEND else "q"
-    return inputs.tensors[name][first : first + inputs.lengths.new[sequence]].float()
+    return slice(first, first + inputs.lengths.new[sequence])
 
 
 def _keys_values(inputs: Inputs, sequence: int) -> tuple[Tensor, Tensor]:
     tensors, phase = inputs.tensors, inputs.problem.phase
-    first = sum(inputs.lengths.new[:sequence])
-    own = slice(first, first + inputs.lengths.new[sequence])
+    rows = _new_rows(inputs, sequence)
     if phase is Phase.PREFILL:
-        return tensors["k"][own].float(), tensors["v"][own].float()
+        return tensors["k"][rows].float(), tensors["v"][rows].float()
     start = sum(inputs.lengths.cached[:sequence])
     slots = tensors["kv_indices"][start : start + inputs.lengths.cached[sequence]].long()
     k, v = tensors["k_buffer"][slots].float(), tensors["v_buffer"][slots].float()
     if phase is Phase.EXTEND:
-        k = torch.cat([k, tensors["k_extend"][own].float()])
-        v = torch.cat([v, tensors["v_extend"][own].float()])
+        k = torch.cat([k, tensors["k_extend"][rows].float()])
+        v = torch.cat([v, tensors["v_extend"][rows].float()])
     return k, v
 
 
@@ -185,23 +178,23 @@ def _point(problem: Attention, lengths: Lengths) -> Point:
     )
 
 
-def _resized(outside: Outside, sizes: Mapping[str, int], problem: Attention) -> Outside:
-    """With as many rows as the lengths add up to."""
-    rows = outside.shape[0]
-    if outside.name in ("k_buffer", "v_buffer"):
+def _resized(spec: TensorSpec, sizes: Mapping[str, int], problem: Attention) -> TensorSpec:
+    """The tensor with as many rows as the lengths add up to."""
+    rows = spec.shape[0]
+    if spec.name in ("k_buffer", "v_buffer"):
         rows = sizes["slots"]
-    elif outside.name in BY_TOKEN[problem.phase]:
+    elif spec.name in BY_TOKEN[problem.phase]:
         rows = sizes["tokens"]
-    return replace(outside, shape=(rows, *outside.shape[1:]))
+    return replace(spec, shape=(rows, *spec.shape[1:]))
 
 
-def _allocate(outside: Outside, device: str, generator: torch.Generator) -> Tensor:
-    dtype = TYPES[outside.dtype]
+def _allocate(spec: TensorSpec, device: str, generator: torch.Generator) -> Tensor:
+    dtype = TYPES[spec.dtype]
     if not dtype.is_floating_point:
-        return torch.zeros(outside.shape, dtype=dtype, device=device)
-    if outside.dtype == "fp32":  # the splits' results: written before they are read
-        return torch.empty(outside.shape, dtype=dtype, device=device)
-    return torch.randn(outside.shape, dtype=dtype, device=device, generator=generator)
+        return torch.zeros(spec.shape, dtype=dtype, device=device)
+    if spec.dtype == "fp32":  # the splits' results, which are written before they are read
+        return torch.empty(spec.shape, dtype=dtype, device=device)
+    return torch.randn(spec.shape, dtype=dtype, device=device, generator=generator)
 
 
 def _indices(
@@ -211,7 +204,7 @@ def _indices(
     device: str,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Where each sequence's tokens are."""
+    """The index tensors, which say where each sequence's tokens are."""
 
     def starts(counts: Sequence[int], like: Tensor) -> Tensor:
         sums = torch.tensor([0, *counts]).cumsum(0)
@@ -234,9 +227,8 @@ def _indices(
 
 def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
-) -> dict[str, Outside]:
-    """The outsides of all tensors that the engine's launcher is given."""
-    given = kernels.arguments(
-        problem, point, cuda_target(9, 0)
-    )  # tensors are the same on every target
-    return {name: value for name, value in given.items() if isinstance(value, Outside)}
+) -> dict[str, TensorSpec]:
+    """The name, shape and dtype of each tensor argument of the engine's launcher."""
+    # The tensors are the same on every target.
+    given = kernels.arguments(problem, point, cuda_target(9, 0))
+    return {name: value for name, value in given.items() if isinstance(value, TensorSpec)}

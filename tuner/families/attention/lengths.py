@@ -1,4 +1,4 @@
-"""The tokens of each sequence of a batch, and how the engine splits their cache. Without torch."""
+"""The tokens of each sequence of a batch, and how the engine splits their cache. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tuner.families.attention.problem import Attention, Phase
 from tuner.problems.points import Point
 
-SPLIT_BLOCK_H = 16  # query heads a block of stage 1, as the engine's split heuristic counts them
+SPLIT_BLOCK_H = 16  # query heads per block of stage 1, according to the engine's split heuristic
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Lengths:
     """Tokens of each sequence of a batch."""
 
     new: tuple[int, ...]
-    cached: tuple[int, ...]  # for decode the new token is in the cache already
+    cached: tuple[int, ...]  # at decode, this includes the new token
 
     @property
     def longest_new(self) -> int:
         return max(self.new)
 
 
-# Sequences that end inside, at and after a block; one without new tokens, two without a cache.
+# Sequences that end inside, at and after a block, without new tokens, and without a cache.
 EDGES = {
     Phase.EXTEND: Lengths(new=(33, 0, 1, 64, 7, 129), cached=(0, 50, 129, 1, 64, 0)),
     Phase.PREFILL: Lengths(new=(33, 1, 64, 129), cached=(0, 0, 0, 0)),
@@ -34,9 +34,9 @@ EDGES = {
 
 
 def ragged(problem: Attention, point: Point, seed: int) -> Lengths:
-    """Lengths around a point's: new tokens from a half to the whole, cached ones within a
-    quarter of their mean. The first sequence is as long as the point says. Of a window's cache
-    the engine passes what a first new token sees.
+    """Random lengths near a point's: from half to all of the new tokens, and cached tokens within
+    a quarter of their mean. The first sequence has exactly the point's lengths. With a window, the
+    engine passes only the cached tokens that the first new token sees.
     """
     rng = random.Random(seed)  # noqa: S311 (no secret)
     others = range(point.batch_size - 1)
@@ -52,9 +52,10 @@ def ragged(problem: Attention, point: Point, seed: int) -> Lengths:
 
 
 def kv_splits(cached: Sequence[int], problem: Attention, cores: int) -> list[int]:
-    """Into how many parts the engine splits each sequence's cache.
+    """The number of parts into which the engine splits each sequence's cache.
 
-    Source: `get_num_kv_splits_triton` of sglang 0.5.2 to 0.5.23.
+    `cached`: tokens per sequence; `cores`: the device's multiprocessors. Source:
+    `get_num_kv_splits_triton` in sglang 0.5.2 to 0.5.23.
     """
     longest, shortest = max(cached), max(1, min(cached))
     if longest * 8 < shortest * 10:

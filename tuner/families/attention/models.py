@@ -1,9 +1,8 @@
-"""What people name -> the attention problems of one rank."""
+"""Find the attention problems of one rank of a model that a user names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from dataclasses import replace
 from types import ModuleType
 
 from tuner.devices.table import Device
@@ -19,12 +18,13 @@ from tuner.problems.registry import families
 
 
 def reads(text: str) -> bool:
-    """Whether an engine's line or path names a file of attention: none of theirs does."""
+    """Whether an engine's log line or path names an attention file. Engines have none."""
     return False
 
 
 def resolve(text: str, serving: Serving) -> Resolved:
-    """The problems that `text` names: a folder or file with a config.json, or a preset.
+    """The problems of the model that `text` names: a preset, or a folder or file with a
+    config.json.
 
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
@@ -63,7 +63,7 @@ def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
 
 
 def find_attention(text: str) -> HasAttention:
-    """A preset, or what a folder or file with a config.json says; with or without experts.
+    """A preset, or the model of a folder or file with a config.json, with or without experts.
 
     Raises UnknownModel or MalformedCheckpoint; see `preset_or_file`.
     """
@@ -71,7 +71,7 @@ def find_attention(text: str) -> HasAttention:
 
 
 def _rules(engine: str) -> ModuleType:
-    """What an engine decides of attention by itself: `engines/<engine>/attention`."""
+    """The engine's rules for attention: `engines/<engine>/attention`."""
     return engine_module(engine, "attention")
 
 
@@ -86,12 +86,12 @@ def attention_problems(
     engine_version: str | None = None,
     device: Device | None = None,
 ) -> list[Attention]:
-    """What one of `tp` ranks that share the attention runs: extend, then decode.
+    """The problems of one of `tp` ranks that share the attention: extend, then decode.
 
-    `tp` is --tp-size over --dp-size where the engine runs attention data-parallel. Without
-    `kv_splits`, decode has those that the engine of that version chooses on that device; without
-    either, those of its command line's default. Raises IndivisibleShape, which names the nearest
-    tp that works, and BadProblem.
+    `tp` is --tp-size divided by --dp-size if attention runs data-parallel. Without `kv_splits`,
+    decode has the number that this version of the engine chooses on the device, or the flag's
+    default if the version or the device is not given. Raises IndivisibleShape, which names the
+    nearest tp that works, and BadProblem.
     """
     shape = known_attention(model)
     check_division(model.name, shape, tp)
@@ -103,7 +103,6 @@ def attention_problems(
             sm_count=device.sm_count if device else None,
             context_length=shape.context_length,
         )
-    forms = _latent(shape, tp) if shape.kv_lora_rank else _plain(shape, tp)
     problems = [
         Attention(
             phase,
@@ -115,16 +114,16 @@ def attention_problems(
             page_size=page_size,
             logit_cap=shape.logit_cap,
             sinks=kind.sinks,
-            # Decode is given the indices of the window's tokens alone, so its kernel has none.
+            # Decode gets only the indices of the window's tokens, so its kernel has no window.
             **({"kv_splits": splits} if phase is Phase.DECODE else {"window": kind.window}),
         )
-        for phase, kind in forms
+        for phase, kind in _phases(shape, tp)
     ]
     return list(dict.fromkeys(problems))
 
 
 def known_attention(model: HasAttention) -> AttentionShape:
-    """The model's attention, or BadProblem."""
+    """The model's attention. Raises BadProblem if it is not known."""
     if model.attention is None:
         raise BadProblem(
             f"the attention of {model.name} ({model.architecture}) is not known: give the folder "
@@ -134,7 +133,7 @@ def known_attention(model: HasAttention) -> AttentionShape:
 
 
 def check_division(name: str, shape: AttentionShape, tp: int) -> None:
-    """Raises IndivisibleShape or BadProblem."""
+    """Raises IndivisibleShape if tp does not divide the heads, and BadProblem if it is below 1."""
     if tp < 1:
         raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
     if all(kind.works_with(tp) for kind in shape.layers):
@@ -150,29 +149,13 @@ def check_division(name: str, shape: AttentionShape, tp: int) -> None:
     )
 
 
-def _plain(shape: AttentionShape, tp: int) -> Iterator[tuple[Phase, Layers]]:
-    kinds = [_rank(kind, tp) for kind in shape.layers]
-    return chain(_each(Phase.EXTEND, kinds), _each(Phase.DECODE, kinds))
-
-
-def _latent(shape: AttentionShape, tp: int) -> Iterator[tuple[Phase, Layers]]:
-    whole = _rank(shape.layers[0], tp)
-    rank = shape.kv_lora_rank
-    absorbed = Layers(whole.q_heads, 1, rank + shape.qk_rope_head_dim, rank)
-    return chain(_each(Phase.EXTEND, [absorbed, whole]), _each(Phase.DECODE, [absorbed]))
-
-
-def _each(phase: Phase, kinds: Sequence[Layers]) -> Iterator[tuple[Phase, Layers]]:
-    return ((phase, kind) for kind in kinds)
-
-
-def _rank(kind: Layers, tp: int) -> Layers:
-    """One rank's heads: a key head that several ranks need is held by each of them."""
-    return Layers(
-        kind.q_heads // tp,
-        max(1, kind.kv_heads // tp),
-        kind.head_dim,
-        kind.v_head_dim,
-        kind.window,
-        kind.sinks,
-    )
+def _phases(shape: AttentionShape, tp: int) -> list[tuple[Phase, Layers]]:
+    """Each phase with one rank's layers. Ranks that share a key head hold a copy each."""
+    extend = decode = [
+        replace(kind, q_heads=kind.q_heads // tp, kv_heads=max(1, kind.kv_heads // tp))
+        for kind in shape.layers
+    ]
+    if rank := shape.kv_lora_rank:
+        decode = [Layers(extend[0].q_heads, 1, rank + shape.qk_rope_head_dim, rank)]
+        extend = [*decode, extend[0]]
+    return [*((Phase.EXTEND, kind) for kind in extend), *((Phase.DECODE, kind) for kind in decode)]

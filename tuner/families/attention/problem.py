@@ -1,4 +1,4 @@
-"""A layer's attention as a problem. Shapes follow the engines' own names."""
+"""A layer's attention as a problem. Shapes have the engines' names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _FIELDS = (
     *("q_heads", "kv_heads", "Lq", "Lv", "dtype"),
     *("page_size", "kv_splits", "window", "sinks", "logit_cap"),
 )
-ENGINE_KV_SPLITS = 8  # what sglang's --triton-attention-num-kv-splits is where nobody sets it
+ENGINE_KV_SPLITS = 8  # the default of sglang's --triton-attention-num-kv-splits
 
 
 class Stage(Part):
-    """The kernels of attention: each is launched, and so configured, on its own."""
+    """The kernels of attention. Each is launched, and so configured, separately."""
 
     EXTEND = "extend"  # new tokens attend to a cached prefix and to each other
     PREFILL = "prefill"  # an image's tokens, which all see each other; without a cache
     DECODE = "decode"  # one new token a sequence; splits of its cache in parallel
-    REDUCE = "reduce"  # adds those splits up
+    REDUCE = "reduce"  # combines the splits' results
 
     def size_of(self, point: Point) -> str:
         return f"{point.batch_size}x{point.new_tokens}+{point.cached_tokens}"
@@ -37,7 +37,7 @@ class Stage(Part):
         }
 
 
-Bucket = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
+BucketKey = tuple[Stage, int, int]  # part, sequences, new tokens of the longest (decode: 1)
 
 
 class Phase(str, Enum):
@@ -61,14 +61,14 @@ class Attention:
     phase: Phase
     q_heads: int  # query heads on this rank
     kv_heads: int  # key heads on this rank
-    Lq: int  # columns of a query's and of a key's head
-    Lv: int  # columns of a value's head
+    Lq: int  # columns of a query head and of a key head
+    Lv: int  # columns of a value head
     dtype: Dtype  # of queries, keys, values and the cache
-    page_size: int = 1  # tokens a page of the cache
+    page_size: int = 1  # tokens per page of the cache
     kv_splits: int = ENGINE_KV_SPLITS  # decode: the most parts a sequence's cache is split into
-    window: int = 0  # extend: tokens back that a query sees; 0: all
-    sinks: bool = False  # a learnt logit a head that takes part in the softmax
-    logit_cap: float = 0.0  # logits are cap * tanh(logit / cap); 0: as they are
+    window: int = 0  # extend: the number of previous tokens that a query sees; 0: all
+    sinks: bool = False  # each head has a learnt logit that takes part in the softmax
+    logit_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: no cap
 
     def __post_init__(self) -> None:
         for name in ("q_heads", "kv_heads", "Lq", "Lv", "page_size", "kv_splits"):
@@ -88,7 +88,7 @@ class Attention:
                 raise BadProblem(f"{name}={getattr(self, name)}: no kernel has heads over 1024")
         if self.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
             raise BadProblem(f"attention is tuned in bfloat16 or float16, not {self.dtype.value}")
-        if self.phase is not Phase.DECODE:  # nothing is split, whatever was said
+        if self.phase is not Phase.DECODE:  # other phases split nothing, so the number is fixed
             object.__setattr__(self, "kv_splits", ENGINE_KV_SPLITS)
         if self.phase is Phase.PREFILL and (self.Lq != self.Lv or self.window or self.sinks):
             raise BadProblem("prefill_attention takes heads of one size, no window and no sinks")
@@ -99,7 +99,7 @@ class Attention:
 
     @property
     def parts(self) -> tuple[Stage, ...]:
-        """The kernels that the phase launches, in turn."""
+        """The kernels that the phase launches, in order."""
         if self.phase is Phase.DECODE:
             return (Stage.DECODE, Stage.REDUCE)
         return (Stage(self.phase.value),)
@@ -110,10 +110,10 @@ class Attention:
         return self.q_heads // self.kv_heads
 
     def shares_keys_in(self, block_h: int) -> bool:
-        """Whether no block of that many query heads begins in one group and ends in the next.
+        """Whether every block of `block_h` query heads lies within one group.
 
-        The kernel counts blocks of heads from the first head on, and reads one group's keys for
-        each, so such a block would read the wrong keys; measured so.
+        The kernel counts blocks from the first head on and reads one group's keys for each. A
+        block across two groups therefore reads wrong keys, as measurements confirmed.
         """
         return block_h >= self.group or self.group % block_h == 0
 
@@ -139,21 +139,21 @@ class Attention:
         return f"{self.family}:{','.join(parts)}"
 
 
-def bucket_of(point: Point) -> Bucket:
-    """What a running engine can tell of a point: points that differ in cached tokens are one."""
+def bucket_of(point: Point) -> BucketKey:
+    """The bucket of a point: a running engine does not distinguish numbers of cached tokens."""
     assert isinstance(point.part, Stage), f"{point} is no attention's"
     lengths = point.part in (Stage.EXTEND, Stage.PREFILL)
     return point.part, point.batch_size, point.new_tokens if lengths else 1
 
 
 def _number(value: float) -> str:
-    """All digits of it, and none that say nothing: 30, 30.5."""
+    """The shortest text that reads back as the value: 30, 30.5."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def same_shape(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ in dtype, page size and KV splits alone: in what a server's
-    flags decide.
+    """Whether two problems differ at most in dtype, page size and KV splits, which server flags
+    determine.
     """
     assert isinstance(one, Attention)
     assert isinstance(other, Attention)

@@ -1,4 +1,4 @@
-"""The fields of a request body that attention has. Needs Pydantic."""
+"""Attention's fields in a request body. This module needs Pydantic."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class WorkPointIn(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     batch_size: _Sequences
-    new_tokens: _NewTokens = Field(1, description="Of the longest sequence; 1 is decode.")
-    cached_tokens: _CachedTokens = Field(0, description="Of a sequence, on average.")
-    weight: _Weight = Field(1.0, description="How much of the work it is, beside the others.")
+    new_tokens: _NewTokens = Field(1, description="Of the longest sequence; 1 means decode.")
+    cached_tokens: _CachedTokens = Field(0, description="Average per sequence.")
+    weight: _Weight = Field(1.0, description="Weight of this size, relative to the others.")
 
 
-# By name: the type, and Pydantic's Field with the default.
+# By field name: the type, and Pydantic's Field with the default.
 FIELDS: dict[str, tuple[Any, Any]] = {
-    "page_size": (Count | None, Field(None, description="Tokens a page of the KV cache.")),
+    "page_size": (Count | None, Field(None, description="Tokens per page of the KV cache.")),
     "kv_splits": (
         Count | None,
         Field(None, description="Decode: most parts of a cache; default: as the engine runs."),
@@ -43,6 +43,6 @@ FIELDS: dict[str, tuple[Any, Any]] = {
         Literal["chat", "long-context", "offline"]
         | Annotated[list[WorkPointIn], Field(min_length=1, max_length=MAX_POINTS)]
         | None,
-        Field(None, description="Attention's: a use, or its points; default: chat."),
+        Field(None, description="Attention only: a use by name, or its points; default: chat."),
     ),
 }

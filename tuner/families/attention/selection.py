@@ -1,4 +1,4 @@
-"""Which points of attention a request asks for: those of a workload."""
+"""The points of attention that a request asks for: the points of a workload."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tuner.problems.points import Point, Problem
 
 @dataclass(frozen=True)
 class AttentionSelection:
-    """A workload: a use by name ("": the usual one, or the recording's), or the points
-    themselves, which travel with a request because a worker lacks the user's file.
+    """A workload: the name of a use ("": the default one, or the recording's points), or the points
+    themselves, because a worker does not have the user's file.
     """
 
     workload: str | tuple[WorkPoint, ...] = ""
@@ -31,7 +31,7 @@ class AttentionSelection:
         return bool(self.workload)
 
     def workload_of(self, problem: Attention) -> Workload | None:
-        """The workload that was named, or None. Raises MalformedWorkload for an unknown use."""
+        """The workload that was given, or None. Raises MalformedWorkload for an unknown use."""
         if not self.workload:
             return None
         if isinstance(self.workload, str):
@@ -54,17 +54,17 @@ class AttentionSelection:
 
 
 def read_selection(problem: Problem, values: Mapping[str, Any]) -> AttentionSelection:
-    """From the field `workload`: a use, a list of points, or none. Raises MalformedWorkload."""
+    """Read the field `workload`: a use, a list of points, or none. Raises MalformedWorkload."""
     assert isinstance(problem, Attention)  # the registry pairs problems with selections
     workload = values.get("workload") or ""
     if not isinstance(workload, str):
         workload = Workload("the workload", read_points(workload)).of(problem.phase).points
     chosen = AttentionSelection(workload)
-    chosen.points(problem)  # an unknown use, or one without such points, is refused here
+    chosen.points(problem)  # refuses an unknown use, and one without points of this phase
     return chosen
 
 
 def parse_workload_option(text: str) -> str | list[dict[str, Any]]:
-    """A use by its name, or the points of the TOML file at a path. Raises MalformedWorkload."""
+    """The name of a use, or the points of the TOML file at a path. Raises MalformedWorkload."""
     workload = parse_workload(text)
     return workload if isinstance(workload, str) else [asdict(at) for at in workload.points]

@@ -1,4 +1,4 @@
-"""Which launch configurations of attention's kernels are legal for a problem."""
+"""The launch configurations of attention's kernels that are legal for a problem."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ALONE: Mapping[str, tuple[int, ...]] = {
     "num_stages": (1, 2, 3, 4),
 }
 _REDUCE: Mapping[str, tuple[int, ...]] = {"num_warps": (1, 2, 4, 8)}
-LEAST_H = 16  # rows that a tensor core's product has at least
+LEAST_H = 16  # the fewest rows of a tensor core's product
 ELEMENT_BYTES = 2
 
 
 def attention_space(
     problem: Attention, device: Device, stage: Stage, takes: Collection[str]
 ) -> Space:
-    """The space of one of the problem's stages; `takes`: what the engine's kernel lets choose."""
+    """The space of one stage. `takes`: the constants that the engine's kernel has."""
     axes = {name: values for name, values in _axes(problem, stage).items() if name in takes}
     return Space(
         axes,
@@ -97,9 +97,9 @@ def _tile_bytes(problem: Attention, config: Config) -> int:
     return config["BLOCK_N"] * min(problem.Lq, problem.Lv) * ELEMENT_BYTES
 
 
-def lesser(config: Config) -> Iterator[Config]:
-    """Configurations with less and less shared memory, for where an engine's own does not fit:
-    fewer stages first, then narrower tiles of keys, then of queries. Safe, not fast.
+def smaller_configs(config: Config) -> Iterator[Config]:
+    """Configurations with less and less shared memory, safe but slow, for when the engine's does
+    not fit: first fewer stages, then narrower tiles of keys, then of queries.
     """
     for name, least in (("num_stages", 1), ("BLOCK_N", 16), ("BLOCK_M", LEAST_H)):
         while config.get(name, 0) > least:

@@ -1,4 +1,4 @@
-"""Puts the rooms' parts together for one tuning run of a layer's attention."""
+"""The parts of a tuning run that are specific to attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
-from tuner.families.attention.buckets import Bucket, Together, buckets_of
+from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.engine import AttentionKernels, attention_engine
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
@@ -26,7 +26,7 @@ from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import Listed, Plan, Strategy
 
-# What was fastest somewhere in the exhaustive H200 sweep: the first that a search tries.
+# The first configurations of a search: each was the fastest somewhere in the H200 sweep.
 SEEDS = (
     {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3},
     {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
@@ -34,7 +34,7 @@ SEEDS = (
     {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 4},
     {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
     {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_H": 16, "num_warps": 1, "num_stages": 3},
-    # Latent attention's values taken out of its keys; the others above load them.
+    # These take latent attention's values out of its keys; the ones above load them.
     {"BLOCK_N": 128, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 8, "num_stages": 2},
     {"BLOCK_N": 16, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 4, "num_stages": 3},
 )
@@ -49,7 +49,7 @@ class AttentionRun(TuningRun):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert isinstance(request.problem, Attention)  # what makes this the run to open
+        assert isinstance(request.problem, Attention)  # the registry opened this run
         assert isinstance(request.selected, AttentionSelection)
         self._problem = request.problem
         self._selected = request.selected
@@ -62,14 +62,12 @@ class AttentionRun(TuningRun):
 
     @cached_property
     def tries(self) -> dict[str, int]:
-        """How many configurations each size may be tried with, all stages together."""
+        """The most configurations to try at each size, summed over the stages."""
         found: dict[str, int] = {}
         for point in self.points:
-            found[point.size] = found.get(point.size, 0) + self._most(self._spaces[point.part])
+            most = min(len(self._spaces[point.part]), self._budget.per_point)
+            found[point.size] = found.get(point.size, 0) + most
         return found
-
-    def _most(self, space: Space) -> int:
-        return min(len(space), self._budget.per_point)
 
     # Parts
 
@@ -100,7 +98,7 @@ class AttentionRun(TuningRun):
 
     @cached_property
     def _spaces(self) -> dict[Part, Space]:
-        takes = {point.part: config for point, config in self._own.items()}
+        takes = {point.part: config for point, config in self._defaults.items()}
         device = self.request.device
         return {
             part: attention_space(self._problem, device, part, takes[part])
@@ -108,8 +106,8 @@ class AttentionRun(TuningRun):
         }
 
     @cached_property
-    def _own(self) -> dict[Point, Config]:
-        """The engine's own constants at each point."""
+    def _defaults(self) -> dict[Point, Config]:
+        """The engine's default constants at each point."""
         target = self.request.device.target
         return {p: self._kernels.default_config(self._problem, p, target) for p in self.points}
 
@@ -121,31 +119,26 @@ class AttentionRun(TuningRun):
         if request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
         predictor = AttentionPredictor(request.device, self._problem)
-        return SerialBench(self._compiler, predictor, self.points), self._promising()
+        return SerialBench(self._compiler, predictor, self.points), self._worthwhile()
 
     def _search(self) -> Strategy:
         if self.request.effort is Effort.EXHAUSTIVE:
-            return self._everything()
-        places = [bucket.place for bucket in self._buckets]
-        seeds = {place: self._seeds(place) for place in places}
-        search = Search(self._spaces, places, seeds, self._budget, self.request.seed)
-        return Together(search, self._buckets, self._own)
+            return self._listed(lambda config: True)  # the spaces are small
+        points = [bucket.representative for bucket in self._buckets]
+        seeds = {point: self._seeds(point) for point in points}
+        search = Search(self._spaces, points, seeds, self._budget, self.request.seed)
+        return BucketedStrategy(search, self._buckets, self._defaults)
 
-    def _seeds(self, place: Point) -> list[Config]:
-        space = self._spaces[place.part]
-        own = self._own[place]
-        return [space.nearest(seed) for seed in (own, *SEEDS)]
+    def _seeds(self, point: Point) -> list[Config]:
+        space = self._spaces[point.part]
+        return [space.nearest(seed) for seed in (self._defaults[point], *SEEDS)]
 
-    def _everything(self) -> Strategy:
-        """The spaces are small: all of them."""
-        return self._listed(lambda config: True)
-
-    def _promising(self) -> Strategy:
-        """What a prediction compiles: about half of the spaces. No point of the H200 sweep was
-        faster elsewhere by more than a prediction can tell.
+    def _worthwhile(self) -> Strategy:
+        """The configurations worth compiling for a prediction: about half. On the H200 sweep the
+        rest never won by more than the model's error.
         """
         everything = self.request.effort is Effort.EXHAUSTIVE
-        return self._listed(lambda config: everything or _promises(config))
+        return self._listed(lambda config: everything or _worth_compiling(config))
 
     def _listed(self, wanted: Callable[[Config], bool]) -> Strategy:
         return Listed(
@@ -164,12 +157,12 @@ class AttentionRun(TuningRun):
 
     def _plan(self) -> Plan:
         predicted = self.request.source.kind is MeasureKind.PREDICT
-        # A prediction must be clear of the engine's constants, and no worse than they anywhere.
+        # A predicted choice must be clearly faster overall, and at no point slower.
         noise, slack = (CLEAR_GAIN, 0.0) if predicted else (NOISE[self.request.source.kind], None)
         return Plan(
             requested=self.points,
-            incumbents={point: {"default": config} for point, config in self._own.items()},
-            chooser=AttentionChooser(self._buckets, self._own, noise, slack),
+            incumbents={point: {"default": config} for point, config in self._defaults.items()},
+            chooser=AttentionChooser(self._buckets, self._defaults, noise, slack),
         )
 
     def _check_request(self) -> None:
@@ -185,7 +178,7 @@ def _cells(entry: Entry) -> tuple[object, ...]:
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
 
 
-def _promises(config: Config) -> bool:
+def _worth_compiling(config: Config) -> bool:
     if config.get("BLOCK_N", 32) < 32:
         return False
     return "BLOCK_M" not in config or (config["num_warps"] >= 4 and config["num_stages"] <= 3)

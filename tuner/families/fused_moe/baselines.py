@@ -1,4 +1,4 @@
-"""What an engine would run without this tuner, at every point that its files must hold."""
+"""The configurations that an engine would run without this tuner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.problems.points import Config, Point
 
 
-def incumbents(
+def baseline_configs(
     engine: MoeEngine,
     problem: FusedMoe,
     device: Device,
@@ -19,10 +19,10 @@ def incumbents(
     gemms: Sequence[Gemm],
     batch_sizes: Iterable[int],
 ) -> dict[Point, dict[str, Config]]:
-    """By point: "default", and "shipped" where the loader finds a file.
+    """By point: "default", and "shipped" if the loader finds a file.
 
-    The points are those of the engine's own batch sizes, of `batch_sizes`, and of the shipped
-    file: once there is a file, the engine no longer falls back to its heuristic.
+    The points cover the engine's own batch sizes, `batch_sizes`, and the shipped files' sizes. An
+    exported file must hold them all, because with a file the engine no longer uses its heuristic.
     """
     shipped = _shipped_sizes(engine, problem, device, triton)
     found: dict[Point, dict[str, Config]] = {}

@@ -1,4 +1,4 @@
-"""Engine config files -> does every entry compile and fit on a device?"""
+"""Check whether every entry of engine config files compiles and fits on a device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tuner.problems.results import Compiled
 from tuner.render import table
 from tuner.tuning.report import config_cells, config_json
 
-# A file's name does not say them. Shared memory depends on K only where a block does not divide
-# it, and on top_k not at all; both are as in the models that these files are mostly for.
+# File names lack K and top_k. Shared memory depends on K only if a block does not divide it, and
+# never on top_k. The defaults are the values of the models that most files are for.
 DEFAULT_HIDDEN_SIZE = 7168
 DEFAULT_TOP_K = 8
 FILE_OPTIONS = ("hidden_size", "top_k")
@@ -39,8 +39,8 @@ class CheckedEntry:
 
 
 @dataclass(frozen=True)
-class CheckReport:
-    """Every entry of every file."""
+class ConfigFileCheck:
+    """The results for every entry of every file."""
 
     device: Device
     entries: Sequence[CheckedEntry]
@@ -93,7 +93,7 @@ class CheckReport:
 
 
 def claims(name: str, engine: Engine) -> bool:
-    """Whether that is the name of a config file of a fused-MoE layer."""
+    """Whether a name is that of a fused-MoE config file."""
     try:
         moe_engine(engine).read_file_name(name)
     except MalformedConfigFile:
@@ -103,14 +103,14 @@ def claims(name: str, engine: Engine) -> bool:
 
 def check_files(
     files: Sequence[Path], device: Device, engine: Engine, options: Mapping[str, Any]
-) -> CheckReport:
+) -> ConfigFileCheck:
     """Compile every entry of the files for the device, for the gemms that each file serves.
 
-    `options` may have hidden_size and top_k, which no file's name says.
-    A file without `_down` serves both gemms where the engine has no such file beside it.
+    `options` may have hidden_size and top_k, which file names lack. A file without `_down` serves
+    both gemms unless it has a `_down` file beside it and the engine reads such files.
 
-    Raises MalformedConfigFile or BadProblem for a file whose name or content is not an
-    engine's, before anything is compiled.
+    Raises MalformedConfigFile or BadProblem for a file whose name or content is not an engine's,
+    before it compiles anything.
     """
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
@@ -121,7 +121,7 @@ def check_files(
             for problem, parts in plans
             for entry in _compile(farm, kernels, device, problem, parts)
         ]
-    return CheckReport(device, entries)
+    return ConfigFileCheck(device, entries)
 
 
 _Parts = list[tuple[Path, Candidate]]
@@ -134,26 +134,23 @@ def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[Fu
     )
     entries = read_config_file(path).entries
     gemms = [key.gemm]
-    beside = path.with_name(f"{path.stem}_down.json")
-    if key.gemm is Gemm.UP and not (engine.has_down_files() and beside.exists()):
-        gemms.append(Gemm.DOWN)
+    if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
+        entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}
+        down_file = path.with_name(f"{path.stem}_down.json")
+        if not (engine.has_down_files() and down_file.exists()):
+            gemms.append(Gemm.DOWN)
     return problem, [
-        (path, Candidate(Point(size, gemm), launch_config(_as_run(entries[size], gemm, key))))
+        (path, Candidate(Point(size, gemm), launch_config(entries[size])))
         for gemm in gemms
         for size in sorted(entries)
     ]
-
-
-def _as_run(config: Config, gemm: Gemm, key: FileKey) -> Config:
-    """TMA is for the down gemm's own file; the engine takes the key away elsewhere."""
-    return config.replace(USE_TMA=0) if key.gemm is Gemm.UP else config
 
 
 def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
     dtype = Dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
     block = key.block_shape
     if block is None and dtype is Dtype.INT4_W4A16:
-        block = (0, 128)  # the name leaves groups out
+        block = (0, 128)  # file names leave out groups along k
     per_channel = key.per_channel_quant or (dtype is Dtype.INT8_W8A8 and block is None)
     return FusedMoe(
         E=key.E,

@@ -1,9 +1,9 @@
-"""A fused-MoE layer's trials and incumbents -> the entry to write for every point.
+"""Choose the entry of every point from a fused-MoE layer's trials.
 
-Up and down are tuned apart and chosen together: an engine sorts the tokens of a batch once,
-by BLOCK_SIZE_M, and runs both gemms on that sort, so a pair must share its BLOCK_SIZE_M.
-An incumbent (what the engine would run anyway) is replaced only by a pair that is faster by
-more than the noise; a batch size is never left out.
+Up and down are tuned separately but chosen together: an engine sorts a batch's tokens once, in
+blocks of BLOCK_SIZE_M, and runs both gemms on that order, so a pair must share its BLOCK_SIZE_M.
+A pair replaces the incumbent (what the engine would run anyway) only if it is faster by more
+than the noise. Every batch size gets an entry.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from tuner.problems.results import Entry, Incumbent, Status, Trial
 
 Choice = dict[Gemm, Config]
 
-FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M that go into the final
-FINALISTS = 3  # configurations of each, for each gemm
+FINAL_BLOCKS = 2  # values of BLOCK_SIZE_M in the final
+FINALISTS = 3  # configurations per gemm and BLOCK_SIZE_M
 
 
 @dataclass(frozen=True)
 class Policy:
     """When a faster time counts."""
 
-    noise: float  # relative: a gain over the incumbent below this is no gain
-    tie: float | None = None  # relative: times this near count as equal; None: the noise
+    noise: float  # relative; a smaller gain over the incumbent does not count
+    tie: float | None = None  # relative: times this near count as equal; None: `noise`
     one_config: bool = False  # the engine has one file for both gemms
-    trust_shipped: bool = False  # times are predictions: they do not overrule a tuned file
+    trust_shipped: bool = False  # times are predictions, which must not replace a shipped file
 
     def beats(self, time_us: float, incumbent_us: float) -> bool:
         """Whether a time is below the incumbent's by more than the noise."""
         return time_us < incumbent_us * (1 - self.noise)
 
     def ties(self, time_us: float, best_us: float, incumbent_us: float | None) -> bool:
-        """Whether a time counts as equal to the best one, and beats the incumbent as well."""
+        """Whether a time counts as equal to the best time, and also beats the incumbent."""
         tie = self.noise if self.tie is None else self.tie
         equal = time_us <= best_us * (1 + tie)
         return equal and (incumbent_us is None or self.beats(time_us, incumbent_us))
 
 
 @dataclass(frozen=True)
-class _Field:
-    """One batch size: its gemms' trials by configuration, and its incumbents."""
+class _SizeTrials:
+    """One batch size's trials by gemm and configuration, and its incumbents."""
 
     batch_size: int
     trials: Mapping[Gemm, Mapping[Config, Trial]]
     incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
-    block: int | None = None  # the BLOCK_SIZE_M of a gemm that is not tuned now, which must stay
+    block: int | None = None  # the BLOCK_SIZE_M of the other gemm, if it is not tuned now
 
     @property
     def predicted(self) -> bool:
@@ -57,8 +57,8 @@ class _Field:
         return any(trial.measurement.status is Status.PREDICTED for trial in trials)
 
     def total_us(self, choice: Choice) -> float | None:
-        """Microseconds of the gemms in turn, or None where one of them has no time, or not the
-        BLOCK_SIZE_M that it must have.
+        """Microseconds of both gemms, or None if one has no time or a BLOCK_SIZE_M other than
+        `block`.
         """
         total = 0.0
         for gemm, config in choice.items():
@@ -78,7 +78,7 @@ class MoeChooser:
     incumbents: Mapping[Point, Mapping[str, Config]]
     policy: Policy
     requested: Collection[int]  # batch sizes
-    # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now: its partner must share it.
+    # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now. The other gemm must share it.
     blocks: Mapping[int, int] | None = None
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
@@ -97,16 +97,15 @@ def choose(
 ) -> list[Entry]:
     """One entry for each point that `incumbents` names, in order of batch size.
 
-    `requested` are the batch sizes that were tuned. The others get what the engine would
-    run there, or the nearest tuned pair where that does not fit: once a file exists the engine
-    no longer falls back to its heuristic, so a file must not leave a batch size out.
+    `requested` are the batch sizes that were tuned. All other sizes get the engine's
+    configuration, or the nearest tuned pair if that does not fit. They need an entry because with
+    a file the engine no longer uses its heuristic.
 
-    `blocks` has the BLOCK_SIZE_M of a gemm that is not tuned now, by batch size; only what shares
-    it is chosen there.
+    `blocks`: by batch size, the BLOCK_SIZE_M of a gemm that is not tuned now and must be shared.
 
-    Raises NothingFits, naming the batch size, where no candidate of a requested point has a time.
+    Raises NothingFits, which names the batch size, if no candidate of a requested size has a time.
     """
-    fields = list(_fields(trials, incumbents, blocks))
+    fields = list(_trials_by_size(trials, incumbents, blocks))
     entries: list[Entry] = []
     choices: dict[int, Choice] = {}
     neighbour: Choice | None = None
@@ -128,13 +127,13 @@ def finalists(
     requested: Collection[int],
     blocks: Mapping[int, int] | None = None,
 ) -> list[Trial]:
-    """The trials worth timing once more: at each requested point its incumbents, what was chosen
-    there and at the neighbouring batch sizes, and the fastest of the two best BLOCK_SIZE_M.
+    """The trials worth timing again. At each requested point these are the incumbents, the choices
+    there and at the neighbouring batch sizes, and the fastest with the two best BLOCK_SIZE_M.
     """
     found: list[Trial] = []
     sizes = sorted(requested)
     chosen = {entry.point: entry.config for entry in entries}
-    for field in _fields(trials, incumbents, blocks):
+    for field in _trials_by_size(trials, incumbents, blocks):
         if field.batch_size not in requested:
             continue
         at = sizes.index(field.batch_size)
@@ -150,7 +149,7 @@ def finalists(
     return found
 
 
-def _best_blocks(field: _Field) -> list[int]:
+def _best_blocks(field: _SizeTrials) -> list[int]:
     totals: dict[int, float] = {}
     for choice in _choices(field, one_config=False):
         total = field.total_us(choice)
@@ -164,7 +163,9 @@ def _fastest_of(timed: Mapping[Config, Trial], block: int) -> list[Config]:
     return [config for config, _ in sorted(same, key=_time_then_key)[:FINALISTS]]
 
 
-def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -> Iterator[Entry]:
+def _untuned(
+    field: _SizeTrials, choices: Mapping[int, Choice], tuned: list[Entry]
+) -> Iterator[Entry]:
     name, incumbent = _incumbent(field)
     trials = {gemm: field.trials[gemm].get(config) for gemm, config in (incumbent or {}).items()}
     if incumbent and all(trial is not None and trial.compiled.ok for trial in trials.values()):
@@ -193,11 +194,11 @@ def _untuned(field: _Field, choices: Mapping[int, Choice], tuned: list[Entry]) -
             )
 
 
-def _fields(
+def _trials_by_size(
     trials: Sequence[Trial],
     incumbents: Mapping[Point, Mapping[str, Config]],
     blocks: Mapping[int, int] | None,
-) -> Iterator[_Field]:
+) -> Iterator[_SizeTrials]:
     timed: dict[Point, dict[Config, Trial]] = {point: {} for point in incumbents}
     for trial in trials:
         if trial.candidate.point in timed:
@@ -205,7 +206,7 @@ def _fields(
     for batch_size in sorted({point.batch_size for point in incumbents}):
         points = sorted(point for point in incumbents if point.batch_size == batch_size)
         names = {name for point in points for name in incumbents[point]}
-        yield _Field(
+        yield _SizeTrials(
             batch_size,
             {gemm_of(point): timed[point] for point in points},
             {
@@ -217,7 +218,7 @@ def _fields(
         )
 
 
-def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
+def _choose_at(field: _SizeTrials, policy: Policy, neighbour: Choice | None) -> tuple[Choice, str]:
     best = _fastest(field, policy.one_config)
     name, incumbent = _incumbent(field)
     incumbent_us = field.total_us(incumbent) if incumbent else None
@@ -230,7 +231,7 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
             return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
         if not policy.beats(best_us, incumbent_us):
             return incumbent, _kept(name, field.predicted)
-    # Fewer distinct kernels mean a shorter server start, so a tie goes to the neighbour's pair.
+    # Fewer distinct kernels make a server start faster, so a tie goes to the neighbour's pair.
     if neighbour is not None:
         neighbour_us = field.total_us(neighbour)
         if neighbour_us is not None and policy.ties(neighbour_us, best_us, incumbent_us):
@@ -241,14 +242,14 @@ def _choose_at(field: _Field, policy: Policy, neighbour: Choice | None) -> tuple
     return best, f"predicted {gain}" if field.predicted else gain
 
 
-def _why_nothing_fits(field: _Field) -> str:
+def _why_nothing_fits(field: _SizeTrials) -> str:
     why = f"no configuration compiles and fits at batch size {field.batch_size}"
     if field.block is None:
         return why
     return f"{why} with the other gemm's BLOCK_SIZE_M={field.block}: tune both gemms together"
 
 
-def _why_replaced(field: _Field, name: str) -> str:
+def _why_replaced(field: _SizeTrials, name: str) -> str:
     pair = field.incumbents[name].values()
     if field.block is not None and any(c["BLOCK_SIZE_M"] != field.block for c in pair):
         return f"fastest with BLOCK_SIZE_M={field.block}, which the other gemm has"
@@ -261,15 +262,15 @@ def _kept(name: str, predicted: bool) -> str:
     return f"the {name} configuration is as fast, within the noise"
 
 
-def _incumbent(field: _Field) -> tuple[str, Choice | None]:
-    """What the engine would run: its file's entry where it finds one, else its heuristic."""
+def _incumbent(field: _SizeTrials) -> tuple[str, Choice | None]:
+    """What the engine would run: its file's entry if it finds one, else its heuristic's."""
     for name in ("shipped", "default"):
         if name in field.incumbents:
             return name, dict(field.incumbents[name])
     return "default", None
 
 
-def _fastest(field: _Field, one_config: bool) -> Choice | None:
+def _fastest(field: _SizeTrials, one_config: bool) -> Choice | None:
     best: tuple[float, Choice] | None = None
     for choice in _choices(field, one_config):
         total = field.total_us(choice)
@@ -278,8 +279,8 @@ def _fastest(field: _Field, one_config: bool) -> Choice | None:
     return best[1] if best else None
 
 
-def _choices(field: _Field, one_config: bool) -> Iterator[Choice]:
-    """The pairs worth comparing: the fastest of each gemm for every BLOCK_SIZE_M."""
+def _choices(field: _SizeTrials, one_config: bool) -> Iterator[Choice]:
+    """The pairs worth comparing: for every BLOCK_SIZE_M, the fastest of each gemm."""
     gemms = sorted(field.trials)
     if one_config:
         for config in field.trials[gemms[0]]:
@@ -298,7 +299,7 @@ def _time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
     return (float("inf") if median_us is None else median_us, item[0].key)
 
 
-def _entries(field: _Field, choice: Choice, reason: str) -> Iterator[Entry]:
+def _entries(field: _SizeTrials, choice: Choice, reason: str) -> Iterator[Entry]:
     for gemm, config in sorted(choice.items()):
         trial = field.trials[gemm][config]
         assert trial.measurement.median_us is not None  # chosen pairs are timed

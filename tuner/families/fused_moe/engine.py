@@ -1,4 +1,4 @@
-"""What tuning a fused-MoE layer asks of an engine."""
+"""The interface of an engine whose fused-MoE layers can be tuned."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tuner.problems.points import Candidate, Config
 
 @dataclass(frozen=True)
 class FileKey:
-    """What the name of an engine's config file says."""
+    """The facts in the name of an engine's config file."""
 
     E: int
-    N: int  # columns of the down weight, which int4_w4a16 packs two by two
+    N: int  # columns of the down weight; int4_w4a16 packs two elements into one
     device: str  # as the driver names it, "_" for " "
     dtype: str | None = None  # None: 16-bit weights
     block_shape: tuple[int, int] | None = None
@@ -31,24 +31,24 @@ class FileKey:
 
     @property
     def intermediate_size(self) -> int:
-        """The problem's N, in elements."""
+        """The problem's N in elements."""
         return self.N * 2 if self.dtype == Dtype.INT4_W4A16.value else self.N
 
 
 @dataclass(frozen=True)
 class ShippedFile:
-    """A config file that comes with the engine."""
+    """A config file that the engine ships."""
 
     path: Path
     key: FileKey
-    triton: str | None  # of the folder it lies in; None in the layout without version folders
-    entries: Mapping[int, Config]  # in the file's order
-    oddities: tuple[str, ...]  # what a strict reading would refuse; no entries if unreadable
+    triton: str | None  # the version in its folder's name; None without version folders
+    entries: Mapping[int, Config]  # in the file's order; empty if the file is unreadable
+    oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """What fusing the shared experts adds to the layer, and the reason in a sentence."""
+    """What fusing shared experts adds to a layer's `E` and `top_k`, and the reason."""
 
     experts: int
     top_k: int
@@ -63,7 +63,7 @@ class MoeKernels(Protocol):
 
     @property
     def hash(self) -> str:
-        """The kernels' identity: sha256 of all that is lifted."""
+        """The sha256 of the lifted source of all kernels."""
         ...
 
     @property
@@ -78,15 +78,15 @@ class MoeKernels(Protocol):
     def binder(
         self, problem: FusedMoe, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` for the candidates of one problem, as a compiler wants it."""
+        """`bind` as a function of a candidate, for the compiler."""
         ...
 
 
 class MoeEngine(Protocol):
     """The fused-MoE layer of one engine version on disk.
 
-    A `root` argument is a folder that holds `configs/`; `triton` a version such as "3.6.0".
-    Any method may raise UnsupportedKernel where the version's source is not as known.
+    A `root` argument is a folder that holds `configs/`; `triton` is a version such as "3.6.0".
+    All methods may raise UnsupportedKernel if the version's source has an unknown layout.
     """
 
     @property
@@ -95,20 +95,20 @@ class MoeEngine(Protocol):
     def version(self) -> str: ...
     @property
     def package_root(self) -> Path:
-        """The folder in the package that holds the shipped `configs/`."""
+        """The folder of the package that holds the shipped `configs/`."""
         ...
 
     @property
     def config_dir_variable(self) -> str | None:
-        """The variable that points the engine at another root; None where it has none."""
+        """The environment variable for another root; None if the engine has none."""
         ...
 
     def config_dir(self, root: Path, triton: str) -> Path:
-        """Where files for a Triton version go."""
+        """The folder for a Triton version's files."""
         ...
 
     def has_down_files(self) -> bool:
-        """Whether the engine reads files of their own for the down gemm."""
+        """Whether the engine reads separate files for the down gemm."""
         ...
 
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
@@ -116,25 +116,25 @@ class MoeEngine(Protocol):
         ...
 
     def read_file_name(self, name: str) -> FileKey:
-        """What a file's name says. Raises MalformedConfigFile for one that is never asked for."""
+        """Read a file's name. Raises MalformedConfigFile if the engine never looks for it."""
         ...
 
     def find_file(
         self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
-        """The file that the engine's loader reads. Raises MalformedConfigFile where it stops."""
+        """The file that the engine's loader reads. Raises MalformedConfigFile if it would stop."""
         ...
 
     def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
-        """The entry of a file that the engine runs at a batch size. `entries` is not empty."""
+        """The entry that the engine runs at a batch size. `entries` must not be empty."""
         ...
 
     def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
-        """The files that come with the engine."""
+        """The files that the engine ships."""
         ...
 
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """What the engine runs without a file, with the engine's own keys."""
+        """The configuration that the engine runs without a file. It may lack launch options."""
         ...
 
     def incumbents(
@@ -149,15 +149,15 @@ class MoeEngine(Protocol):
         ...
 
     def takes_tma(self, problem: FusedMoe) -> bool:
-        """Whether its down kernel is right when it loads through tensor descriptors."""
+        """Whether the down kernel is correct when it loads through TMA."""
         ...
 
     def lift(self, backend: str = CUDA) -> MoeKernels:
-        """Its kernels on a backend, "cuda" or "hip". Raises UnsupportedKernel."""
+        """The kernels for a backend, "cuda" or "hip". Raises UnsupportedKernel."""
         ...
 
 
 def moe_engine(engine: Engine) -> MoeEngine:
-    """The fused-MoE layer of an engine. Raises UnsupportedFamily where it has none here."""
+    """The fused-MoE layer of an engine. Raises UnsupportedFamily if it cannot be tuned."""
     found: MoeEngine = engine_module(engine.name, "fused_moe").open_family(engine)
     return found

@@ -1,4 +1,4 @@
-"""Fused-MoE winners -> the JSON files that the engine's own loader reads."""
+"""Make the JSON files that the engine's loader reads from fused-MoE winners."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
 from tuner.errors import ExportRefused
-from tuner.export.files import (
-    PROVENANCE,
-    provenance_row,
-    read_sidecar,
-    sidecar_fields,
-)
+from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
@@ -25,7 +20,7 @@ from tuner.problems.points import Config
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 
-# What a measured row must share with the winners to be kept beside them.
+# The environment fields that an earlier measured row must share with the winners to be kept.
 _OF_KERNELS = ("engine", "engine_version", "kernel_hash")
 
 
@@ -52,11 +47,11 @@ class ConfigFileExport:
         return Path(*parts[:last], PROVENANCE, *parts[last + 1 :])
 
     def as_json(self) -> dict[str, Any]:
-        """What `tuner export --json` says of this family's files alone."""
+        """The fields of `tuner export --json` that only this family has."""
         return {"gemm": self.gemm.value, "batch_sizes": list(self.entries)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """What a bundle's manifest says of each entry."""
+        """A bundle manifest's row for each entry."""
         content = json.loads(self.text())
         return manifest_rows(self.provenance, content)
 
@@ -64,7 +59,7 @@ class ConfigFileExport:
 def manifest_rows(
     provenance: Mapping[str, Any], content: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each entry of a file; `content` is the file's JSON."""
+    """A row for each entry of a file. `content`: the file's JSON."""
     for size, row in provenance["entries"].items():
         yield {
             "problem": provenance["problem"],
@@ -79,13 +74,13 @@ def manifest_rows(
 def plan_moe(
     winners: Sequence[Winner], engine: MoeEngine, device: Device, root: Path
 ) -> list[ConfigFileExport]:
-    """The files to write under a root. What an earlier export of the problem measured with the
-    same kernels stays in them where the winner was only predicted.
+    """The files to write under a root. Entries that an earlier export measured with the same
+    kernels are not replaced by predicted ones.
 
-    Raises ExportRefused where two problems ask for one file, or where the engine would run up and
+    Raises ExportRefused if two problems need the same file, or if the engine would run up and
     down with different BLOCK_SIZE_M.
     """
-    both = engine.has_down_files()  # without, one file and one configuration serve both gemms
+    both = engine.has_down_files()  # otherwise one file and one configuration serve both gemms
     wanted = [w for w in winners if both or gemm_of(w.entry.point) is Gemm.UP]
     by_file = groupby(sorted(wanted, key=_file_key), key=_file_key)
     files = [_plan(list(group), engine, device, root) for _, group in by_file]
@@ -96,7 +91,7 @@ def plan_moe(
 
 
 def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: Path) -> None:
-    """Raises ExportRefused where the engine's rules do not find what was written."""
+    """Raises ExportRefused if the engine's rules find another file or pick other entries."""
     found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
@@ -110,11 +105,11 @@ def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: 
 def refuse_unlike_blocks(
     files: Sequence[ConfigFileExport], engine: MoeEngine, device: Device, root: Path
 ) -> None:
-    """Raises ExportRefused where the engine would run up and down with different BLOCK_SIZE_M.
+    """Raises ExportRefused if the engine would run up and down with different BLOCK_SIZE_M.
 
-    It sorts a batch's tokens once, for both gemms: some versions stop at such a pair, others
-    change down's block, which nobody timed. A gemm without a file here is run as the engine would
-    without it: by a file that is there already, up also by the heuristic, down also by up's entry.
+    It sorts a batch's tokens once for both gemms. Some versions stop at such a pair, others change
+    down's BLOCK_SIZE_M, which nobody timed. If a gemm has no file in this export, the engine uses
+    a file that exists already; without one it runs up by the heuristic and down by up's entry.
     """
     planned = {(file.problem, file.triton, file.gemm): file.entries for file in files}
     for problem, triton in dict.fromkeys((file.problem, file.triton) for file in files):
@@ -139,18 +134,18 @@ def refuse_unlike_blocks(
 def _entries_there(
     engine: MoeEngine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
 ) -> Mapping[int, Config]:
-    """What the loader finds for a gemm that is not exported now; nothing where it finds none."""
+    """The entries of the file that exists for a gemm that is not exported now; empty if none."""
     name = engine.file_name(problem, device, gemm)
-    for place in (root, engine.package_root):
-        if (place / "configs").is_dir():
-            path = engine.find_file(place, problem, device, gemm, triton)
+    for folder in (root, engine.package_root):
+        if (folder / "configs").is_dir():
+            path = engine.find_file(folder, problem, device, gemm, triton)
             if path is not None and path.name == name:
                 return read_lenient(path).entries
     return {}
 
 
 def packaged_files(engine: MoeEngine) -> Iterator[tuple[Path, Path]]:
-    """The files that come with the engine: the path under a root, and where each lies."""
+    """The files that the engine ships: (path under a root, path of the file)."""
     for path in sorted((engine.package_root / "configs").rglob("*.json")):
         yield path.relative_to(engine.package_root), path
 
@@ -161,7 +156,7 @@ def _file_key(winner: Winner) -> tuple[str, str, str]:
 
 def _plan(winners: list[Winner], engine: MoeEngine, device: Device, root: Path) -> ConfigFileExport:
     problem, triton = winners[0].problem, winners[0].environment.triton
-    assert isinstance(problem, FusedMoe)  # as all that `plan_moe` takes
+    assert isinstance(problem, FusedMoe)  # `plan_moe` takes only this family's winners
     gemm = gemm_of(winners[0].entry.point)
     path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
     rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
@@ -180,9 +175,9 @@ def _plan(winners: list[Winner], engine: MoeEngine, device: Device, root: Path) 
 
 
 def _measured_earlier(file: ConfigFileExport, newest: Winner) -> dict[int, dict[str, Any]]:
-    """The measured rows of the sidecar that is there, for the problem and the newest kernels.
+    """The measured rows of an existing sidecar for this problem and the newest kernels.
 
-    There are none if the sidecar is not one of ours, or is of another problem with this file name.
+    This is empty if the sidecar is not ours, or belongs to another problem with this file name.
     """
     provenance = read_sidecar(file.path, file.sidecar) or {}
     now = asdict(newest.environment)

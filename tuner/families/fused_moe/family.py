@@ -1,4 +1,4 @@
-"""What light processes know of fused-MoE layers."""
+"""The registry entry of fused-MoE layers; importing it loads no heavy module."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ FAMILY = Family(
     ),
     read_selection=read_selection,
     package="tuner.families.fused_moe",
-    joins_runs=True,  # a gemm may be tuned in a run of its own
+    joins_runs=True,  # each gemm may be tuned in a separate run
 )

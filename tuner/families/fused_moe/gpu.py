@@ -1,4 +1,4 @@
-"""A fused-MoE layer in the process that owns a GPU: its candidates are checked and timed."""
+"""Measure the candidates of one fused-MoE layer on this process's GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 
 class MoeOnGpu:
-    """One layer on this process's GPU."""
+    """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
 
     def __init__(self, problem: FusedMoe, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
@@ -42,7 +42,7 @@ class MoeOnGpu:
         self.ready: Fields = {"needed_bytes": self._layer.needed_bytes(largest)}
 
     def measure(self, request: Fields) -> Fields:
-        """One candidate: check it, then time it."""
+        """Check one candidate, then time it."""
         point, config = read_point(request), Config(request["config"])
         inputs = self._layer.inputs(point)
         try:
@@ -61,7 +61,7 @@ class MoeOnGpu:
         return _answer(replace(timed, detail=f"worst error {error:.2g}"), extra_us)
 
     def race(self, request: Fields) -> Fields:
-        """Several candidates of one point, timed in turn."""
+        """Time several candidates of one point in turn."""
         point = read_point(request)
         inputs = self._layer.inputs(point)
         graphs = []
@@ -77,7 +77,7 @@ class MoeOnGpu:
                     padding_us(inputs, Config(fields), self._copy_rate),
                 )
                 for s, fields in zip(samples, request["configs"], strict=True)
-            ],
+            ]
         }
 
     def _kernel(self, point: Point, config: Config) -> Kernel:
@@ -94,7 +94,7 @@ def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:
 
 
 def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
-    """`extra_us`: what the candidate costs the engine beside its own launch."""
+    """The answer's fields. `extra_us`: the candidate's cost to the engine outside its launch."""
     median_us, min_us = measurement.median_us, measurement.min_us
     said = [measurement.detail, f"{extra_us:.2f} us for padded rows" if extra_us else ""]
     whole = replace(

@@ -1,7 +1,7 @@
-"""Inputs of the fused-MoE kernels, their launch by name, and the dense result to compare with.
+"""Inputs of the fused-MoE kernels, and the float32 reference. This module imports torch.
 
-Everything takes `device` "cpu" or "cuda". Weights are made, and the reference computed, one
-expert at a time, so neither needs the float32 weights of a whole layer.
+All functions take `device` "cpu" or "cuda". They process one expert at a time, so the float32
+weights of a whole layer are never needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STORED_TYPES = {Dtype.FP8_W8A8: torch.float8_e4m3fn, Dtype.INT8_W8A8: torch.int8
 
 @dataclass(frozen=True)
 class Weights:
-    """One gemm's weights as the engine holds them; shapes as in `tuner.kernels.fused_moe`."""
+    """One gemm's weights in the engine's layout; `sglang/fused_moe/binding.py` has the shapes."""
 
     problem: FusedMoe
     gemm: Gemm
@@ -40,7 +40,7 @@ class Weights:
     zero: Tensor | None
 
     def dense(self, expert: int) -> Tensor:
-        """(n, k) float32: what the quantised weights stand for."""
+        """An expert's dequantised weights, (n, k) float32."""
         b = self.b[expert]
         if self.problem.grouped:
             return self._dense_grouped(expert, b)
@@ -67,14 +67,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class Activations:
-    """A (rows, k) with a scale a tile, where the engine quantises it."""
+    """A (rows, k), with one scale per tile if the engine quantises it."""
 
     a: Tensor
     scale: Tensor | None
     tile: tuple[int, int]
 
     def dense(self) -> Tensor:
-        """(rows, k) float32."""
+        """The dequantised activations, (rows, k) float32."""
         a = self.a.float()
         if self.scale is None:
             return a
@@ -84,7 +84,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts each token goes to."""
+    """The experts of each token."""
 
     ids: Tensor  # (M, top_k) int32, distinct in a row
     weights: Tensor  # (M, top_k) float32
@@ -92,11 +92,11 @@ class Routing:
 
 @dataclass(frozen=True)
 class Slots:
-    """A routing sorted by expert, each expert's slots padded to whole blocks."""
+    """A routing sorted by expert. Each expert's slots are padded to whole blocks."""
 
     sorted_ids: Tensor  # (EM,) int32: token * top_k + choice; M * top_k for padding
     expert_ids: Tensor  # (ceil(EM / BLOCK_SIZE_M),) int32
-    used: Tensor  # (1,) int32: slots that hold blocks
+    used: Tensor  # (1,) int32: slots in blocks with rows, including their padding
 
 
 def make_weights(
@@ -108,7 +108,7 @@ def make_weights(
     compute: str = "bf16",
     zero_points: bool = False,
 ) -> Weights:
-    """Random weights, quantised as the problem says; `compute` is the 16-bit type beside them."""
+    """Random weights, quantised for the problem. `compute`: the layer's 16-bit type."""
     generator = torch.Generator(device).manual_seed(seed)
     shape = problem.gemm_shape(gemm)
     made: tuple[list[Tensor], ...] = ([], [], [])
@@ -124,15 +124,9 @@ def make_weights(
 
 
 def make_activations(
-    problem: FusedMoe,
-    gemm: Gemm,
-    batch_size: int,
-    *,
-    device: str,
-    seed: int,
-    compute: str = "bf16",
+    problem: FusedMoe, gemm: Gemm, batch_size: int, *, device: str, seed: int, compute: str = "bf16"
 ) -> Activations:
-    """Random activations: a row a token for up, a row a slot for down."""
+    """Random activations: one row per token for up, one row per slot for down."""
     rows = batch_size if gemm is Gemm.UP else batch_size * problem.top_k
     k = problem.gemm_shape(gemm)[1]
     x = _random((rows, k), device, torch.Generator(device).manual_seed(seed))
@@ -149,7 +143,7 @@ def make_activations(
 def random_routing(
     problem: FusedMoe, batch_size: int, *, device: str, seed: int, skew: float = 0.0
 ) -> Routing:
-    """Each token's experts drawn without repeats, the r-th likeliest with weight r ** -skew."""
+    """Draw distinct experts for each token; the r-th likeliest has the weight r ** -skew."""
     generator = torch.Generator(device).manual_seed(seed)
     noise = torch.rand((batch_size, problem.E), device=device, generator=generator)
     rank = torch.randperm(problem.E, device=device, generator=generator) + 1
@@ -160,7 +154,7 @@ def random_routing(
 
 
 def align(routing: Routing, experts: int, block_m: int, slots: int) -> Slots:
-    """`moe_align_block_size`: `slots` is EM, the length to allocate (`padded_slots`)."""
+    """Sort a routing like `moe_align_block_size`. `slots`: EM, the allocated length."""
     flat = routing.ids.flatten().long()
     order = flat.argsort(stable=True)
     expert = flat[order]
@@ -176,7 +170,7 @@ def align(routing: Routing, experts: int, block_m: int, slots: int) -> Slots:
 
 
 def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:
-    """A with its rows in slot order, as a down gemm with TMA reads it."""
+    """The activations with rows in slot order, which a down gemm with TMA reads."""
     valid = (slots.sorted_ids < activations.a.shape[0]).nonzero().view(-1)
     source = slots.sorted_ids[valid].long()
 
@@ -192,7 +186,7 @@ def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activ
 def operands(
     weights: Weights, activations: Activations, routing: Routing, slots: Slots, output: Tensor
 ) -> dict[str, Tensor]:
-    """The kernels' tensors by parameter name; `output` is C (slots, n)."""
+    """The kernels' tensors by parameter name. `output`: C (slots, n)."""
     tensors = {
         "a_ptr": activations.a,
         "b_ptr": weights.b,
@@ -217,7 +211,7 @@ def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) 
 
 
 def grid_size(binding: Binding) -> int:
-    """Blocks of a launch: tiles of C, M side padded as EM says."""
+    """The blocks of a launch: the tiles of C with EM rows."""
     number = {
         name: argument.value
         for name, argument in binding.arguments.items()
@@ -230,7 +224,7 @@ def grid_size(binding: Binding) -> int:
 def reference(
     weights: Weights, activations: Activations, routing: Routing, slots: Tensor | None = None
 ) -> Tensor:
-    """(slots, n) float32: C of the slots asked for, all by default, from the dense operands."""
+    """C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None: all."""
     top_k = routing.ids.shape[1]
     experts = routing.ids.flatten()
     chosen = torch.arange(experts.numel(), device=experts.device) if slots is None else slots
@@ -247,7 +241,7 @@ def reference(
 
 
 def _random(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:
-    """Normal numbers whose rows and columns differ in size, so that a wrong scale shows."""
+    """Normal numbers with rows and columns of different magnitude, to reveal a wrong scale."""
     x = torch.randn(shape, device=device, generator=generator)
     rows = torch.rand((shape[0], 1), device=device, generator=generator)
     columns = torch.rand((1, shape[1]), device=device, generator=generator)

@@ -1,8 +1,7 @@
-"""One fused-MoE layer on the GPU: its tensors, its references, and the time of a kernel on it.
+"""One fused-MoE layer on the GPU: its tensors, its references, and the check of a kernel.
 
-Times are like serving's: a CUDA graph of launches over different routings, so that the weights
-come from HBM and not from L2. A result is compared with a float32 reference on outputs that
-were filled with NaN before its time counts.
+As in serving, launches run in a CUDA graph with different routings, so that the weights come from
+HBM and not from L2. Outputs are filled with NaN and then compared with a float32 reference.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from tuner.measure.timing import LAUNCHES, Kernel, blocks
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are compared: a uniform and a skewed one
-SKEWED = 3  # of the routings, those drawn from a Zipf distribution over the experts
+CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are checked: a uniform and a skewed one
+SKEWED = 3  # the number of routings that are drawn from a Zipf distribution over the experts
 SKEW = 0.8
 COPIED_BYTES = 1 << 28
-# Largest |difference| / (|expected| + rms) of a right kernel: three to four times the worst seen
-# over all outputs on an H200, which is given beside it. A wrong row or scale errs by about 1.
+# The largest |difference| / (|expected| + rms) of a correct kernel: three to four times the worst
+# error on an H200, which the comments give. A wrong row or scale errs by about 1.
 WORST_ERROR = {
     Dtype.BFLOAT16: 0.015,  # 0.0036: outputs are rounded to 16 bits
     Dtype.FLOAT16: 0.015,
@@ -56,10 +55,10 @@ WORST_ERROR = {
 
 @dataclass
 class PointInputs:
-    """What the launches of one point share, made once. Tensors live on the GPU."""
+    """The inputs that the launches of one point share. Tensors are on the GPU."""
 
     point: Point
-    weights: Sequence[Weights]  # more than one copy where one would stay in L2
+    weights: Sequence[Weights]  # several copies if one would stay in L2
     activations: Activations
     routings: Sequence[Routing]
     output: Tensor  # C (M * top_k, n)
@@ -68,11 +67,11 @@ class PointInputs:
 
     @cached_property
     def references(self) -> list[Tensor]:
-        """(M * top_k, n) float32 for each of the CHECKED routings."""
+        """The expected output (M * top_k, n) float32, for each of the CHECKED routings."""
         return [reference(self.weights[0], self.activations, self.routings[i]) for i in CHECKED]
 
     def launches(self, kernel: Kernel, config: Config) -> list[list[Any]]:
-        """The kernel's arguments for each routing in turn."""
+        """The kernel's arguments for each routing, in order."""
         block_m = config["BLOCK_SIZE_M"]
         slots = self._slots_of(block_m)
         tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
@@ -105,7 +104,7 @@ class PointInputs:
 
 
 class Layer:
-    """The tensors of one problem. `captured` are routings to use instead of random ones."""
+    """The tensors of one problem. `captured`: expert ids to use instead of random ones."""
 
     def __init__(
         self, problem: FusedMoe, seed: int, l2_bytes: int, captured: Tensor | None = None
@@ -123,12 +122,12 @@ class Layer:
         return self._inputs[point]
 
     def needed_bytes(self, batch_size: int) -> int:
-        """Device memory for the largest batch size's tensors, references included."""
+        """Bytes of device memory for a batch size's tensors, including the references."""
         problem = self.problem
         weights = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits // 8
         slots = batch_size * problem.top_k
         widest = max(2 * problem.N, problem.K)
-        outputs = slots * widest * (2 + 4 * (len(CHECKED) + 1))  # bf16, float32 twice, a difference
+        outputs = slots * widest * (2 + 4 * (len(CHECKED) + 1))  # output, references, difference
         return weights + outputs
 
     def _make(self, point: Point) -> PointInputs:
@@ -147,12 +146,7 @@ class Layer:
             point,
             [weights, *(replace(weights, b=weights.b.clone()) for _ in range(copies - 1))],
             make_activations(
-                problem,
-                gemm,
-                point.batch_size,
-                device="cuda",
-                seed=self._seed + 1,
-                compute=compute,
+                problem, gemm, point.batch_size, device="cuda", seed=self._seed + 1, compute=compute
             ),
             routings,
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
@@ -174,14 +168,14 @@ class Layer:
         ]
 
     def _copies(self, weights: Weights, routings: Sequence[Routing]) -> int:
-        """1 where the experts of a graph's launches are more than L2 holds; else one a launch."""
+        """1 if the experts of a graph's launches exceed L2, else one copy per launch."""
         touched = torch.cat([r.ids.flatten() for r in routings]).unique().numel()
         touched_bytes = touched * weights.b[0].nbytes
         return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
 
 
 def check(inputs: PointInputs, kernel: Kernel, launches: Sequence[list[Any]]) -> float:
-    """The worst error against the references, on outputs that held NaN before each launch."""
+    """The worst error against the references, on outputs that were filled with NaN."""
     worst = 0.0
     for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
@@ -191,11 +185,11 @@ def check(inputs: PointInputs, kernel: Kernel, launches: Sequence[list[Any]]) ->
 
 
 def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> float:
-    """What a down gemm with TMA costs beside its own launch.
+    """Microseconds that a down gemm with TMA costs the engine outside its launch.
 
-    It reads its rows in sorted order, so the engine applies the activation function to the
-    padding slots too, and quantises them: 9 bytes a column are read and written (twice N and
-    once N of 16 bits, once more N of 16 and N of 8).
+    With TMA the rows are in sorted order, so the engine also applies the activation function to
+    the padding slots and quantises them. That reads and writes 9 bytes a column: 2N + N elements
+    of 16 bits, then N of 16 bits and N of 8.
     """
     if not config.get("USE_TMA"):
         return 0.0
@@ -206,7 +200,7 @@ def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> floa
 
 
 def copy_bytes_per_us() -> float:
-    """Bytes that a large copy on this GPU reads and writes in a microsecond."""
+    """Bytes per microsecond that a large copy on this GPU reads and writes."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     target.copy_(source)

@@ -1,4 +1,4 @@
-"""What people name -> the fused-MoE layer of one rank.
+"""Find the fused-MoE layer of one rank of a model that a user names.
 
 A name is a preset, a folder or file with a config.json, or an engine's line about a config file.
 """
@@ -23,7 +23,7 @@ _UNGATED = {"NemotronHForCausalLM"}
 
 
 def reads(text: str) -> bool:
-    """Whether an engine's line or path names a config file of a fused-MoE layer."""
+    """Whether an engine's log line or path names a fused-MoE config file."""
     return any(_rules(name).parse_config_name(text) is not None for name in _engines())
 
 
@@ -31,7 +31,7 @@ def resolve(text: str, serving: Serving) -> Resolved:
     """The problem that `text` names: an engine's warning line or config file name, a folder or
     file with a config.json, or a preset.
 
-    The sizes of a warning line are one rank's already, so tp, ep and fuse_shared do not apply.
+    A warning line has the sizes of one rank, so tp, ep and fuse_shared do not apply to it.
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
     for name in _engines():
@@ -73,7 +73,7 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
 
 
 def find_model(text: str) -> Model:
-    """A preset's model, or that of a folder or file with a config.json; see `preset_or_file`.
+    """A preset, or the model of a folder or file with a config.json; see `preset_or_file`.
 
     Raises UnknownModel or MalformedCheckpoint.
     """
@@ -89,9 +89,9 @@ def moe_problem(
     block_shape: tuple[int, int] | None = None,
     fusion: Fusion = NOT_FUSED,
 ) -> FusedMoe:
-    """The problem that one of `tp` ranks runs, of which groups of tp / ep share each expert.
+    """The problem of one of `tp` ranks. Groups of tp / ep ranks share each expert.
 
-    `dtype` replaces the checkpoint's own, and drops its quantisation block: int8_w8a8 is then per
+    `dtype` replaces the checkpoint's dtype and drops its quantisation block; int8_w8a8 is then per
     channel unless `block_shape` is given. Raises IndivisibleShape, which names the nearest tensor-
     or expert-parallel size that works, and BadProblem.
     """
@@ -111,7 +111,7 @@ def moe_problem(
 def _scheme(
     model: Model, dtype: Dtype | None, block_shape: tuple[int, int] | None
 ) -> tuple[Dtype, tuple[int, int] | None, bool]:
-    """(dtype, quantisation block, one scale a channel)"""
+    """(dtype, quantisation block, whether channels have a scale each). Raises BadProblem."""
     if dtype is None and model.dtype is None:
         raise BadProblem(
             f"{model.name} is stored as {model.quantization}, which the Triton fused-MoE kernel "
@@ -128,7 +128,7 @@ def _scheme(
 
 
 def _divide(model: Model, tp: int, ep: int, block_shape: tuple[int, int] | None) -> int:
-    """N on one rank, or IndivisibleShape."""
+    """N on one rank. Raises IndivisibleShape, or BadProblem for sizes below 1."""
     if tp < 1 or ep < 1:
         raise BadProblem(f"tensor- and expert-parallel sizes start at 1, not tp={tp}, ep={ep}")
     if tp % ep or model.E % ep:
@@ -154,7 +154,7 @@ def _divide(model: Model, tp: int, ep: int, block_shape: tuple[int, int] | None)
 def _tensor_parallel_sizes(intermediate: int, ep: int, block: int) -> list[int]:
     shards = intermediate // block if intermediate % block == 0 else 0
     sizes = [n for n in range(1, shards + 1) if shards % n == 0]
-    # The attention heads, which must divide as well, nearly always do by a power of two alone.
+    # The attention heads must divide too, and nearly always only by powers of two.
     return [ep * n for n in sizes if n & (n - 1) == 0]
 
 
@@ -167,5 +167,5 @@ def _engines() -> list[str]:
 
 
 def _rules(engine: str) -> ModuleType:
-    """What an engine decides of a layer by itself: `engines/<engine>/fused_moe`."""
+    """The engine's rules for fused-MoE layers: `engines/<engine>/fused_moe`."""
     return engine_module(engine, "fused_moe")

@@ -1,4 +1,4 @@
-"""A fused-MoE layer as a problem. Shapes follow the engines' own names."""
+"""A fused-MoE layer as a problem. Shapes have the engines' names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.problems.points import Part, Point
 from tuner.problems.text import parse_block_shape, parse_flag, parse_whole, read_fields
 
 _FIELDS = ("E", "N", "K", "top_k", "dtype", "block_shape", "per_channel_quant")
-# The batch sizes that sglang's own tuning script writes, and so the keys of the files it ships.
+# The batch sizes of sglang's tuning script, and so the keys of the files that it ships.
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
@@ -44,7 +44,7 @@ class FusedMoe:
     top_k: int  # experts a token goes to, fused shared experts included
     dtype: Dtype
     block_shape: tuple[int, int] | None = None  # quantisation block (n, k); (0, g) = groups along k
-    per_channel_quant: bool = False  # one scale an output channel (and one a token)
+    per_channel_quant: bool = False  # one scale per output channel (and one per token)
 
     family: ClassVar[str] = "fused_moe"
     parts: ClassVar[tuple[Gemm, ...]] = (Gemm.UP, Gemm.DOWN)
@@ -70,7 +70,7 @@ class FusedMoe:
 
     @property
     def grouped(self) -> bool:
-        """Whether weights have quantisation groups along k, for which there is another kernel."""
+        """Whether weights have quantisation groups along k, which need a different kernel."""
         return self.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16) and bool(self.block_shape)
 
     def gemm_shape(self, gemm: Gemm) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Quantisation by tiles, as engines quantise weights and activations.
 
-Each scheme is a tile that shares one scale: (rows, columns) for a whole tensor, (1, columns)
+A scheme is the tile that shares one scale: (rows, columns) for a whole tensor, (1, columns)
 for a channel or token, (1, g) for a group along the reduced length, (n, k) for a block.
 """
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-SMALLEST_MAGNITUDE = 1e-10  # a tile of zeros must not divide by zero
+SMALLEST_MAGNITUDE = 1e-10  # avoids a division by zero for a tile of zeros
 
 
 def quantise(x: Tensor, tile: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(r, c) numbers -> (r, c) of `dtype`, and float32 scales (ceil(r / tile), ceil(c / tile))."""
+    """Quantise (r, c) numbers to `dtype`. The float32 scales are (ceil(r / t0), ceil(c / t1))."""
     magnitude = _tiled(x.float().abs(), tile).amax((1, 3)).clamp_min(SMALLEST_MAGNITUDE)
     scale = magnitude / LARGEST[dtype]
     scaled = x.float() / spread(scale, tile, x.shape)
@@ -27,10 +27,10 @@ def quantise(x: Tensor, tile: tuple[int, int], dtype: torch.dtype) -> tuple[Tens
 def quantise_unsigned(
     x: Tensor, group: int, bits: int, scale_dtype: torch.dtype, zero_points: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(r, c) numbers -> (r, c) bytes from 0 to 2**bits - 1, scales and zero points (r, c / group).
+    """Quantise (r, c) numbers to bytes from 0 to 2**bits - 1.
 
-    A number is (byte - zero point) * scale. Without zero points every one is the middle,
-    2**(bits - 1).
+    Scales and zero points are (r, c / group). A number is (byte - zero point) * scale. Without
+    zero points, the middle 2**(bits - 1) takes their place.
     """
     middle, top = 2 ** (bits - 1), 2**bits - 1
     tiled = _tiled(x.float(), (1, group))
@@ -49,13 +49,13 @@ def quantise_unsigned(
 
 
 def spread(scale: Tensor, tile: tuple[int, int], shape: torch.Size) -> Tensor:
-    """One scale a tile -> one a number."""
+    """Repeat one scale per tile to one per number of `shape`."""
     full = scale.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
     return full[: shape[-2], : shape[-1]]
 
 
 def pack_nibbles(x: Tensor, dim: int) -> Tensor:
-    """Two 4-bit numbers to a byte along `dim`, the even one in the low half."""
+    """Pack two 4-bit numbers into a byte along `dim`, the even one into the low half."""
     even, odd = x.unfold(dim, 2, 2).unbind(-1)
     return (even | (odd << 4)).contiguous()
 
@@ -65,7 +65,7 @@ def unpack_nibbles(x: Tensor, dim: int) -> Tensor:
 
 
 def _tiled(x: Tensor, tile: tuple[int, int]) -> Tensor:
-    """(r, c) -> (ceil(r / t0), t0, ceil(c / t1), t1), filled up with zeros."""
+    """View (r, c) as (ceil(r / t0), t0, ceil(c / t1), t1), padded with zeros."""
     rows, columns = -(-x.shape[0] // tile[0]), -(-x.shape[1] // tile[1])
     padded = pad(x, (0, columns * tile[1] - x.shape[1], 0, rows * tile[0] - x.shape[0]))
     return padded.view(rows, tile[0], columns, tile[1])

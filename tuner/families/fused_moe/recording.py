@@ -1,9 +1,9 @@
-"""The file format of recordings: times that were measured once, for a search without a GPU.
+"""Recordings of a fused-MoE layer's trials, for a search without a GPU.
 
-A recording is a gzip CSV of one problem on one device, a row per (M, gemm, config). Its columns:
-the problem (E, N, K, topk, dtype, block, and per_channel_quant where it is true), the point
-(M, gemm), the configuration (all columns from BLOCK_SIZE_M to the one before `shared`), what was
-compiled (shared, n_regs, n_spills) and what was measured (min_us, median_us, status).
+A recording is a gzip CSV file of one problem on one device, with a row per (M, gemm, config). Its
+columns are the problem (E, N, K, topk, dtype, block, and per_channel_quant if true), the point
+(M, gemm), the configuration (all columns from BLOCK_SIZE_M to the one before `shared`), the
+compiled kernel (shared, n_regs, n_spills) and the measurement (min_us, median_us, status).
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.devices.table import Device, find_device
-from tuner.errors import (
-    BadInput,
-    BadProblem,
-    MalformedRecording,
-    UnknownDevice,
-    did_you_mean,
-)
+from tuner.errors import BadInput, BadProblem, MalformedRecording, UnknownDevice, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.measure.recording_file import read_packed, unpack, write_text
 from tuner.problems.dtypes import Dtype, parse_dtype
@@ -43,7 +37,7 @@ _CONFIG = (
 )
 _FIGURES = ("shared", "n_regs", "n_spills", "min_us", "median_us", "status")
 _GEMMS = [gemm.value for gemm in Gemm]
-SPILL_BYTES = 4  # the column counts spilled registers, as Triton's launcher does
+SPILL_BYTES = 4  # per spilled register, which the column counts as Triton's launcher does
 _UNMEASURED = {Status.PREDICTED, Status.INCUMBENT, Status.NOT_RECORDED}
 _STATUSES = {status.value: status for status in Status if status not in _UNMEASURED}
 _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT}
@@ -51,13 +45,13 @@ _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPI
 
 @dataclass(frozen=True)
 class Recording:
-    """Every trial of one problem on one device."""
+    """All trials of one problem on one device."""
 
     path: Path
     problem: FusedMoe
     trials: Mapping[Candidate, Trial]
-    sha256: str  # of the unpacked text: the same for the same rows, however they were packed
-    # Columns do not say whether fp8 without blocks has one scale a tensor or one a channel.
+    sha256: str  # of the unpacked text, so it does not depend on the packing
+    # Without the column, fp8 without blocks may have one scale per tensor or one per channel.
     says_channels: bool = field(default=False, compare=False)
 
     @property
@@ -67,14 +61,14 @@ class Recording:
 
     @property
     def device(self) -> Device | None:
-        """The GPU that the file's name starts with, `h200_...`; None where it names no GPU."""
+        """The GPU with which the file's name starts, as in `h200_...`; None without one."""
         try:
             return find_device(self.path.name.partition("_")[0])
         except UnknownDevice:
             return None
 
     def check(self, problem: FusedMoe, points: Iterable[Point], device: Device) -> None:
-        """Raises BadInput where the recording is of something else, and names what it holds."""
+        """Raises BadInput if the recording lacks a point, or has another problem or device."""
         ours, theirs = problem.spec(), self.problem.spec()
         if not self.says_channels:
             ours, theirs = (s.removesuffix(",per_channel_quant") for s in (ours, theirs))
@@ -105,7 +99,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def write_recording(path: Path, problem: FusedMoe, trials: Iterable[Trial]) -> None:
-    """Write what was measured of `trials`; the same trials make the same bytes.
+    """Write the measured ones of `trials`. The same trials produce the same bytes.
 
     Raises UnwritableOutput.
     """
@@ -129,13 +123,13 @@ def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
     spills = None if compiled.n_spills is None else compiled.n_spills // SPILL_BYTES
     figures = (compiled.shared_bytes, compiled.n_regs, spills)
     times = (measured.min_us, measured.median_us, measured.status.value)
-    # An absent key is an empty cell: what Triton takes then is not the recording's to say.
+    # A missing key is an empty cell: Triton's default does not belong in a recording.
     values = [config.get(name) for name in config_columns]
     return [point.batch_size, gemm_of(point).value, *values, *figures, *times]
 
 
 class _Rows:
-    """Reads one row after another, and knows where it is for errors."""
+    """Reads rows one by one. Errors name the line and the column."""
 
     def __init__(self, path: Path, header: Sequence[str]) -> None:
         self._path, self._line, self._cells = path, 1, header
@@ -208,7 +202,7 @@ class _Rows:
                 top_k=self._whole("topk"),
                 dtype=dtype,
                 block_shape=block,
-                # int8 without blocks is quantised per channel: the kernel has nothing else.
+                # The kernel supports int8 without blocks only with one scale per channel.
                 per_channel_quant=(dtype is Dtype.INT8_W8A8 and block is None)
                 or any(self._cell(name).lower() == "true" for name in self._channel_column()),
             )
@@ -232,8 +226,8 @@ class _Rows:
 
     def _config(self) -> Config:
         cells = tuple(self._cell(name) for name in self._config_columns)
-        if cells not in self._configs:  # each stands in a row of every point
-            # An empty cell is an absent key: what Triton takes then is not ours to say.
+        if cells not in self._configs:  # a cache: every point has a row for each configuration
+            # An empty cell is a missing key.
             names = [name for name, cell in zip(self._config_columns, cells, strict=True) if cell]
             self._configs[cells] = Config({name: self._whole(name) for name in names})
         return self._configs[cells]

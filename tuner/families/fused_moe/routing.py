@@ -1,4 +1,4 @@
-"""Routings captured from a running engine: top-k expert ids, one row a token."""
+"""Routings captured from a running engine: top-k expert ids, one row per token."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def load_routing(file: RoutingFile, problem: FusedMoe) -> Tensor:
-    """(tokens, top_k) int32 in host memory, from a `.pt` file that holds such a tensor.
+    """Load the (tokens, top_k) tensor of a `.pt` file as int32 in host memory.
 
-    Only tensors are loaded, never code. Raises BadInput for a file that holds anything else, or
-    routings that the problem's layer cannot have.
+    This loads only tensors, never code. Raises BadInput for a file that holds anything else, or
+    expert ids that the problem's layer does not have.
     """
     data = file.read()
     try:
         ids = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever its zip and pickle readers raise
+    except Exception as error:  # any error of torch's zip and pickle readers
         raise BadInput(f"{file.path}: not a tensor file: {type(error).__name__}") from None
     return _checked(ids, file.path, problem)
 

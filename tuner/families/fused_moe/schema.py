@@ -1,4 +1,4 @@
-"""The fields of a request body that fused-MoE layers have. Needs Pydantic."""
+"""The fields of fused-MoE layers in a request body. This module needs Pydantic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.fields import BatchSize, Count, Flag, Groups, Size
 
-# By name: the type, and Pydantic's Field with the default.
+# By field name: the type, and Pydantic's Field with the default.
 FIELDS: dict[str, tuple[Any, Any]] = {
     "ep": (Count, Field(1, description="Expert-parallel size.")),
     "block_shape": (
@@ -31,7 +31,7 @@ FIELDS: dict[str, tuple[Any, Any]] = {
             None,
             min_length=1,
             max_length=64,
-            description="A fused-MoE layer's tokens; default: the engine's own.",
+            description="Tokens per batch of a fused-MoE layer; default: the engine's sizes.",
         ),
     ),
     "gemms": (

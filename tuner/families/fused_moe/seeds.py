@@ -1,7 +1,7 @@
-"""Known winners -> the first configurations to try.
+"""The first configurations of a search, from known winners.
 
-The files that an engine ships are other problems' winners. Each entry votes for its
-configuration, by how near its problem is to the one at hand.
+The files that an engine ships hold the winners of other problems. Each entry votes for its
+configuration, with a weight that falls with the distance between its problem and this one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Part, Point
 from tuner.tuning.space import Space
 
-# A vote halves with each unit of distance: an octave of batch size or of N, half an octave of
-# anything that matters less. None of these was fitted to a recording.
+# A vote halves with each unit of distance. An octave of batch size or of N is one unit, an octave
+# of E is half of one. No distance was fitted to a recording.
 _HALF = 0.5
-_LIMIT = 16  # seeds a point: more than any budget spends
+_LIMIT = 16  # seeds per point, more than any budget uses
 
 
 def seeds_for(
@@ -37,12 +37,12 @@ def seeds_for(
     foreseen: Mapping[Point, Sequence[Config]] | None = None,
     without: Container[tuple[int, int]] = (),
 ) -> dict[Point, list[Config]]:
-    """For each point: `known` ones, then the shipped files' by votes; legal, no two alike.
+    """Distinct legal configurations for each point: `known` ones first, then elected ones.
 
-    `known` are configurations sure to be worth a try, such as what the engine runs now.
-    `foreseen` are those that a model of the device ranks first; they take turns with the votes,
-    as the two err in different places.
-    `without` leaves out the files of these (E, N), so that a search can be judged honestly.
+    `known`: configurations that are surely worth a trial, such as the engine's.
+    `foreseen`: the device model's best. They alternate with the elected ones, because the model
+    and the votes are wrong at different points.
+    `without`: (E, N) of files to ignore, for a fair evaluation of a search.
     """
     files = [file for file in shipped if (file.key.E, file.key.N) not in without]
     ballots = {
@@ -64,7 +64,7 @@ def seeds_for(
 def _ballots(
     files: Iterable[ShippedFile], problem: FusedMoe, device: Device, gemm: Gemm, space: Space
 ) -> list[tuple[float, int, Config]]:
-    """(distance, batch size, legal configuration) of each entry."""
+    """(distance, batch size, nearest legal configuration) of each entry."""
     nearest = cache(space.nearest)  # files share most of their configurations
     away = cache(partial(_device_distance, device=device))
     ballots = []
@@ -82,9 +82,9 @@ def _votes(ballots: Iterable[tuple[float, int, Config]], batch_size: int) -> dic
 
 
 def _elect(votes: dict[Config, float], space: Space) -> list[Config]:
-    """Most votes first. A winner takes half of its grid neighbours' votes with it.
+    """The configurations with the most votes. Each halves the votes of its neighbours in the grid.
 
-    Near-equals would fill the list otherwise, and the search steps to neighbours anyway.
+    Otherwise similar configurations would fill the list, and the search tries neighbours anyway.
     """
     elected: list[Config] = []
     while votes and len(elected) < _LIMIT:

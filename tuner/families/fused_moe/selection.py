@@ -1,4 +1,4 @@
-"""Which points of a fused-MoE layer a request asks for: batch sizes and gemms."""
+"""The points of a fused-MoE layer that a request asks for: batch sizes and gemms."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NAMES = [gemm.value for gemm in Gemm]
 
 @dataclass(frozen=True)
 class MoeSelection:
-    """Batch sizes (tokens) and gemms of a layer. Raises BadInput for what nothing could run."""
+    """Batch sizes (tokens) and gemms of a layer. Raises BadInput for impossible values."""
 
-    batch_sizes: tuple[int, ...] | None = None  # None: the engine's own, or the recording's
+    batch_sizes: tuple[int, ...] | None = None  # None: the engine's, or the recording's
     gemms: tuple[Gemm, ...] = tuple(Gemm)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class MoeSelection:
 
 
 def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
-    """From the fields `batch_sizes` and `gemms`, both of which may be absent. Raises BadInput."""
+    """Read the fields `batch_sizes` and `gemms`, which may be absent. Raises BadInput."""
     sizes, gemms = values.get("batch_sizes"), values.get("gemms")
     return MoeSelection(
         batch_sizes=None if sizes is None else tuple(sizes),
@@ -52,7 +52,7 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
 
 
 def parse_batch_sizes(text: str) -> list[int]:
-    """Read `1,2,4`: whole numbers from 1 on. Raises BadInput."""
+    """Read `1,2,4`: whole numbers of at least 1. Raises BadInput."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
         raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {text!r}")

@@ -1,4 +1,4 @@
-"""Which launch configurations are legal for a gemm of a fused-MoE layer on a device."""
+"""The launch configurations that are legal for a gemm of a fused-MoE layer on a device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from tuner.tuning.space import Rule, Space
 def space_for(
     problem: FusedMoe, device: Device, gemm: Gemm, *, wide: bool = False, tma: bool = False
 ) -> Space:
-    """The space of `gemm`; up and down may differ, as only down can load through TMA.
+    """The space of `gemm`. `tma`: the engine's down kernel is correct when it loads through TMA.
 
-    `tma`: whether the engine's down kernel is right when it does.
-
-    The default grid is that of sglang's tuning script, benchmark/kernels/fused_moe_triton/
-    common_utils.py:get_configs_compute_bound; the wide one surrounds it.
+    The default grid comes from sglang's tuning script, benchmark/kernels/fused_moe_triton/
+    common_utils.py:get_configs_compute_bound. The wide grid contains it.
     """
     axes = _DEFAULT_GRID
     if wide:
@@ -27,7 +25,7 @@ def space_for(
         if gemm is Gemm.DOWN and tma and device.architecture.has_tma:
             axes = {**axes, "USE_TMA": (0, 1)}
     if problem.block_shape is not None and problem.block_shape[0] and problem.block_shape[1] < 64:
-        axes = {**axes, "BLOCK_SIZE_K": (32, 64, 128, 256)}  # no other would divide the block
+        axes = {**axes, "BLOCK_SIZE_K": (32, 64, 128, 256)}  # only 32 may divide the block
     return Space(
         axes,
         tuple(_rules(problem, device, gemm)),
@@ -95,12 +93,12 @@ def _block_rules(problem: FusedMoe, block: tuple[int, int], gemm: Gemm) -> Itera
 
 
 def _shared_floor(problem: FusedMoe, gemm: Gemm) -> Callable[[Config], int]:
-    """Bytes of shared memory that a configuration cannot do without."""
-    size = problem.dtype.activation_bits // 8  # bytes an element
+    """A lower bound on the bytes of shared memory that a configuration needs."""
+    size = problem.dtype.activation_bits // 8  # bytes per element
     row_bytes = problem.gemm_shape(gemm)[1] * size
-    # Nothing is certain of rows that do not start on 16 bytes, which are not copied
-    # asynchronously; nor of the gptq kernel, whose loop may be unrolled, as its length is known;
-    # nor of weights that are narrower than what they are multiplied with.
+    # The bound leaves out loads that may not be copied asynchronously: rows that do not start on
+    # 16 bytes, all loads of the gptq kernel (its loop may be unrolled, because its length is a
+    # constant), and weights that are narrower than the activations.
     grouped = problem.block_shape is not None and problem.block_shape[0] == 0
     copies_a = row_bytes % 16 == 0 and not grouped
     copies_b = copies_a and problem.dtype.weight_bits == 8 * size

@@ -1,4 +1,4 @@
-"""Puts the rooms' parts together for one tuning run of a fused-MoE layer."""
+"""The parts of a tuning run that are specific to a fused-MoE layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput, UnwritableOutput
-from tuner.families.fused_moe.baselines import incumbents
+from tuner.families.fused_moe.baselines import baseline_configs
 from tuner.families.fused_moe.choose import MoeChooser, Policy
 from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
@@ -29,39 +29,36 @@ from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import Listed, Plan, Strategy
 
-# Kernels compiled for a prediction: about 0.4 s each of one core.
+# Kernels compiled for a prediction; each takes one core about 0.4 s.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
-FORESEEN = 4  # of a search's seeds at a point, those that the device model names
-PREDICT_PER_BLOCK = 4  # of those, the most with one BLOCK_SIZE_M that are offered to a point
-
-
-TABLE = EntryTable(
-    ("gemm", "M", "M N K blocks", "group", "warps", "stages"),
-    lambda entry: (entry.point.part.value, entry.point.batch_size, *config_cells(entry.config)),
-    lambda entry: (entry.point.part is Gemm.DOWN, entry.point.batch_size),
-)
+FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
+PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
 
 
 class MoeRun(TuningRun):
     """The tuning run of a fused-MoE layer."""
 
-    table = TABLE
+    table = EntryTable(
+        ("gemm", "M", "M N K blocks", "group", "warps", "stages"),
+        lambda entry: (entry.point.part.value, entry.point.batch_size, *config_cells(entry.config)),
+        lambda entry: (entry.point.part is Gemm.DOWN, entry.point.batch_size),
+    )
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert isinstance(request.problem, FusedMoe)  # what makes this the run to open
+        assert isinstance(request.problem, FusedMoe)  # the registry opened this run
         assert isinstance(request.selected, MoeSelection)
         self._problem = request.problem
         self._gemms = request.selected.gemms
         self._batch_sizes = request.selected.batch_sizes
         self._check_gemms()
-        self.points = self._points()  # a batch size that the recording lacks is refused here
+        self.points = self._points()  # refuses a batch size that the recording lacks
         self.file_names = self._file_names()
         self._partner: Mapping[int, Config] = {}
 
     def _look_up(self, store: RunStore) -> None:
-        """The stored entries of the gemm that is not tuned now, by batch size: the engine runs
-        both with one BLOCK_SIZE_M.
+        """Find the stored entries of a gemm that is not tuned now, because the engine runs both
+        gemms with one BLOCK_SIZE_M.
         """
         if len(self._gemms) == 1 and self._engine.has_down_files():
             found = store.winners_in(self._problem, self.environment)
@@ -81,7 +78,7 @@ class MoeRun(TuningRun):
 
     @cached_property
     def tries(self) -> dict[str, int]:
-        """How many configurations each size may be tried with, all gemms together."""
+        """The most configurations to try at each size, summed over the gemms."""
         each = self._budget.per_point
         if self.request.source.kind is MeasureKind.PREDICT:
             blocks = len(self._spaces[self.points[0].part].axes["BLOCK_SIZE_M"])
@@ -152,7 +149,7 @@ class MoeRun(TuningRun):
         return SerialBench(self._compiler, predictor, self.points), Listed(listed)
 
     def _legal(self, point: Point) -> Sequence[Config]:
-        """The configurations of a point's space that go with what the other gemm has there."""
+        """The configurations of a point's space that share a stored partner's BLOCK_SIZE_M."""
         configs = self._spaces[point.part].configs()
         partner = self._partner.get(point.batch_size)
         if partner is None:
@@ -161,7 +158,7 @@ class MoeRun(TuningRun):
 
     def _search(self) -> Strategy:
         request = self.request
-        if request.effort is Effort.EXHAUSTIVE:  # nothing to learn from on the way
+        if request.effort is Effort.EXHAUSTIVE:  # trying everything needs no search
             return Listed(
                 [
                     Candidate(point, config)
@@ -190,15 +187,15 @@ class MoeRun(TuningRun):
         predicted = source is MeasureKind.PREDICT
         policy = Policy(
             noise=CLEAR_GAIN if predicted else NOISE[source],
-            tie=0.0 if predicted else None,  # a threshold against losses must not cost gains
+            tie=0.0 if predicted else None,  # CLEAR_GAIN guards against losses; it is no tie
             one_config=not self._engine.has_down_files() and len(self._gemms) > 1,
             trust_shipped=predicted,
         )
         return Plan(
             requested=self.points,
-            incumbents=self._incumbents,
+            incumbents=self._baselines,
             chooser=MoeChooser(
-                self._incumbents,
+                self._baselines,
                 policy,
                 requested={p.batch_size for p in self.points},
                 blocks={size: config["BLOCK_SIZE_M"] for size, config in self._partner.items()},
@@ -206,9 +203,9 @@ class MoeRun(TuningRun):
         )
 
     @cached_property
-    def _incumbents(self) -> Mapping[Point, Mapping[str, Config]]:
+    def _baselines(self) -> Mapping[Point, Mapping[str, Config]]:
         request = self.request
-        return incumbents(
+        return baseline_configs(
             self._engine,
             self._problem,
             request.device,
@@ -218,7 +215,7 @@ class MoeRun(TuningRun):
         )
 
     def _foreseen(self) -> dict[Point, list[Config]]:
-        """What the device model ranks first on the engine's own grid, which it knows best."""
+        """The device model's best on the engine's grid, where the model is most accurate."""
         request = self.request
         predictor = Predictor(request.device, self._problem, self._corpus)
         grids: dict[Part, Space] = {
@@ -230,9 +227,9 @@ class MoeRun(TuningRun):
         }
 
     def _known(self) -> dict[Point, Sequence[Config]]:
-        found = {point: list(self._incumbents[point].values()) for point in self.points}
+        found = {point: list(self._baselines[point].values()) for point in self.points}
         for point, configs in found.items():
-            if point.batch_size in self._partner:  # one candidate at least has its BLOCK_SIZE_M
+            if point.batch_size in self._partner:  # ensures a candidate with its BLOCK_SIZE_M
                 configs.append(self._partner[point.batch_size])
         return {**found}
 
@@ -252,7 +249,7 @@ class MoeRun(TuningRun):
 
 
 def _best_of_each_block(ranked: Sequence[Config]) -> list[Config]:
-    """The first few of each BLOCK_SIZE_M: a pair of gemms has to share that value."""
+    """The first few of each BLOCK_SIZE_M, because a pair of gemms must share that value."""
     kept: dict[int, list[Config]] = {}
     for config in ranked:
         kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)

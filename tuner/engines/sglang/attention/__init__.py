@@ -1,11 +1,11 @@
-"""The attention of sglang."""
+"""Attention in sglang."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tuner.devices.target import CUDA
-from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
+from tuner.engines.sglang.attention.binding import SGLangAttentionKernels, lift_attention
 from tuner.engines.sglang.attention.delivery import AttentionDelivery
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.engines.sglang.attention.serving import serving_notes
@@ -18,11 +18,11 @@ __all__ = ["engine_kv_splits", "open_delivery", "open_family", "serving_notes"]
 
 @dataclass(frozen=True)
 class SGLangAttention:
-    """What `families.attention.engine.AttentionEngine` asks of one copy of sglang."""
+    """The `families.attention.engine.AttentionEngine` of one copy of sglang."""
 
     engine: SGLang
 
-    def lift(self, backend: str = CUDA) -> AttentionKernels:
+    def lift(self, backend: str = CUDA) -> SGLangAttentionKernels:
         return lift_attention(self.engine, backend)
 
     def file_name(self, problem: Attention, device_name: str) -> str:
@@ -34,5 +34,5 @@ def open_family(engine: SGLang) -> SGLangAttention:
 
 
 def open_delivery(engine: SGLang) -> AttentionDelivery:
-    """How the family's winners reach the servers of one copy of sglang."""
+    """How attention's winners reach the servers of one copy of sglang."""
     return AttentionDelivery(engine)

@@ -1,7 +1,7 @@
-"""What sglang's attention backend gives to its launchers: shapes, types and flags.
+"""The arguments that sglang's attention backend passes to its launchers: shapes, types and flags.
 
-Source: `TritonAttnBackend` of sglang 0.4.4 to 0.5.23 (forward_extend, forward_decode,
-init_forward_metadata), one rank, a cache of 16-bit elements.
+Source: `TritonAttnBackend` in sglang 0.4.4 to 0.5.23 (forward_extend, forward_decode,
+init_forward_metadata), for one rank and a cache of 16-bit elements.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tuner.kernels.launcher import Tensor
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
-BACKEND_FLAG = "--attention-backend"  # of the server; its value here is triton
+BACKEND_FLAG = "--attention-backend"  # a server flag; tuned attention needs the value triton
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 
 
 @dataclass(frozen=True)
 class Indices:
-    """Types of index tensors (i32 or i64), which changed from version to version."""
+    """Types of index tensors (i32 or i64), which differ between versions."""
 
     qo_indptr: str
     kv_indices: str
 
 
 def read_indices(root: Path, origin: str) -> Indices:
-    """The types that the engine whose package is `root` allocates. Raises UnsupportedKernel."""
+    """The types that the engine allocates. `root`: its package. Raises UnsupportedKernel."""
     backend = root / "srt/layers/attention/triton_backend.py"
     try:
         text = backend.read_text(encoding="utf-8")
@@ -44,13 +44,16 @@ def read_indices(root: Path, origin: str) -> Indices:
 def launcher_arguments(
     problem: Attention, point: Point, target: Target, takes: tuple[str, ...], indices: Indices
 ) -> dict[str, Any]:
-    """What the engine's attention backend gives its launcher, by the launcher's names."""
+    """The arguments of the launcher, by the launcher's parameter names.
+
+    Raises UnsupportedKernel if this version's kernel lacks sinks or a window that it needs.
+    """
     for field, parameter in (("sinks", "sinks"), ("window", "sliding_window_size")):
         if getattr(problem, field) and parameter not in takes:
             raise UnsupportedKernel(f"{problem.spec()}: this version's kernel has no {field}")
     scale = problem.Lq**-0.5
     if problem.phase is Phase.PREFILL:
-        # Servers run it for images alone, whose tokens all see each other.
+        # Servers run prefill only for images, whose tokens all see each other.
         return {
             **prefill_tensors(problem, point),
             "max_input_len": point.new_tokens,
@@ -76,7 +79,7 @@ def launcher_arguments(
             "max_len_extend": point.new_tokens,
             "sliding_window_size": problem.window or -1,
         }
-    one_number = "max_kv_splits" not in takes  # sglang 0.4.4: the same for all sequences
+    one_number = "max_kv_splits" not in takes  # sglang 0.4.4: all sequences have the same splits
     return {
         **common,
         **decode_tensors(problem, point, takes, indices),
@@ -88,7 +91,7 @@ def launcher_arguments(
 
 
 def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
-    """Queries, keys and values of the new tokens, and the cache, by the launcher's names."""
+    """The new tokens' queries, keys and values, and the cache, by the launcher's names."""
     rows = point.batch_size * point.new_tokens
     kind = ELEMENT[problem.dtype]
     heads, kv_heads = problem.q_heads, problem.kv_heads
@@ -105,10 +108,10 @@ def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[s
 def decode_tensors(
     problem: Attention, point: Point, takes: tuple[str, ...], indices: Indices
 ) -> dict[str, Tensor]:
-    """One query a sequence, the cache, and the splits' results, by the launcher's names."""
+    """One query per sequence, the cache, and the splits' results, by the launcher's names."""
     batch, heads, splits = point.batch_size, problem.q_heads, problem.kv_splits
     kind = ELEMENT[problem.dtype]
-    # sglang 0.4.4 keeps a split's log-sum-exp behind its values.
+    # sglang 0.4.4 stores a split's log-sum-exp after its values.
     columns = problem.Lv + ("attn_lse" not in takes)
     return {
         "q": Tensor("q", (batch, heads, problem.Lq), kind),
@@ -147,7 +150,7 @@ def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, Tens
 
 
 def _index_type(origin: str, text: str, name: str) -> str:
-    """The type with which the backend allocates an index tensor (the last it names)."""
+    """The type of an index tensor: the last one that the backend's allocation names."""
     found = re.search(rf"\b{name} = torch\.(?:zeros|empty)\((.*?)device=", text, re.DOTALL)
     bits = re.findall(r"torch\.int(32|64)", found[1]) if found else []
     if not bits:

@@ -1,9 +1,8 @@
-"""Binds sglang's attention kernels as its own launchers launch them.
+"""Bind sglang's attention kernels the way its own launchers launch them.
 
-What is launched, with which arguments and constants, the engine's own code says (`launcher`);
-here are only the inputs that its attention backend gives it, and which of the constants may be
-changed. Neither lengths nor the batch size reach a kernel as numbers, so one compiled kernel
-serves every point of a problem.
+The engine's own code determines the kernels, their arguments and constants (`kernels.launcher`).
+This module adds the inputs of the attention backend and which constants may change. Kernels get
+neither lengths nor the batch size as numbers, so one compiled kernel serves all points.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tuner.kernels.launcher import Launch, Launcher, Tensor
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 
-# The folders where versions since 0.4.4 keep the launchers, each phase's in a module.
+# The folders of the launchers' modules, in versions since 0.4.4.
 _FOLDERS = ("kernels/ops/attention", "srt/layers/attention/triton_ops")
 LAUNCHERS = {
     Phase.EXTEND: ("extend_attention", "extend_attention_fwd"),
@@ -42,8 +41,8 @@ KERNELS = {
 
 
 @dataclass(frozen=True)
-class AttentionKernels:
-    """The attention kernels of one engine version, with its launchers."""
+class SGLangAttentionKernels:
+    """The attention kernels and launchers of one version of sglang; see `AttentionKernels`."""
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
@@ -52,18 +51,18 @@ class AttentionKernels:
     _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
 
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
-        """The engine's own constants at a point. Raises UnsupportedKernel."""
+        """The engine's default constants at a point. Raises UnsupportedKernel."""
         launch = self.launch(problem, point, target)
         both = {**launch.arguments, **launch.options}
         names = [name for name in CHOICES[_stage(point)] if name in both]
-        if not problem.shares_kv:  # values of their own cannot be taken out of keys
+        if not problem.shares_kv:  # only latent values can be taken out of keys
             names = [name for name in names if name != "HAS_MLA"]
         return Config({name: both[name] for name in names})
 
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
         """The kernel and its arguments at a point, with a config's constants.
 
-        Raises UnsupportedKernel for what the engine's kernel does not take.
+        Raises UnsupportedKernel for a constant that the engine's kernel does not take.
         """
         launch = self.launch(problem, point, target)
         lifted = self.lifted(problem.phase)
@@ -89,7 +88,7 @@ class AttentionKernels:
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` for the candidates of one problem, as a compiler wants it."""
+        """`bind` as a function of a candidate, for the compiler."""
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             binding = self.bind(problem, candidate.point, candidate.config, target)
@@ -100,7 +99,10 @@ class AttentionKernels:
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """The blocks that the engine launches at a point, with a config's constants."""
+        """The grid that the engine launches at a point with a config's constants, in blocks.
+
+        Raises UnsupportedKernel if the engine's grid follows an unknown rule.
+        """
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
         stage = _stage(point)
@@ -114,10 +116,12 @@ class AttentionKernels:
         return rule(constants={**default, **config})
 
     def launch(self, problem: Attention, point: Point, target: Target) -> Launch:
-        """What the engine launches for a point's stage. Raises UnsupportedKernel."""
+        """The engine's launch for a point's stage. Raises UnsupportedKernel."""
         key = problem, point, target
         if key not in self._launches:
-            for launch in self._run(problem, point, target):
+            launcher = self._launcher(problem.phase, target)
+            arguments = self.arguments(problem, point, target)
+            for launch in launcher.run(LAUNCHERS[problem.phase][1], arguments):
                 stage = _stage_of(problem.phase, launch.kernel)
                 at = Point(point.batch_size, stage, point.new_tokens, point.cached_tokens)
                 self._launches[problem, at, target] = launch
@@ -130,25 +134,25 @@ class AttentionKernels:
 
     @property
     def hash(self) -> str:
-        """The kernels' identity: sha256 over all that is lifted."""
+        """The sha256 of the lifted source of all kernels."""
         parts = [self._lifted[phase].hash for phase in Phase]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @cached_property
     def _lifted(self) -> dict[Phase, Lifted]:
-        return {phase: self._lift(phase) for phase in Phase}
-
-    def _lift(self, phase: Phase) -> Lifted:
-        source = launcher_source(self.engine, phase)
-        return lift(source, KERNELS[phase], self.engine.root, self.origin, self.backend)
+        engine, origin = self.engine, self.origin
+        return {
+            p: lift(launcher_source(engine, p), KERNELS[p], engine.root, origin, self.backend)
+            for p in Phase
+        }
 
     @cached_property
     def indices(self) -> Indices:
-        """The whole numbers' types in the engine's attention backend."""
+        """The types of index tensors in the engine's attention backend."""
         return read_indices(self.engine.root, self.origin)
 
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
-        """What the engine's launcher is called with at a point, by its parameters' names."""
+        """The arguments of the engine's launcher at a point, by parameter name."""
         takes = self._launcher(problem.phase, target).parameters(LAUNCHERS[problem.phase][1])
         given = launcher_arguments(problem, point, target, takes, self.indices)
         return {name: value for name, value in given.items() if name in takes}
@@ -160,11 +164,6 @@ class AttentionKernels:
             self._launchers[key] = Launcher(source, self.engine.root, self.origin, target)
         return self._launchers[key]
 
-    def _run(self, problem: Attention, point: Point, target: Target) -> list[Launch]:
-        function = LAUNCHERS[problem.phase][1]
-        arguments = self.arguments(problem, point, target)
-        return self._launcher(problem.phase, target).run(function, arguments)
-
 
 def launcher_source(engine: SGLang, phase: Phase) -> Path:
     """The file that defines a phase's launcher and kernels. Raises UnsupportedKernel."""
@@ -172,12 +171,12 @@ def launcher_source(engine: SGLang, phase: Phase) -> Path:
     return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
 
 
-def lift_attention(engine: SGLang, backend: str = CUDA) -> AttentionKernels:
-    """The attention kernels of an engine on disk, as they are on a backend ("cuda" or "hip").
+def lift_attention(engine: SGLang, backend: str = CUDA) -> SGLangAttentionKernels:
+    """The attention kernels of an engine on disk for a backend, "cuda" or "hip".
 
-    Raises UnsupportedKernel when they are used.
+    Their methods raise UnsupportedKernel, this function does not.
     """
-    return AttentionKernels(engine, f"{engine.name} {engine.version}", backend)
+    return SGLangAttentionKernels(engine, f"{engine.name} {engine.version}", backend)
 
 
 def _stage(point: Point) -> Stage:

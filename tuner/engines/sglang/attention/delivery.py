@@ -1,4 +1,4 @@
-"""How tuned attention reaches sglang's servers: as files that this package's plugin reads there."""
+"""How tuned attention reaches sglang's servers: as files that this package's plugin reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.engines.sglang.attention.export import (
     verify_attention,
 )
 from tuner.engines.sglang.attention.server_flags import (
-    ServerFlags,
+    KvSplitsAdvice,
     advised_flags,
     with_advised_flags,
 )
@@ -59,15 +59,15 @@ class AttentionDelivery:
         return files
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
-        for file in _ours(files):
+        for file in _attention_files(files):
             verify_attention(file, file.path)
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         return iter(())
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
-        return advised_flags(_ours(files))
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[KvSplitsAdvice]:
+        return advised_flags(_attention_files(files))
 
 
-def _ours(files: Iterable[PlannedFile]) -> list[AttentionFileExport]:
+def _attention_files(files: Iterable[PlannedFile]) -> list[AttentionFileExport]:
     return [file for file in files if isinstance(file, AttentionFileExport)]

@@ -1,7 +1,7 @@
-"""Attention winners -> the files that the plugin reads (`tuner.attention_files`).
+"""Make the files that the plugin reads (`plugin/files.py`) from attention's winners.
 
-A winner holds for one point; a server that launches a kernel knows less of it, and so a file has
-one entry for all points of a *bucket*: those that differ in their cached tokens alone.
+A winner holds for one point. A server that launches a kernel does not know the cached tokens, so
+a file has one entry per *bucket*: all points that differ only in their cached tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuner.engines.sglang.plugin.files import (
 )
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
-from tuner.families.attention.problem import Attention, Bucket, bucket_of
+from tuner.families.attention.problem import Attention, BucketKey, bucket_of
 from tuner.problems.points import Config
 from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
@@ -48,7 +48,7 @@ class AttentionFileExport:
         return self.file.triton
 
     @property
-    def statuses(self) -> Mapping[Bucket, Status]:
+    def statuses(self) -> Mapping[BucketKey, Status]:
         return {entry.bucket: entry.status for entry in self.file.entries}
 
     @property
@@ -57,19 +57,19 @@ class AttentionFileExport:
         return _sidecar(self.path)
 
     def as_json(self) -> dict[str, Any]:
-        """What `tuner export --json` says of this family's files alone."""
+        """The fields of `tuner export --json` that only this family has."""
         buckets = [_bucket_fields(entry.bucket) for entry in self.file.entries]
         return {"buckets": buckets, "server_flags": dict(self.file.server_flags)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """What a bundle's manifest says of each entry."""
+        """A bundle manifest's row for each entry."""
         content = json.loads(self.text())["entries"]
         for row, entry in zip(self.provenance["entries"], content, strict=True):
             points = row["points"]
             yield {
                 "problem": self.provenance["problem"],
                 **{k: row[k] for k in ("part", "batch_size", "new_tokens", "status")},
-                # By cached tokens: a server cannot tell them apart.
+                # By cached tokens: one entry serves them all.
                 "median_us": {str(p["cached_tokens"]): p["median_us"] for p in points},
                 "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
                 **{k: points[0][k] for k in ("environment", "published_at")},
@@ -84,17 +84,17 @@ class AttentionFileExport:
 
 
 def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileExport]:
-    """The files to write under a root. What an earlier export measured stays in them where the
-    winner was only predicted.
+    """The files to write under a root. Measured entries of an earlier export are not replaced by
+    predicted ones.
 
-    Raises ExportRefused where the points of a bucket have different configurations.
+    Raises ExportRefused if the points of a bucket have different configurations.
     """
     by_file = groupby(sorted(winners, key=_file_key), key=_file_key)
     return [_plan(list(group), root) for _, group in by_file]
 
 
 def prove_readable(export: AttentionFileExport) -> None:
-    """Raises ExportRefused where servers would not read the file as it is meant."""
+    """Raises ExportRefused if servers would read other entries than `export` holds."""
     with TemporaryDirectory() as folder:
         copy = Path(folder, "file.json")
         copy.write_text(export.text(), encoding="utf-8")
@@ -102,7 +102,7 @@ def prove_readable(export: AttentionFileExport) -> None:
 
 
 def verify_attention(export: AttentionFileExport, written: Path) -> None:
-    """Raises ExportRefused where what lies there does not read as it was meant."""
+    """Raises ExportRefused if the file `written` reads as other entries than `export` holds."""
     name = export.path.name
     try:
         found = read_attention_file(written)
@@ -123,9 +123,9 @@ def _file_key(winner: Winner) -> tuple[str, str]:
 def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
     empty = _empty_file(winners)
     path = empty.path_under(root)
-    # A file is of one state of the kernels; what was chosen for another one is out of date.
+    # A file holds for one version of the kernels. Winners for other versions are out of date.
     current = [w for w in winners if w.environment.kernel_hash == empty.kernel_hash]
-    buckets: dict[Bucket, list[Winner]] = {}
+    buckets: dict[BucketKey, list[Winner]] = {}
     for winner in current:
         buckets.setdefault(bucket_of(winner.entry.point), []).append(winner)
     rows = {bucket: _bucket_row(bucket, group) for bucket, group in buckets.items()}
@@ -144,7 +144,7 @@ def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
 
 
 def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
-    """The file without its entries, for the kernels of the winner published last."""
+    """The file without its entries, for the kernels of the newest winner."""
     newest = max(winners, key=lambda winner: winner.published_at)
     problem, environment = newest.problem, newest.environment
     assert isinstance(problem, Attention)
@@ -160,12 +160,12 @@ def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
     )
 
 
-def _bucket_fields(bucket: Bucket) -> dict[str, Any]:
+def _bucket_fields(bucket: BucketKey) -> dict[str, Any]:
     return {"part": bucket[0].value, "batch_size": bucket[1], "new_tokens": bucket[2]}
 
 
-def _bucket_row(bucket: Bucket, winners: Sequence[Winner]) -> dict[str, Any]:
-    """What the sidecar says of a bucket: its entry, and each of its points."""
+def _bucket_row(bucket: BucketKey, winners: Sequence[Winner]) -> dict[str, Any]:
+    """The sidecar's row for a bucket: its entry, and each of its points."""
     first = winners[0].entry
     shared = [w.entry.compiled.shared_bytes for w in winners]
     points = [
@@ -182,13 +182,13 @@ def _bucket_row(bucket: Bucket, winners: Sequence[Winner]) -> dict[str, Any]:
 
 
 def _bucket_status(winners: Sequence[Winner]) -> Status:
-    """What is known of the points together: what is known of the one that is known least."""
+    """The weakest status of the points. Raises ExportRefused if their configurations differ."""
     entries = [winner.entry for winner in winners]
     first = entries[0]
     for other in entries[1:]:
         if other.config != first.config:
-            if all(_is_own(entry) for entry in entries):
-                return Status.INCUMBENT  # the engine tells them apart, and is left alone
+            if all(_is_default(entry) for entry in entries):
+                return Status.INCUMBENT  # keep the engine's own constants, which differ here
             raise ExportRefused(
                 f"{winners[0].problem.spec()}: {first.point} has {first.config.key} and "
                 f"{other.point} has {other.config.key}, but a server cannot tell them apart: "
@@ -198,8 +198,8 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
     return next(s for s in (Status.PREDICTED, Status.INCUMBENT, Status.OK) if s in known)
 
 
-def _is_own(entry: Entry) -> bool:
-    """Whether the engine would run the same without a file."""
+def _is_default(entry: Entry) -> bool:
+    """Whether the entry is the engine's own configuration."""
     default = entry.incumbents.get("default")
     return default is not None and default.config == entry.config
 
@@ -208,7 +208,7 @@ def _is_measured(row: Mapping[str, Any]) -> bool:
     return all(point["status"] == Status.OK.value for point in row["points"])
 
 
-def _entry(bucket: Bucket, row: Mapping[str, Any]) -> AttentionEntry:
+def _entry(bucket: BucketKey, row: Mapping[str, Any]) -> AttentionEntry:
     config, status = Config(row["config"]), Status(row["status"])
     return AttentionEntry(*bucket, config, status, row["shared_bytes"])
 
@@ -218,14 +218,14 @@ def _sidecar(path: Path) -> Path:
     return root / PROVENANCE / FOLDER / folder / path.name
 
 
-def _measured_earlier(path: Path, new: AttentionFile) -> dict[Bucket, dict[str, Any]]:
-    """The measured rows of the file that is there, if it is ours and of the same kernels."""
+def _measured_earlier(path: Path, new: AttentionFile) -> dict[BucketKey, dict[str, Any]]:
+    """The measured rows of an existing file, if it is ours and has the same kernels."""
     provenance = read_sidecar(path, _sidecar(path)) or {}
     try:
         old = read_attention_file(path)
         told = {(r["part"], r["batch_size"], r["new_tokens"]): r for r in provenance["entries"]}
         rows = [(e, told[e.part.value, e.batch_size, e.new_tokens]) for e in old.entries]
-        # The file is what servers read: a sidecar that says otherwise is not believed.
+        # Servers read the file, so rows in which the sidecar contradicts it are dropped.
         believed = {e.bucket: row for e, row in rows if _entry(e.bucket, row) == e}
         kept = {bucket: row for bucket, row in believed.items() if _is_measured(row)}
     except (MalformedConfigFile, ValueError, KeyError, TypeError):

@@ -1,10 +1,10 @@
-"""How many parts sglang splits a sequence's cache into at decode, at most.
+"""The number of KV splits: how many parts sglang splits a sequence's cache into at decode, at most.
 
-Its command line says so (`KV_SPLITS_FLAG`, 8 by default). Releases from 0.5.12 on
-raise it for latent attention, whose single key head leaves too few blocks for the GPU: to as many
-as the GPU has processors, or the context has parts of 32 tokens, each rounded up to a power of two
-(`_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16 and 0.5.23;
-0.4.4 and 0.5.2 have no such function).
+A server flag sets it (`KV_SPLITS_FLAG`, 8 by default). Releases from 0.5.12 on raise it for latent
+attention, because a single key head gives the GPU too few blocks. The new number is the GPU's
+processors, or the context's parts of 32 tokens if these are fewer, each rounded up to a power of
+two. Source: `_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16
+and 0.5.23; 0.4.4 and 0.5.2 have no such function.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def engine_kv_splits(
     context_length: int = 0,
     asked: int = ENGINE_KV_SPLITS,
 ) -> int:
-    """The most splits of an sglang of that version on a GPU of that many processors.
+    """The most splits that sglang uses on a GPU with `sm_count` processors.
 
-    `context_length` is the server's, in tokens; 0, not known, is taken to be long enough.
-    `asked` is the command line's. Where the version or the GPU is None, that alone counts.
-    Raises BadProblem for what is not a version.
+    `context_length` is the server's, in tokens; 0 means unknown and sets no limit. `asked` is the
+    server flag's value, which is returned if the version or the GPU is None. Raises BadProblem
+    for text that is not a version.
     """
     if engine_version is None or not sm_count or not latent:
         return asked
@@ -42,5 +42,5 @@ def engine_kv_splits(
 
 
 def _power_of_two(n: int) -> int:
-    """The least that is no less than n."""
+    """The least power of two that is at least n."""
     return 1 << (n - 1).bit_length()

@@ -1,8 +1,8 @@
-"""The server flag that exported decode files are for.
+"""Advice on the server flag for exported decode files: the number of KV splits.
 
-The number of KV splits is the server's to choose, not a launch's: a file is for one number, and a
-server uses those that were made for its own. Where several numbers were measured the best one is
-known, but only the operator can set it.
+The number is fixed when a server starts, and a decode file holds for one number: a server ignores
+the files for other numbers. If several were measured, the best one is known, but only the operator
+can set it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.results import Status
 
-# Each number is measured in a run of its own, so a smaller gain over the engine's own is none.
+# Each number is measured in a separate run, so a smaller gain over the default does not count.
 MARGIN = 1.01
 
 _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cached tokens)
 
 
 @dataclass(frozen=True)
-class ServerFlags:
-    """What to start a server with for the best of a decode problem's files."""
+class KvSplitsAdvice:
+    """The server flags for the best of a decode problem's files."""
 
-    problem: Attention  # of that file
+    problem: Attention  # the problem of that file
     triton: str
-    flags: Mapping[str, int | str]  # none where no file is known to be best
+    flags: Mapping[str, int | str]  # empty if no file is known to be the best
     reason: str
 
     def as_json(self) -> dict[str, Any]:
@@ -41,11 +41,11 @@ class ServerFlags:
         return f"{self.problem.spec()}: {words or 'none'}; {self.reason}"
 
 
-def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
-    """Advice for each decode problem that has files for other splits than the engine's own."""
+def advised_flags(files: Sequence[AttentionFileExport]) -> list[KvSplitsAdvice]:
+    """Advice for each decode problem that has files for other splits than the default."""
     alike: dict[tuple[Attention, str], list[AttentionFileExport]] = {}
     for file in files:
-        # Latent attention is split as the engine likes, whatever a flag says.
+        # The engine ignores the flag for latent attention.
         if file.problem.phase is Phase.DECODE and not file.problem.shares_kv:
             alike.setdefault((replace(file.problem, kv_splits=1), file.triton), []).append(file)
     return [
@@ -56,12 +56,12 @@ def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
 
 
 def with_advised_flags(files: Sequence[AttentionFileExport]) -> list[AttentionFileExport]:
-    """The files, of each decode problem's the best one with the flag that it is for."""
+    """The files; for each decode problem the best one carries its server flag."""
     flags = {(one.problem, one.triton): one.flags for one in advised_flags(files)}
     return [file.with_flags(flags.get((file.problem, file.triton), {})) for file in files]
 
 
-def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
+def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
     files = {file.problem.kv_splits: file for file in group}
     if len(files) == 1:
         return _advise(group[0], "no other number of splits was tuned")
@@ -73,7 +73,7 @@ def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
         why = f"{listed} were not measured at the same points by the same software"
         if usual:
             return _advise(usual, f"{why}, so the engine's own stay")
-        return ServerFlags(group[0].problem, group[0].triton, {}, why)
+        return KvSplitsAdvice(group[0].problem, group[0].triton, {}, why)
     best = min(means, key=lambda splits: means[splits])
     if usual is None or best == ENGINE_KV_SPLITS:
         return _advise(files[best], f"of {listed} the fastest")
@@ -83,15 +83,15 @@ def _advice(group: Sequence[AttentionFileExport]) -> ServerFlags:
     return _advise(files[best], f"{gain:.3f}x as fast as with {ENGINE_KV_SPLITS} splits")
 
 
-def _advise(file: AttentionFileExport, reason: str) -> ServerFlags:
+def _advise(file: AttentionFileExport, reason: str) -> KvSplitsAdvice:
     flags: dict[str, int | str] = {KV_SPLITS_FLAG: file.problem.kv_splits}
-    return ServerFlags(file.problem, file.triton, flags, reason)
+    return KvSplitsAdvice(file.problem, file.triton, flags, reason)
 
 
 def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:
-    """By number of splits, the geometric mean of a decode's microseconds, both stages together.
+    """The geometric mean of decode's microseconds (both stages), by number of splits.
 
-    None where the files cannot be compared: other points, other software, or predictions.
+    None if the files cannot be compared: other points, other software, or predictions.
     """
     rows = {splits: dict(_rows(file)) for splits, file in files.items()}
     first = next(iter(rows.values()))

@@ -1,4 +1,4 @@
-"""What sglang does with a model's attention, in sentences for people who serve it."""
+"""Notes for operators on how sglang runs a model's attention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NOTES = {
     "Grok1ForCausalLM": "{} may scale logits by position as well (attn_temperature_len), "
     "which is not timed",
 }
-# The looked-at releases (of 0.5.2, 0.5.12, 0.5.16 and 0.5.23) whose server arguments refuse the
-# triton attention backend for a class.
+# By model class, the releases whose server arguments refuse the triton attention backend. Only
+# 0.5.2, 0.5.12, 0.5.16 and 0.5.23 were examined.
 REFUSED = {
     "NemotronHForCausalLM": ("0.5.12", "0.5.16"),
     "Lfm2ForCausalLM": ("0.5.12", "0.5.16", "0.5.23"),
@@ -24,7 +24,7 @@ REFUSED = {
 
 
 def serving_notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[str]:
-    """What a rank of the model runs that its problems do not say."""
+    """Facts about what a rank of the model runs that its problems do not express."""
     notes = []
     first = shape.layers[0]
     if shape.kv_lora_rank:
@@ -36,7 +36,7 @@ def serving_notes(model: HasAttention, shape: AttentionShape, tp: int) -> list[s
         if kind.window:
             which = f"{kind.count} of its layers" if kind.count else "some layers"
             notes.append(
-                f"{which} see {kind.window} tokens back alone; their decode gets no more either"
+                f"{which} see {kind.window} tokens back alone; at decode they get only these tokens"
             )
         if not shape.kv_lora_rank and tp > kind.kv_heads:
             notes.append(

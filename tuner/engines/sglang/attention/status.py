@@ -1,7 +1,7 @@
-"""What a server in this environment would make of its attention files, and why.
+"""Which attention files a server in this environment would use, and why.
 
-Nothing of the engine is imported, and no GPU is needed: what only a GPU or an installed triton
-can tell is said to wait for it.
+This needs no GPU, and imports nothing of the engine. Checks that need a GPU or triton are
+reported as pending where there is none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tuner.devices.table import Device, devices
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG, engine_kv_splits
+from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file, title
 from tuner.engines.sglang.plugin.files import (
     CONFIG_DIR_VARIABLE,
     FOLDER,
@@ -26,7 +27,6 @@ from tuner.engines.sglang.plugin.files import (
     find_attention_files,
 )
 from tuner.engines.sglang.plugin.kernels import GROUP, KERNELS, NAME
-from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge, title
 from tuner.errors import BadInput, CompilerUnavailable, TunerError
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
@@ -40,17 +40,17 @@ class AttentionStatus:
     engine: Engine
     device: str | None
     triton: str | None
-    variable: str | None  # that names the root; None: it was given, or there is none
+    variable: str | None  # the variable that names the root; None if the root was given or is unset
     root: Path | None
-    trouble: str  # why nothing at all would be used; empty if something may be
-    verdicts: Sequence[Verdict]
+    trouble: str  # why a server would use none of the files; empty if it may use some
+    checks: Sequence[FileCheck]
     flags: Mapping[str, int | str]
     environment: Mapping[str, str]  # variables that a server still needs
 
     @property
     def ok(self) -> bool:
-        """Whether anything is used, where there is anything."""
-        return not self.verdicts or any(verdict.used for verdict in self.verdicts)
+        """Whether a file is used, or there are none."""
+        return not self.checks or any(check.used for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,7 +64,7 @@ class AttentionStatus:
             "variable": self.variable,
             "root": str(self.root) if self.root else None,
             "trouble": self.trouble or None,
-            "files": [self._as_json(verdict) for verdict in self.verdicts],
+            "files": [self._as_json(check) for check in self.checks],
             "server_flags": dict(self.flags),
             "environment": dict(self.environment),
         }
@@ -76,80 +76,80 @@ class AttentionStatus:
             lines.append(f"no attention files: set {CONFIG_DIR_VARIABLE} to where they are")
             return "\n".join(lines)
         named = f" ({self.variable})" if self.variable else ""
-        lines.append(f"files under {self.root / FOLDER}{named}: {len(self.verdicts)}")
+        lines.append(f"files under {self.root / FOLDER}{named}: {len(self.checks)}")
         if self.trouble:
             lines.append(f"none would be used: {self.trouble}")
-        if self.verdicts:
-            rows = [self._row(verdict) for verdict in self.verdicts]
+        if self.checks:
+            rows = [self._row(check) for check in self.checks]
             lines += ["", table(("problem", "entries", "would be", "why"), rows)]
-        if any(verdict.used for verdict in self.verdicts):
+        if any(check.used for check in self.checks):
             lines += ["", f"start the server with: {_command_line(self.flags)}"]
             lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
         return "\n".join(lines)
 
-    def _row(self, verdict: Verdict) -> tuple[object, ...]:
-        name = title(verdict.file.problem) if verdict.file else verdict.path.name
-        entries = len(verdict.file.entries) if verdict.file else None
-        if not verdict.used:
-            why = "" if verdict.reason == self.trouble else verdict.reason
+    def _row(self, check: FileCheck) -> tuple[object, ...]:
+        name = title(check.file.problem) if check.file else check.path.name
+        entries = len(check.file.entries) if check.file else None
+        if not check.used:
+            why = "" if check.reason == self.trouble else check.reason
             return name, entries, "refused", why
-        own = _file_flags(verdict, self.engine).items() - self.flags.items()
-        notes = [f"with {_command_line(dict(own))}"] if own else []
-        notes += [f"waits for {', '.join(verdict.waits)}"] if verdict.waits else []
+        other = _file_flags(check, self.engine).items() - self.flags.items()
+        notes = [f"with {_command_line(dict(other))}"] if other else []
+        notes += [f"waits for {', '.join(check.waits)}"] if check.waits else []
         return name, entries, "used", "; ".join(notes)
 
-    def _as_json(self, verdict: Verdict) -> dict[str, Any]:
-        file = verdict.file
+    def _as_json(self, check: FileCheck) -> dict[str, Any]:
+        file = check.file
         return {
-            "path": str(verdict.path),
+            "path": str(check.path),
             "problem": file.problem.spec() if file else None,
             "device": file.device if file else None,
             "engine_version": file.engine_version if file else None,
             "triton": file.triton if file else None,
             "entries": len(file.entries) if file else 0,
-            "used": verdict.used,
-            "reason": verdict.reason or None,
-            "waits": list(verdict.waits),
-            "server_flags": _file_flags(verdict, self.engine) if verdict.used else {},
+            "used": check.used,
+            "reason": check.reason or None,
+            "waits": list(check.waits),
+            "server_flags": _file_flags(check, self.engine) if check.used else {},
         }
 
 
 def attention_status(
     engine: Engine, device: Device | None, root: Path | None, environ: Mapping[str, str]
 ) -> AttentionStatus:
-    """`root`: where the files are; None: where the environment says.
+    """Check the files under a root. `root` None: the root that the environment names.
 
-    Raises BadInput for a root that is no folder.
+    Raises BadInput if the root is not a folder.
     """
     found = None if root else attention_root(environ)
-    place = root or (found[1] if found else None)
-    if place and not place.is_dir():
-        source = f"{found[0]} names {place}, which" if found else str(place)
+    folder = root or (found[1] if found else None)
+    if folder and not folder.is_dir():
+        source = f"{found[0]} names {folder}, which" if found else str(folder)
         raise BadInput(f"{source} is not a folder")
     trouble = _trouble(engine, environ)
     triton = _triton()
-    paths = find_attention_files(place) if place else []
-    verdicts = _verdicts(paths, engine, device, triton)
+    paths = find_attention_files(folder) if folder else []
+    checks = _checks(paths, engine, device, triton)
     if trouble:
-        verdicts = [replace(v, reason=v.reason or trouble) for v in verdicts]
-    used = [verdict for verdict in verdicts if verdict.used]
+        checks = [replace(c, reason=c.reason or trouble) for c in checks]
+    used = [check for check in checks if check.used]
     return AttentionStatus(
         engine=engine,
         device=device.name if device else None,
         triton=triton,
         variable=found[0] if found else None,
-        root=place,
+        root=folder,
         trouble=trouble,
-        verdicts=verdicts,
+        checks=checks,
         flags=_flags(used, engine),
         environment={CONFIG_DIR_VARIABLE: str(root.resolve())} if used and root else {},
     )
 
 
-def _verdicts(
+def _checks(
     paths: Sequence[Path], engine: Engine, device: Device | None, triton: str | None
-) -> list[Verdict]:
-    advised: dict[Attention, int] = {}  # splits, by problem without any
+) -> list[FileCheck]:
+    advised: dict[Attention, int] = {}  # splits, by problem without its splits
 
     def splits(problem: Attention) -> frozenset[int] | None:
         if not _latent(problem, engine):
@@ -160,7 +160,7 @@ def _verdicts(
             known = _engine_splits(problem, engine, device)
         return None if known is None else frozenset({known})
 
-    here = Here(
+    facts = RuntimeFacts(
         engine=engine.name,
         engine_version=engine.version,
         device=device.name if device else None,
@@ -168,15 +168,15 @@ def _verdicts(
         kernel_hash=lambda: attention_engine(engine).lift().hash,
         kv_splits=splits,
     )
-    files = [verdict.file for path in paths if (verdict := judge(path, here)).used and verdict.file]
-    # A server has one number of splits: of files that differ in it alone, one can be used. That
-    # is the one that asks for its number, else the one for the engine's own.
-    for file in sorted(files, key=_unasked):
+    files = [check.file for path in paths if (check := check_file(path, facts)).used and check.file]
+    # A server has one number of splits, so it uses one of the files that differ only in it: the
+    # file that asks for a server flag, else the file for the default number.
+    for file in sorted(files, key=_advised_first):
         advised.setdefault(_any_splits(file.problem), file.problem.kv_splits)
-    return [judge(path, here) for path in paths]
+    return [check_file(path, facts) for path in paths]
 
 
-def _unasked(file: AttentionFile) -> tuple[bool, bool]:
+def _advised_first(file: AttentionFile) -> tuple[bool, bool]:
     return KV_SPLITS_FLAG not in file.server_flags, file.problem.kv_splits != ENGINE_KV_SPLITS
 
 
@@ -185,7 +185,7 @@ def _any_splits(problem: Attention) -> Attention:
 
 
 def _latent(problem: Attention, engine: Engine) -> bool:
-    """Whether the engine splits the problem's cache as it likes, whatever the flag says."""
+    """Whether the engine ignores the flag for splits and uses as many as fit the GPU."""
     alone = _engine_splits(problem, engine, None)
     return alone != _engine_splits(problem, engine, devices()[0])
 
@@ -199,10 +199,10 @@ def _engine_splits(problem: Attention, engine: Engine, device: Device | None) ->
 
 
 def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
-    """Why the plugin would do nothing, whatever the files are."""
+    """Why the plugin would do nothing with any file; empty if it may use some."""
     origin = f"{engine.name} {engine.version}"
     if not engine.loads_plugins():
-        return f"{origin} has no plugins; of the versions that are tested 0.5.12 is the first"
+        return f"{origin} has no plugins; the first tested version with plugins is 0.5.12"
     if why := _unfit(engine):
         return f"{origin}: {why}"
     if NAME not in {point.name for point in entry_points(group=GROUP)}:
@@ -214,7 +214,7 @@ def _trouble(engine: Engine, environ: Mapping[str, str]) -> str:
 
 
 def _unfit(engine: Engine) -> str:
-    """Why none of the engine's kernels could be hooked; empty if one could."""
+    """Why the plugin could not hook any of the engine's kernels; empty if it could hook one."""
     kernels = attention_engine(engine).lift()
     reasons = []
     for kernel in KERNELS:
@@ -235,19 +235,19 @@ def _triton() -> str | None:
         return None
 
 
-def _file_flags(verdict: Verdict, engine: Engine) -> dict[str, int | str]:
-    """What a server must be started with for one file to be used."""
-    assert verdict.file is not None
-    problem, flags = verdict.file.problem, {BACKEND_FLAG: "triton"}
+def _file_flags(check: FileCheck, engine: Engine) -> dict[str, int | str]:
+    """The flags that a server needs to use one file."""
+    assert check.file is not None
+    problem, flags = check.file.problem, {BACKEND_FLAG: "triton"}
     told = problem.phase is Phase.DECODE and not _latent(problem, engine)
     if told and problem.kv_splits != ENGINE_KV_SPLITS:
-        return {**flags, KV_SPLITS_FLAG: problem.kv_splits, **verdict.file.server_flags}
-    return {**flags, **verdict.file.server_flags}
+        return {**flags, KV_SPLITS_FLAG: problem.kv_splits, **check.file.server_flags}
+    return {**flags, **check.file.server_flags}
 
 
-def _flags(used: Sequence[Verdict], engine: Engine) -> dict[str, int | str]:
-    """The flags on which all of them agree."""
-    wanted = [_file_flags(verdict, engine) for verdict in used]
+def _flags(used: Sequence[FileCheck], engine: Engine) -> dict[str, int | str]:
+    """The flags on which all files agree."""
+    wanted = [_file_flags(check, engine) for check in used]
     both = {name: {flags[name] for flags in wanted if name in flags} for f in wanted for name in f}
     return {name: next(iter(values)) for name, values in both.items() if len(values) == 1}
 

@@ -1,4 +1,4 @@
-"""The fused-MoE layers of sglang."""
+"""Fused-MoE layers in sglang."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = [
 
 
 def open_family(engine: SGLang) -> SGLangFusedMoe:
-    """What `families.fused_moe.engine.MoeEngine` asks of one copy of sglang."""
+    """The `families.fused_moe.engine.MoeEngine` of one copy of sglang."""
     return SGLangFusedMoe(engine)
 
 
 def open_delivery(engine: SGLang) -> MoeDelivery:
-    """How the family's winners reach the servers of one copy of sglang."""
+    """How a layer's winners reach the servers of one copy of sglang."""
     return MoeDelivery(SGLangFusedMoe(engine))

@@ -1,15 +1,15 @@
-"""Binds sglang's fused-MoE kernels as its `invoke_fused_moe_kernel` launches them.
+"""Bind sglang's fused-MoE kernels the way its `invoke_fused_moe_kernel` launches them.
 
-Source of every value: `invoke_fused_moe_kernel` and `_fused_moe_kernel_sequence` of sglang
-0.4.4 to 0.5.23 on CUDA, one rank, no LoRA. SGLANG_MOE_PADDING (an AMD matter, off by
-default) is taken to be off, so K is the whole reduced length.
+Source of every value: `invoke_fused_moe_kernel` and `_fused_moe_kernel_sequence` in sglang
+0.4.4 to 0.5.23 on CUDA, for one rank without LoRA. SGLANG_MOE_PADDING (for AMD, off by
+default) is assumed to be off, so K is the whole reduced length.
 
-One variant serves many batch sizes. Only EM (slots after padding) and num_valid_tokens
-(M * top_k) change with the batch size, and Triton looks at no more of them than "is 1" and
-"is a multiple of 16". EM is rounded up to a multiple of 16, at most one empty block more
-than the engine launches, so it never splits a variant; num_valid_tokens keeps its true
-value. So all M with M * top_k divisible by 16 share one variant, and the others a second.
-(From sglang 0.5.23 on sm_90 and later, GDC_EARLY splits batches at 512 rows once more.)
+One compiled variant serves many batch sizes. Only EM (slots after padding) and num_valid_tokens
+(M * top_k) change with the batch size, and Triton specialises them only on "is 1" and "is a
+multiple of 16". EM is rounded up to a multiple of 16, at most one empty block more than the
+engine launches, so it never causes another variant. num_valid_tokens keeps its true value, so
+all M with M * top_k divisible by 16 share one variant, and all others share a second.
+(From sglang 0.5.23 on sm_90 and later, GDC_EARLY splits the variants again at 512 rows.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tuner.problems.triton import TRITON_DEFAULTS
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
-_PLACES = (  # where versions since 0.4.4 keep them
+_LOCATIONS = (  # of the kernels, in versions since 0.4.4
     "kernels/ops/moe/fused_moe_triton_kernels.py",
     "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_kernels.py",
     "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
@@ -76,12 +76,12 @@ class FusedMoeKernels:
     ) -> Binding:
         """Bind the kernel that the engine launches for `gemm` at `batch_size` tokens.
 
-        `sorted_output`: the up gemm of a layer whose down gemm uses TMA. `filter_expert`: under
-        expert parallelism. `zero_points`: asymmetric (AWQ) weights. `compute`: the model's
-        16-bit type, "bf16" (the default) or "fp16", which quantised weights leave open.
+        `sorted_output`: this is the up gemm, and the down gemm uses TMA. `filter_expert`: the
+        layer runs under expert parallelism. `zero_points`: weights are asymmetric (AWQ).
+        `compute`: the 16-bit type beside quantised weights, "bf16" (the default) or "fp16".
 
-        Raises UnsupportedKernel for a parameter, a config key or a dtype that the engine's
-        kernel and this adapter do not share.
+        Raises UnsupportedKernel for a parameter, a config key or a dtype that either the
+        engine's kernel or this function does not support.
         """
         launch = _Launch(
             problem, gemm, batch_size, config, target, sorted_output, compute or _compute(problem)
@@ -110,7 +110,7 @@ class FusedMoeKernels:
     def binder(
         self, problem: FusedMoe, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` for the candidates of one problem, as a compiler wants it."""
+        """`bind` as a function of a candidate, for the compiler."""
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             point = candidate.point
@@ -140,39 +140,39 @@ class FusedMoeKernels:
 
 
 def lift_fused_moe(engine: SGLang, backend: str = CUDA) -> FusedMoeKernels:
-    """Lift them out of an engine on disk, as they are on a backend ("cuda" or "hip").
+    """Lift the kernels of an engine on disk for a backend, "cuda" or "hip".
 
     Raises UnsupportedKernel; see `lift`.
     """
     origin = f"{engine.name} {engine.version}"
-    source = find_source(engine, DENSE, _PLACES)
+    source = find_source(engine, DENSE, _LOCATIONS)
     return FusedMoeKernels(lift(source, (DENSE, GROUPED), engine.root, origin, backend))
 
 
 def kernel_name(problem: FusedMoe) -> str:
-    """Quantisation groups along k have a kernel of their own."""
+    """The kernel's name; quantisation groups along k need a different kernel."""
     return GROUPED if problem.grouped else DENSE
 
 
 def takes_tma(problem: FusedMoe) -> bool:
-    """Whether down is right when it reads A, in sorted order, through TMA.
+    """Whether the down gemm is correct when it reads A, in sorted order, through TMA.
 
-    fused_moe_kernel looks a token's scale up by its slot for quantisation blocks alone. Its
-    `assert use_fp8_w8a8` there is checked in Triton's debug mode only, and sglang ships 16-bit
-    files with USE_TMA.
+    With TMA, fused_moe_kernel looks up a token's scale by its slot only for quantisation blocks.
+    The kernel's `assert use_fp8_w8a8` does not decide: Triton checks it only in debug mode, and
+    sglang ships 16-bit files with USE_TMA.
     """
     return kernel_name(problem) == DENSE and not problem.per_channel_quant
 
 
 def swaps_ab(config: Config, dtype: Dtype, target: Target) -> bool:
-    """`should_enable_swap_ab`: fp8 on sm_90 alone; unchanged since it came."""
+    """sglang's `should_enable_swap_ab`, which is only for fp8 on sm_90."""
     small = config["BLOCK_SIZE_M"] < 64 and config["BLOCK_SIZE_N"] >= 64
     return dtype is Dtype.FP8_W8A8 and target.is_sm(90) and small
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """One launch, with the sizes that its arguments derive from."""
+    """One launch, with the sizes from which its arguments follow."""
 
     problem: FusedMoe
     gemm: Gemm
@@ -203,7 +203,7 @@ class _Launch:
 
     @property
     def a_rows(self) -> int:
-        """Rows of A; with TMA, down reads its slots in sorted order, padding included."""
+        """Rows of A. With TMA, down reads all slots in sorted order, including the padding."""
         if self.gemm is Gemm.UP:
             return self.batch_size
         if self.tma:
@@ -285,7 +285,7 @@ def _dense(launch: _Launch) -> dict[str, Argument]:
 
 
 def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:
-    """Scale tensors and their strides; a stride is 0 where the tensor lacks the dimension.
+    """Scale tensors and their strides; a stride is 0 if the tensor lacks the dimension.
 
     Blocks: A (rows, ceil(K / k)), B (E, ceil(n / n'), ceil(K / k)). Channels: A (rows, 1),
     B (E, n, 1). Tensor-wise: A (1,), B (E,). Weight-only int8: B (E, n).
@@ -343,6 +343,6 @@ def _grouped(launch: _Launch, zero_points: bool) -> dict[str, Argument]:
         "group_size": Constant(group),
         "has_zp": Constant(zero_points),
         "use_int4_w4a16": Constant(problem.dtype is Dtype.INT4_W4A16),
-        # The engine asks this of B's own last dimension, which is halved for int4.
+        # The engine tests B's last dimension, which is halved for int4.
         "even_Ks": Constant(k // packed % launch.config["BLOCK_SIZE_K"] == 0),
     }

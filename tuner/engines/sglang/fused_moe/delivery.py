@@ -1,4 +1,4 @@
-"""How tuned fused-MoE configurations reach sglang's servers: as files that its own loader reads."""
+"""How tuned fused-MoE configurations reach sglang's servers: as files that its loader reads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from pathlib import Path
 from tuner.devices.table import Device
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.export.delivery import PlannedFile, ServerFlags
-from tuner.families.fused_moe.export import (
-    ConfigFileExport,
-    packaged_files,
-    plan_moe,
-    verify_moe,
-)
+from tuner.families.fused_moe.export import ConfigFileExport, packaged_files, plan_moe, verify_moe
 from tuner.problems.records import Winner
 
 
@@ -44,7 +39,7 @@ class MoeDelivery:
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in files:
-            assert isinstance(file, ConfigFileExport)  # as `plan` makes them
+            assert isinstance(file, ConfigFileExport)  # `plan` made it
             verify_moe(file, self.layer, device, root)
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:

@@ -1,11 +1,11 @@
-"""The engine's own fused-MoE layer on files as exported: `python -m tuner.measure.engine_layer`.
+"""Time the engine's own fused-MoE layer with exported files; run as a module by `tuner prove`.
 
-Arguments: the problem, a root of config files, an empty root, and batch sizes. Prints one JSON
-line a batch size: microseconds of the layer, and its error against a float32 layer, with the root
-("tuned"), with the files in the package ("shipped") and with none ("default"), timed in turn.
+Arguments: the problem, a root of config files, an empty root, and batch sizes. It prints one JSON
+line per batch size: the layer's microseconds, and its error against a float32 layer, with the root
+("tuned"), with the package's files ("shipped") and without files ("default"), timed in turn.
 
-Imports sglang, as a server does: its loader picks the entries, its own code calls the kernels and
-what lies between them. Verified with sglang 0.5.16 on CUDA.
+This imports sglang as a server does: its loader picks the entries, and its code runs the whole
+layer. Verified with sglang 0.5.16 on CUDA.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from tuner.problems.dtypes import Dtype
 ROUNDS = 21
 CHECKED_TOKENS = 8
 
-Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states (M, K), router weights and ids (M, top_k)
+LayerInputs = tuple[
+    Tensor, Tensor, Tensor
+]  # hidden states (M, K), router weights and ids (M, top_k)
 
 
 class EngineLayer:
@@ -44,8 +46,8 @@ class EngineLayer:
         self._up = make_weights(problem, Gemm.UP, device="cuda", seed=1)
         self._down = make_weights(problem, Gemm.DOWN, device="cuda", seed=2)
 
-    def inputs(self, batch_size: int) -> list[Inputs]:
-        """Those of each launch of a graph: other tokens, other routings, some of them skewed."""
+    def inputs(self, batch_size: int) -> list[LayerInputs]:
+        """The inputs of each launch of a graph. Tokens and routings differ; some are skewed."""
         generator = torch.Generator("cuda").manual_seed(batch_size)
         found = []
         for i in range(LAUNCHES):
@@ -56,7 +58,7 @@ class EngineLayer:
         return found
 
     def __call__(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        """(M, K), as the engine computes it."""
+        """The engine's output (M, K)."""
         problem = self.problem
         out: Tensor = fused_moe.fused_experts_impl(
             x,
@@ -77,7 +79,7 @@ class EngineLayer:
         return out
 
     def reference(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        """(at most CHECKED_TOKENS, K) float32, from the dense weights."""
+        """The first tokens' output, (at most CHECKED_TOKENS, K) float32, from dense weights."""
         out = torch.zeros((min(len(x), CHECKED_TOKENS), self.problem.K), device="cuda")
         for token in range(len(out)):
             for choice, expert in enumerate(ids[token].tolist()):
@@ -88,7 +90,7 @@ class EngineLayer:
 
 
 def compare(layer: EngineLayer, batch_size: int, roots: dict[str, Path | None]) -> dict[str, Any]:
-    """The layer with each root's files, at one batch size."""
+    """Time and check the layer with each root's files, at one batch size."""
     inputs = layer.inputs(batch_size)
     expected = layer.reference(*inputs[0])
     graphs, errors = [], {}
@@ -103,7 +105,7 @@ def compare(layer: EngineLayer, batch_size: int, roots: dict[str, Path | None]) 
 
 
 def use_root(root: Path | None) -> None:
-    """Point the engine's loader at a root, or at its own package."""
+    """Point the engine's loader at a root; None: at its package."""
     if root is None:
         os.environ.pop("SGLANG_MOE_CONFIG_DIR", None)
     else:
@@ -112,7 +114,7 @@ def use_root(root: Path | None) -> None:
 
 
 def publish_settings() -> None:
-    """What a server publishes at its start, as far as the layer reads it: one rank, defaults."""
+    """Publish the settings that the layer reads, as a server does on start: one rank, defaults."""
     get_context()._server_args = SimpleNamespace(
         enable_deterministic_inference=False,
         enable_fused_moe_sum_all_reduce=False,
@@ -122,8 +124,8 @@ def publish_settings() -> None:
     fused_moe.is_allocation_symmetric = lambda: False
 
 
-def _capture(layer: Callable[..., Tensor], inputs: Sequence[Inputs]) -> torch.cuda.CUDAGraph:
-    for _ in range(2):  # compile, and whatever the engine sets up on its first call
+def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> torch.cuda.CUDAGraph:
+    for _ in range(2):  # compile, and let the engine do the set-up of its first call
         layer(*inputs[0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

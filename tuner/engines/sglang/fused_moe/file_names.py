@@ -13,7 +13,7 @@ from tuner.families.fused_moe.engine import FileKey
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
-# Also finds a name within a line; numbers are limited so that none is absurd.
+# It also finds a name inside a line. Numbers have a limited length, so that none is absurd.
 NAME = re.compile(
     r"E=(?P<E>\d{1,7}),N=(?P<N>\d{1,7}),device_name=(?P<device>[^,/\\]*?)"
     r"(?:,dtype=(?P<dtype>\w+?))?"
@@ -25,7 +25,7 @@ NAME = re.compile(
 
 
 def format_file_name(key: FileKey) -> str:
-    """The name of a key's file; `parse_file_name` reads it back."""
+    """The file name for a key; `parse_file_name` reads it back."""
     name = f"E={key.E},N={key.N},device_name={key.device}"
     if key.dtype:
         name += f",dtype={key.dtype}"
@@ -37,7 +37,7 @@ def format_file_name(key: FileKey) -> str:
 
 
 def parse_file_name(name: str) -> FileKey:
-    """Read a file's name. Raises MalformedConfigFile for one that no engine would ask for."""
+    """Read a file's name. Raises MalformedConfigFile for a name that no engine looks for."""
     match = NAME.fullmatch(name)
     if match:
         key = FileKey(
@@ -49,7 +49,7 @@ def parse_file_name(name: str) -> FileKey:
             per_channel_quant=match["per_channel"] is not None,
             gemm=Gemm.DOWN if match["down"] else Gemm.UP,
         )
-        if format_file_name(key) == name:  # not so for leading zeros, or no blank after a comma
+        if format_file_name(key) == name:  # refuses leading zeros and a missing blank
             return key
     raise MalformedConfigFile(
         f"{name!r} is not a config file's name, like "
@@ -58,19 +58,19 @@ def parse_file_name(name: str) -> FileKey:
 
 
 def engine_dtype(dtype: Dtype) -> str | None:
-    """The engine's own word for a problem's dtype; it has none for 16-bit weights."""
+    """The dtype in the engine's file names; None for 16-bit weights."""
     return None if dtype in (Dtype.BFLOAT16, Dtype.FLOAT16) else dtype.value
 
 
 def weight_columns(problem: FusedMoe) -> tuple[int, int]:
-    """(N, K) as the engine reads them off its weights' shapes: int4 packs two elements a byte."""
+    """(N, K) as the engine reads them from the weights' shapes: int4 packs two elements a byte."""
     packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
     return problem.N // packed, problem.K // packed
 
 
 def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bool) -> FileKey:
-    """The key that an engine asks for; `per_channel`: whether this version's names say so."""
-    # Groups along k alone, (0, g), are left out of the name by the engine.
+    """The key that an engine looks for. `per_channel`: this version's names have the flag."""
+    # The engine leaves groups along k, (0, g), out of the name.
     block = problem.block_shape if problem.block_shape and all(problem.block_shape) else None
     return FileKey(
         E=problem.E,

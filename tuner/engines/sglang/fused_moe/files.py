@@ -1,4 +1,4 @@
-"""sglang's fused-MoE config files on disk, and the rules by which it picks them."""
+"""sglang's fused-MoE config files on disk, and how sglang picks their entries."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class SGLangFusedMoe:
     def rules(self) -> LoaderRules:
         return read_loader_rules(self.engine.root, f"{self.name} {self.version}")
 
-    # Where files are
+    # Locations of files
 
     @property
     def package_root(self) -> Path:
-        """The folder in the package that holds the shipped configs/."""
+        """The folder of the package that holds the shipped configs/."""
         return self.rules.source.parent
 
     @property
@@ -62,14 +62,14 @@ class SGLangFusedMoe:
         return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
 
     def config_dir(self, root: Path, triton: str) -> Path:
-        """Where files for a Triton version (e.g. "3.6.0") go under a root."""
+        """The folder under a root for a Triton version such as "3.6.0"."""
         return self.rules.config_dir(root, triton)
 
     def has_down_files(self) -> bool:
         return self.rules.down_files
 
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
-        """The name that the engine looks for. Raises UnsupportedKernel where it looks for none."""
+        """The name that the engine looks for. Raises UnsupportedKernel if it looks for none."""
         if gemm is Gemm.DOWN and not self.rules.down_files:
             raise UnsupportedKernel(f"{self.rules.engine} reads no _down files: tune up alone")
         per_channel = self.rules.per_channel_names
@@ -78,14 +78,14 @@ class SGLangFusedMoe:
     def read_file_name(self, name: str) -> FileKey:
         return parse_file_name(name)
 
-    # How it picks
+    # The engine's choices
 
     def find_file(
         self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
         """The file that the engine's loader reads, or None if it finds none.
 
-        Versions that answer a missing down file with the up file give that one for DOWN.
+        For DOWN this is the up file in versions that use it for a missing down file.
         """
         if gemm is Gemm.DOWN and not self.rules.down_files:
             return None
@@ -98,13 +98,13 @@ class SGLangFusedMoe:
         return None
 
     def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
-        """The entry of the nearest batch size; of two as near, the one that stands first."""
+        """The entry of the nearest batch size; of two equally near, the first in the file."""
         return entries[min(entries, key=lambda size: abs(size - batch_size))]
 
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """What the engine runs, up and down, without a file: its own heuristic, its own keys.
+        """The heuristic's configuration, which the engine runs for both gemms without a file.
 
-        It may lack num_warps and num_stages; `launch_config` makes Triton's defaults explicit.
+        It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
         rules = self.rules
         heuristic = default_heuristic(rules.tree, rules.source, rules.engine, device)
@@ -131,8 +131,8 @@ class SGLangFusedMoe:
     ) -> dict[str, dict[Gemm, Config]]:
         """What the engine runs at a batch size: "default" without files, "shipped" with them.
 
-        "shipped" is there if the loader finds a file for up or down under `root` (the package's
-        own folder unless given), and not where the two would stop the engine.
+        "shipped" exists if the loader finds a file for up or down under `root` (by default the
+        package), unless the two files together would stop the engine.
         """
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
@@ -142,11 +142,11 @@ class SGLangFusedMoe:
         if up is None and down is None:
             return found
         up = up or default
-        down = down or up  # one configuration serves both gemms where there is no down file
+        down = down or up  # without a down file, one configuration serves both gemms
         if down["BLOCK_SIZE_M"] != up["BLOCK_SIZE_M"]:
             if self.rules.stops_on_block_m:
                 return found
-            down = down.replace(BLOCK_SIZE_M=up["BLOCK_SIZE_M"])  # they share one sort of tokens
+            down = down.replace(BLOCK_SIZE_M=up["BLOCK_SIZE_M"])  # the engine sorts tokens once
         found["shipped"] = {Gemm.UP: up, Gemm.DOWN: down}
         return found
 
@@ -163,10 +163,10 @@ class SGLangFusedMoe:
         entries = read_lenient(path).entries if path else {}
         return self.pick(entries, batch_size) if entries else None
 
-    # What it ships
+    # Shipped files
 
     def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
-        """Every fused-MoE file in the package, by path; other kernels' files are passed over."""
+        """All fused-MoE files in the package, sorted by path. Other kernels' files are skipped."""
         for path in sorted((self.package_root / "configs").rglob("*.json")):
             try:
                 key = parse_file_name(path.name)

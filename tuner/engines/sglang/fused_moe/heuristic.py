@@ -1,6 +1,6 @@
-"""Run an engine's own default heuristic, lifted out of its source.
+"""Run an engine's default heuristic, lifted out of its source.
 
-Only `get_default_config` and what it uses are compiled; the engine is not imported.
+Only `get_default_config` and the definitions that it uses are compiled. The engine is not imported.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def default_heuristic(
 ) -> Callable[[Mapping[str, object]], dict[str, int]]:
     """The engine's heuristic on a device.
 
-    The callable takes every argument that this project knows, by name; the version's own
-    signature picks. Raises UnsupportedKernel for a name or parameter that is not known.
+    The returned function takes a mapping of arguments and passes on the ones that this version's
+    heuristic has. Raises UnsupportedKernel for an unknown name or parameter.
     """
     lifted = _Lifted(tree, source, engine, device)
     function = lifted.function(FUNCTION)
@@ -39,7 +39,7 @@ def default_heuristic(
             config: dict[str, int] = function(
                 **{name: arguments[name] for name in parameters if name in arguments}
             )
-        except AttributeError as error:  # a flag that the stand-in below does not have
+        except AttributeError as error:  # a flag that the stand-ins in `_Lifted` do not have
             raise UnsupportedKernel(f"{engine}'s {FUNCTION} reads unknown state: {error}") from None
         return config
 
@@ -47,12 +47,12 @@ def default_heuristic(
 
 
 class _Lifted:
-    """Module-level definitions of a source file, compiled one by one as they are needed."""
+    """Module-level definitions of a source file, compiled when they are needed."""
 
     def __init__(self, tree: ast.Module, source: Path, engine: str, device: Device) -> None:
         flags = SimpleNamespace(enable_deterministic_inference=False)
         settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
-        # The few names that reach outside the file, answered for the device and default flags.
+        # Stand-ins for the names from other modules, for the device and default flags.
         self._namespace: dict[str, object] = {
             "_is_hip": device.target.backend == HIP,
             "_get_cuda_shared_memory_per_block_optin": lambda: device.shared_optin_bytes,
@@ -85,11 +85,11 @@ class _Lifted:
         node = self._definitions[name]
         if isinstance(node, ast.FunctionDef):
             node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
-        self._namespace[name] = None  # ends a recursion
+        self._namespace[name] = None  # stops the recursion if the definition uses its own name
         for used in _free_names(node):
             self._define(used, asked_by=name)
-        # Annotations stay text: they name types that are not lifted. (`annotations` is the
-        # feature that this file's first import names.)
+        # Annotations stay text, because they name types that are not lifted. (`annotations` is
+        # the feature from this file's `from __future__` import.)
         code = compile(
             ast.Module(body=[node], type_ignores=[]),
             str(self._source),
@@ -97,7 +97,7 @@ class _Lifted:
             flags=annotations.compiler_flag,
             dont_inherit=True,
         )
-        exec(code, self._namespace)  # noqa: S102 - the engine's own code is what must be run
+        exec(code, self._namespace)  # noqa: S102 - running the engine's code is the purpose
 
 
 def _free_names(node: ast.FunctionDef | ast.Assign) -> list[str]:

@@ -1,7 +1,7 @@
-"""How a version of sglang finds fused-MoE config files, read off its own loader's source.
+"""How a version of sglang finds fused-MoE config files, read from its loader's source.
 
-The rules differ between versions, and patched builds exist, so they are taken from the code on
-disk and never from a version number.
+The rules differ between versions, and patched builds exist, so they come from the code on disk
+and never from a version number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuner.problems.triton import folder_version, version_folder
 
 CONFIG_DIR_VARIABLE = "SGLANG_MOE_CONFIG_DIR"
 
-# Newest layout first: later versions keep re-exporting stubs where an earlier one had the code.
+# The newest layout is first: later versions keep stubs that re-export at the earlier locations.
 _SOURCES = (
     "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py",
     "srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py",
@@ -28,32 +28,29 @@ _CHOOSER = "try_get_optimal_moe_config"
 
 @dataclass(frozen=True)
 class LoaderRules:
-    """What one version's `get_moe_configs` and `try_get_optimal_moe_config` do."""
+    """The behaviour of one version's `get_moe_configs` and `try_get_optimal_moe_config`."""
 
     engine: str  # e.g. "sglang 0.5.16", for messages
-    source: Path  # the file that defines both; configs/ lies beside it
+    source: Path  # the file that defines both functions; configs/ lies beside it
     tree: ast.Module
     config_dir_env: bool  # SGLANG_MOE_CONFIG_DIR replaces the packaged tree
     version_folders: bool  # files lie in configs/triton_X_Y_Z/
-    fallback: (
-        tuple[str, ...] | None
-    )  # Triton versions tried after the running one; None: all on disk
-    per_channel_names: bool  # asks for ",per_channel_quant=True"
-    down_files: bool  # asks for "_down" files
-    down_reuses_up: bool  # a missing down file is answered by the loader with the up file
-    stops_on_block_m: (
-        bool  # an assertion stops the engine where up's and down's BLOCK_SIZE_M differ
-    )
+    # Triton versions that are tried after the running one; None: all on disk.
+    fallback: tuple[str, ...] | None
+    per_channel_names: bool  # file names may have ",per_channel_quant=True"
+    down_files: bool  # the loader looks for "_down" files
+    down_reuses_up: bool  # the loader uses the up file for a missing down file
+    stops_on_block_m: bool  # an assertion stops the engine if up's and down's BLOCK_SIZE_M differ
 
     def config_dir(self, root: Path, triton: str) -> Path:
-        """Where files for a Triton version lie under a root."""
+        """The folder under a root with the files for a Triton version."""
         configs = root / "configs"
         return configs / version_folder(triton) if self.version_folders else configs
 
     def search_dirs(self, root: Path, triton: str) -> Iterator[Path]:
-        """The folders that the loader looks into, in its order.
+        """The folders that the loader searches, in its order.
 
-        Raises MalformedConfigFile where the engine itself would stop: it lists the root's folders.
+        Raises MalformedConfigFile for folders at which the engine itself would stop.
         """
         yield self.config_dir(root, triton)
         if not self.version_folders:
@@ -82,7 +79,7 @@ class LoaderRules:
 def read_loader_rules(root: Path, engine: str) -> LoaderRules:
     """The rules of the sglang package at `root`.
 
-    Raises UnsupportedKernel if its loader is not where a known version keeps it.
+    Raises UnsupportedKernel if the loader is in none of the known locations.
     """
     for relative in _SOURCES:
         source = root / relative

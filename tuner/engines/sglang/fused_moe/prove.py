@@ -1,4 +1,4 @@
-"""The last gate: exported files through the engine's own loader and layer, on the GPU."""
+"""Prove exported files: run the engine's own loader and layer with them on the GPU."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tuner.families.fused_moe.problem import FusedMoe, parse_fused_moe
 from tuner.render import table
 
 CHILD_MODULE = "tuner.engines.sglang.fused_moe.engine_layer"
-SLOWER = 0.995  # a layer this much slower than without the files is slower beyond the noise
-WORSE = 1.05  # the layer's error may not grow by more than this
+SLOWER = 0.995  # a smaller gain means slower than without the files, beyond the noise
+WORSE = 1.05  # the layer's error may grow at most by this factor
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer at one batch size; by "tuned", "shipped" and "default"."""
+class ProofRow:
+    """One layer at one batch size, with the keys "tuned", "shipped" and "default"."""
 
     problem: FusedMoe
     batch_size: int
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as what the engine would run without the files."""
+        """The speed with the exported files, divided by the speed without them."""
         return self.us["shipped"] / self.us["tuned"]
 
     @property
@@ -44,9 +44,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """Every exported problem's rows."""
+    """The rows of all exported problems."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ProofRow]
 
     @property
     def proven(self) -> bool:
@@ -76,8 +76,8 @@ class Proof:
 def prove(root: Path, device_name: str) -> Proof:
     """Run every exported problem of a device through the engine's layer.
 
-    Raises BadInput where nothing was exported there, MeasurerFailed where the engine cannot be
-    imported or its layer stops.
+    Raises BadInput if nothing was exported for it, and MeasurerFailed if the engine cannot be
+    imported or its layer fails.
     """
     exported = _exported(root, device_name)
     if not exported:
@@ -102,7 +102,7 @@ def _exported(root: Path, device_name: str) -> dict[FusedMoe, list[int]]:
     return found
 
 
-def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> list[Row]:
+def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> list[ProofRow]:
     command = [sys.executable, "-m", CHILD_MODULE, problem.spec(), str(root.resolve()), nothing]
     done = subprocess.run(  # noqa: S603 (our own module)
         [*command, *map(str, sizes)], capture_output=True, text=True
@@ -111,4 +111,4 @@ def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> l
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise MeasurerFailed(f"the engine's layer did not run: {(said or ['no output'])[-1][:300]}")
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return [Row(problem, row["batch_size"], row["us"], row["error"]) for row in found]
+    return [ProofRow(problem, row["batch_size"], row["us"], row["error"]) for row in found]

@@ -1,9 +1,9 @@
-"""Whether an engine appends the shared experts to the routed ones.
+"""Whether sglang appends the shared experts to the routed ones.
 
-Where it does, the layer has more experts, and every token goes to them: a different problem, and a
-different file name. The rules are sglang's, read from the model classes of its releases 0.4.4 to
-0.5.23; a rule that changed between two releases that were looked at is taken to have changed in the
-newer one. Its own tuning script guesses otherwise for some models (it adds one expert for Llama 4).
+If it does, the layer has more experts and every token goes to them, which is a different problem
+with a different file name. The rules come from the model classes of releases 0.4.4 to 0.5.23. If
+two examined releases differ, the change is attributed to the newer one. sglang's tuning script
+differs for some models (it adds one expert for Llama 4).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tuner.families.fused_moe.engine import Fusion
 from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
 
-NEWEST = "0.5.23"  # the newest release whose rules were read; assumed where no version is given
+NEWEST = "0.5.23"  # the newest release whose rules were read; the default version
 OLDEST_ARCH = 80
 
 
 @dataclass(frozen=True)
 class _Case:
-    """The facts that a rule looks at."""
+    """The facts on which a rule depends."""
 
     model: Model
     version: Release
@@ -44,10 +44,10 @@ def shared_expert_fusion(
     dtype: Dtype | None = None,
     force: bool | None = None,
 ) -> Fusion:
-    """Decide as sglang of that version does by default on that GPU, unless `force` says otherwise.
+    """Decide as that version of sglang does by default on that GPU. `force` overrides it.
 
-    Raises BadProblem where fusion is forced but the shared experts do not have the routed ones'
-    width, or there are none.
+    Raises BadProblem if fusion is forced although there are no shared experts, or their width
+    differs from the routed ones'.
     """
     if not model.n_shared_experts:
         if force:
@@ -59,7 +59,7 @@ def shared_expert_fusion(
         return Fusion(0, 0, f"E={model.E // ep} without the shared experts, as asked")
     if force:
         return _forced(case)
-    against = _why_not(case)
+    against = _reason_not_fused(case)
     if against:
         return Fusion(
             0, 0, f"E={model.E // ep}: sglang {version} does not fuse shared experts {against}"
@@ -89,18 +89,18 @@ def _forced(case: _Case) -> Fusion:
 
 
 def _added(case: _Case) -> int:
-    # Until 0.4.7 each rank held a copy for every rank, and a token went to one of them.
+    # Before 0.4.7 each rank held one copy per rank, and a token went to one of the copies.
     return case.tp if case.version < (0, 4, 7) else case.model.n_shared_experts
 
 
-def _why_not(case: _Case) -> str | None:
-    """The clause that says why this model's shared experts stay apart; None: they are fused."""
+def _reason_not_fused(case: _Case) -> str | None:
+    """Why this model's shared experts are not fused, as a clause; None if they are."""
     rule = _RULES.get(case.model.architecture)
     return rule(case) if rule else f"of {case.model.architecture}"
 
 
 def _deepseek_v3(case: _Case) -> str | None:
-    """DeepSeek V3 and R1; Kimi K2 names the same class but has other sizes."""
+    """DeepSeek V3 and R1. Kimi K2 has the same class but other sizes."""
     if case.version < (0, 4, 6):
         return "by default before 0.4.6"
     if case.model.E != 256 or case.model.n_shared_experts != 1:
@@ -114,7 +114,7 @@ def _deepseek_v3(case: _Case) -> str | None:
 
 
 def _deepseek_v32(case: _Case) -> str | None:
-    # Up to 0.5.11 the engine loaded it under DeepSeek V3's name, which the rule asks for.
+    # Up to 0.5.11 the engine loaded it under DeepSeek V3's name, so V3's rule applied.
     if case.version < (0, 5, 12):
         return _deepseek_v3(case)
     return "of DeepseekV32ForCausalLM since 0.5.12"

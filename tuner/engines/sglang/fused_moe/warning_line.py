@@ -1,7 +1,7 @@
-"""An engine's warning that it found no config file -> the problem whose file it missed.
+"""Find the problem for which an engine warned that it has no config file.
 
-The line names E, N, the dtype and the GPU. It does not name the hidden size K and top_k, which are
-those of the presets that divide into the same E and N.
+The line names E, N, the dtype and the GPU. It lacks the hidden size K and top_k; these come from
+the presets that divide into the same E and N.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.engines.sglang.fused_moe.file_names import NAME
-from tuner.engines.sglang.fused_moe.shared_experts import (
-    NEWEST,
-    fuses_in_some_release,
-)
+from tuner.engines.sglang.fused_moe.shared_experts import NEWEST, fuses_in_some_release
 from tuner.engines.versions import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
@@ -21,7 +18,7 @@ from tuner.models.serving import Resolved, Serving
 from tuner.models.table import presets
 from tuner.problems.dtypes import Dtype, parse_dtype
 
-# Where releases kept their config files, newest last: the folder, and the first release without it.
+# Folders in which releases kept their config files, and the first release without each.
 _LAYOUTS: tuple[tuple[str, Release], ...] = (
     ("fused_moe_triton/configs/E=", (0, 4, 7)),
     ("fused_moe_triton/configs/triton_", (0, 5, 11)),
@@ -30,28 +27,28 @@ _LAYOUTS: tuple[tuple[str, Release], ...] = (
 
 @dataclass(frozen=True)
 class MissingFile:
-    """What the name and place of an engine's config file say."""
+    """The facts in the path of an engine's config file."""
 
     E: int
     N: int
     device_name: str
-    dtype: Dtype | None  # None: the engine writes no type for unquantised weights
+    dtype: Dtype | None  # None: unquantised weights, for which the name has no type
     block_shape: tuple[int, int] | None
     per_channel_quant: bool
     gemm: Gemm
     file_name: str
-    before: Release | None  # the engine is older than this release, told by its folders
+    before: Release | None  # the engine is older than this release, according to the folder
 
 
 def parse_config_name(text: str) -> MissingFile | None:
-    """Find an engine's config file name in a line, a path or by itself; None if there is none.
+    """Find an engine's config file name in a line or a path; None if there is none.
 
-    Raises BadProblem for a dtype that is not known.
+    Raises BadProblem for an unknown dtype.
     """
     match = NAME.search(text)
     if not match:
         return None
-    place = text.replace("\\", "/")
+    path = text.replace("\\", "/")
     dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
     block = (int(match["n"]), int(match["k"])) if match["n"] else None
     return MissingFile(
@@ -60,11 +57,11 @@ def parse_config_name(text: str) -> MissingFile | None:
         device_name=match["device"],
         dtype=dtype,
         block_shape=block,
-        # int8_w8a8 without blocks is always per channel; older releases do not write it.
+        # int8_w8a8 without blocks is always per channel; older releases' names do not say so.
         per_channel_quant=bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block),
         gemm=Gemm.DOWN if match["down"] else Gemm.UP,
         file_name=match[0],
-        before=next((version for folder, version in _LAYOUTS if folder in place), None),
+        before=next((version for folder, version in _LAYOUTS if folder in path), None),
     )
 
 
@@ -75,7 +72,7 @@ class Match:
     model: Model
     tp: int
     ep: int
-    fused: int  # how many of E are shared experts
+    fused: int  # shared experts among E
 
     @property
     def top_k(self) -> int:
@@ -83,8 +80,8 @@ class Match:
 
 
 def matches(missing: MissingFile) -> tuple[Match, ...]:
-    """The presets whose experts divide into the file's E and N, the plainest divisions alone:
-    without expert parallelism where there are any, and with a tp of a power of two where there are.
+    """The presets whose experts divide into the file's E and N. Matches without expert
+    parallelism exclude others, and so do matches whose tp is a power of two.
     """
     found = [match for model in presets() for match in _divisions(model, missing)]
     found = [match for match in found if match.ep == 1] or found
@@ -99,7 +96,7 @@ def _divisions(model: Model, missing: MissingFile) -> list[Match]:
     moe_tp = model.intermediate // missing.N
     fusions = {0}
     if fuses_in_some_release(model.architecture):
-        # Before 0.4.7 there was a copy for each rank.
+        # Before 0.4.7 there was one copy for each rank.
         old = missing.before is not None and missing.before <= (0, 4, 7)
         fusions.add(moe_tp if old else model.n_shared_experts)
     found = []
@@ -114,9 +111,9 @@ def _divisions(model: Model, missing: MissingFile) -> list[Match]:
 def choose(
     missing: MissingFile, hidden_size: int | None, top_k: int | None
 ) -> tuple[int, int, str]:
-    """(K, top_k, where they are from). Given ones narrow the presets down.
+    """(K, top_k, their origin). A given hidden size or top_k excludes other presets.
 
-    Raises BadProblem, which names the presets that match, unless all agree.
+    Raises BadProblem, which names the matching presets, if they disagree or none matches.
     """
     if hidden_size and top_k:
         return hidden_size, top_k, "hidden size and top_k as given"
@@ -137,7 +134,7 @@ def choose(
 
 
 def resolve_warning(text: str, serving: Serving) -> Resolved | None:
-    """The problem whose file a line of sglang names; None if it names none. Raises BadProblem."""
+    """The problem whose file a line names; None if it names no file. Raises BadProblem."""
     missing = parse_config_name(text)
     if missing is None:
         return None

@@ -1,8 +1,8 @@
 """The plugin that gives tuned attention to a running sglang.
 
 sglang calls `register` in each of its processes (entry point group `sglang.srt.plugins`,
-`load_plugins`). Without attention files it does nothing at all; with them it hooks what builds
-the Triton attention backend (`tuner.plugin.backend`).
+`load_plugins`). Without attention files it does nothing. With them it hooks the constructor of
+the Triton attention backend; see `backend.py`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from tuner.engines.sglang.plugin.files import attention_root, find_attention_fil
 
 log = logging.getLogger("tuner.plugin")
 
-# The module that a backend-building process runs. It is imported before `load_plugins` is called
-# there, for it is what calls it. Elsewhere (a server's main process above all, which calls
-# `load_plugins` before it has read its arguments) nothing is hooked: applying a hook imports its
-# target's module, and the engine's modules read their settings when they are imported.
+# The processes that build the backend run this module, and it calls `load_plugins`, so it is
+# already imported there. Other processes are not hooked: applying a hook imports its target's
+# module, the engine's modules read their settings on import, and a server's main process calls
+# `load_plugins` before it has read its arguments.
 SCHEDULER = "sglang.srt.managers.scheduler"
 
 
 def register() -> None:
-    """What the entry point names: hook this process if it is one that runs attention."""
-    place = attention_root(os.environ)
-    if place is None:
+    """Hook this process if it runs attention. The entry point names this function."""
+    found = attention_root(os.environ)
+    if found is None:
         log.debug("no attention files: no variable names a folder")
         return
-    variable, root = place
+    variable, root = found
     if not find_attention_files(root):
         log.debug("no attention files under %s, which %s names", root, variable)
         return

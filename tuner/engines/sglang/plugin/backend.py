@@ -1,11 +1,9 @@
 """Hooks sglang's Triton attention, through sglang's own HookRegistry.
 
-Two steps, so that nothing is imported before its time. At registration only the constructor of
-the attention backend is hooked: its module initialises no CUDA and is all but imported already
-in the processes that matter. The modules of the kernels ask for the GPU's capability when they
-are imported, so they are hooked when a backend is built, just before it imports them itself.
-
-Tests hold each target against the engine versions on disk.
+There are two steps, so that no module is imported too early. Registration hooks only the
+constructor of the attention backend: its module does not initialise CUDA, and a scheduler is
+about to import it anyway. The kernels' modules query the GPU's capability on import, so they are
+hooked when a backend is built, just before it imports them itself.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file
 from tuner.engines.sglang.plugin.files import find_attention_files
-from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, Kernel
+from tuner.engines.sglang.plugin.kernels import KERNELS, LAUNCHERS, NAME, PACKAGES, KernelSignature
 from tuner.engines.sglang.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
-from tuner.engines.sglang.plugin.verdicts import Here, Verdict, judge
 
 BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"
 
@@ -31,7 +29,7 @@ log = logging.getLogger("tuner.plugin")
 
 
 class Backend(Protocol):
-    """What is asked of the engine's TritonAttnBackend, once it is built."""
+    """The attributes of the engine's TritonAttnBackend that are used here."""
 
     max_kv_splits: int
     enable_deterministic: bool
@@ -39,7 +37,7 @@ class Backend(Protocol):
 
 @dataclass
 class _State:
-    """What is hooked in this process."""
+    """The hooks of this process."""
 
     hooked: bool = False
     kernels: list[TunedLaunches] = field(default_factory=list)
@@ -51,7 +49,7 @@ _state = _State()
 
 
 def hook_backend(root: Path) -> None:
-    """Have the files under a root applied when the process builds its attention backend."""
+    """Apply the files under a root when the process builds its attention backend."""
 
     def around(
         build: Callable[..., None], backend: Backend, *args: object, **kwargs: object
@@ -64,13 +62,13 @@ def hook_backend(root: Path) -> None:
 
 
 def apply_files(root: Path, kv_splits: int | None) -> str:
-    """Hook this process's kernels and use the files under a root; the line to log."""
+    """Hook this process's kernels and use the files under a root. Returns the line to log."""
     hook_kernels()
     return _use(root, None if kv_splits is None else frozenset({kv_splits}))
 
 
 def hook_kernels() -> None:
-    """Hook the kernels and their launchers; imports the engine's modules. Once a process."""
+    """Hook the kernels and their launchers once. This imports the engine's modules."""
     if _state.hooked:
         return
     _state.hooked = True
@@ -83,7 +81,7 @@ def hook_kernels() -> None:
         if launches is None:
             continue
         now = _find(package, kernel.module, kernel.name)
-        if now is launches.jitted:  # the registry only logs a hook that fails
+        if now is launches.jitted:  # the registry logs a failed hook, and does not raise
             _state.troubles.append(f"sglang did not hook {kernel.name}")
         else:
             _state.kernels.append(launches)
@@ -97,7 +95,7 @@ def _hook_launcher(package: str, module: str, function: str, parameter: str) -> 
         _register(f"{package}.{module}.{function}", note_longest(launcher, parameter))
 
 
-def _hook_kernel(package: str, kernel: Kernel) -> TunedLaunches | None:
+def _hook_kernel(package: str, kernel: KernelSignature) -> TunedLaunches | None:
     jitted: Jitted | None = _find(package, kernel.module, kernel.name)
     why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
     if jitted is None or why:
@@ -115,20 +113,20 @@ def _find(package: str, module: str, name: str) -> Any:  # noqa: ANN401  # the e
         return None
 
 
-def _unfit(kernel: Kernel, jitted: Jitted) -> str:
+def _unfit(kernel: KernelSignature, jitted: Jitted) -> str:
     if not {"grid", "warmup"} <= inspect.signature(jitted.run).parameters.keys():
         return f"this triton launches {kernel.name} in a way that this version does not know"
     return kernel.unfit(jitted.arg_names)
 
 
 def _use_for(backend: Backend, root: Path) -> None:
-    """Use the files under a root with a backend that has just been built."""
+    """Use the files under a root for a backend that was just built."""
     splits = _state.kv_splits | {int(backend.max_kv_splits)}
-    if splits == _state.kv_splits:  # a draft model's backend may differ, most do not
+    if splits == _state.kv_splits:  # nothing new; a draft model's backend may have other splits
         return
     _state.kv_splits = splits
-    # Deterministic inference promises that a request's result does not depend on its batch. The
-    # batch size chooses a configuration, and a configuration the order of summation.
+    # Deterministic inference promises that a request's result does not depend on its batch. But
+    # a tuned configuration depends on the batch size, and it changes the order of summation.
     if backend.enable_deterministic is not False:
         log.info("tuner attention: inference is deterministic, so the engine's own constants stay")
         return
@@ -136,25 +134,25 @@ def _use_for(backend: Backend, root: Path) -> None:
 
 
 def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
-    here = _here(kv_splits)
-    verdicts = [judge(path, here) for path in find_attention_files(root)]
-    for verdict in verdicts:
-        if verdict.file is None:
-            log.warning("tuner attention: %s", verdict)
-    files = [verdict.file for verdict in verdicts if verdict.used and verdict.file]
+    facts = _runtime_facts(kv_splits)
+    checks = [check_file(path, facts) for path in find_attention_files(root)]
+    for check in checks:
+        if check.file is None:
+            log.warning("tuner attention: %s", check)
+    files = [check.file for check in checks if check.used and check.file]
     for launches in _state.kernels:
         launches.use(files)
-    return _line(verdicts if _state.kernels else [], _state.troubles)
+    return _line(checks if _state.kernels else [], _state.troubles)
 
 
-def _line(verdicts: Sequence[Verdict], troubles: Sequence[str]) -> str:
-    used = [str(v) for v in verdicts if v.used]
-    refused = [str(v) for v in verdicts if v.file and not v.used]
+def _line(checks: Sequence[FileCheck], troubles: Sequence[str]) -> str:
+    used = [str(c) for c in checks if c.used]
+    refused = [str(c) for c in checks if c.file and not c.used]
     return f"tuner attention: {'; '.join([*(used or ['no file applies']), *refused, *troubles])}"
 
 
-def _here(kv_splits: frozenset[int] | None) -> Here:
-    import sglang  # noqa: PLC0415  # the engine whose process this is
+def _runtime_facts(kv_splits: frozenset[int] | None) -> RuntimeFacts:
+    import sglang  # noqa: PLC0415  # this process belongs to sglang
     import torch  # noqa: PLC0415
     import triton  # noqa: PLC0415
 
@@ -165,7 +163,7 @@ def _here(kv_splits: frozenset[int] | None) -> Here:
         return lift_attention(SGLang(sglang.__version__, Path(sglang.__path__[0]))).hash
 
     device = torch.cuda.get_device_name().replace(" ", "_")  # as engines spell it in file names
-    return Here(
+    return RuntimeFacts(
         "sglang", sglang.__version__, device, triton.__version__, kernel_hash, lambda _: kv_splits
     )
 
@@ -175,14 +173,14 @@ def _package() -> str:
         try:
             if find_spec(f"{package}.{KERNELS[0].module}"):
                 return package
-        except ModuleNotFoundError:  # a parent of it is not there
+        except ModuleNotFoundError:  # a parent package does not exist
             continue
     raise ModuleNotFoundError(f"no attention kernels in {' or '.join(PACKAGES)}")
 
 
 def _register(target: str, hook: Callable[..., object]) -> None:
     hooks = _hooks()
-    # The source is given, for sglang knows it by itself only while it loads plugins.
+    # sglang knows the source by itself only while it loads plugins.
     source = hooks.HookSource(NAME, "engine-tuner")
     kind = hooks.HookType.REPLACE if isinstance(hook, type) else hooks.HookType.AROUND
     hooks.HookRegistry.register(target, hook, kind, source=source)
@@ -193,7 +191,7 @@ def _hooks() -> ModuleType:
 
 
 def _guarded(step: Callable[[], None]) -> None:
-    """A server must start without the tuner's files too."""
+    """Run a step and log what it raises: a server must start even if the files cannot be used."""
     try:
         step()
     except Exception:

@@ -1,7 +1,7 @@
-"""The files in which tuned attention reaches a server: made by an export, read by the plugin.
+"""The files that carry tuned attention to a server: an export writes them, the plugin reads them.
 
-`<root>/attention/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`. Light: the standard
-library alone, for a running server reads them.
+Their path is `<root>/attention/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`. This module
+needs only the standard library, because it runs inside a server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.attention.problem import Attention, Bucket, Stage
+from tuner.families.attention.problem import Attention, BucketKey, Stage
 from tuner.limited_file import read_limited
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -25,12 +25,12 @@ from tuner.problems.triton import version_folder
 FORMAT = 1
 FOLDER = "attention"
 CONFIG_DIR_VARIABLE = "TUNER_ATTENTION_CONFIG_DIR"
-OVERLAY_VARIABLE = "SGLANG_MOE_CONFIG_DIR"  # sglang's own; attention lies beside MoE's configs/
+OVERLAY_VARIABLE = "SGLANG_MOE_CONFIG_DIR"  # sglang's; attention/ lies beside MoE's configs/
 STATUSES = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
 
 _MAX_BYTES = 1 << 20
-_MAX_VALUE = 1 << 24  # tokens; nothing else comes near it
-# The kernel for heads that share no key has neither; HAS_MLA is for latent attention, 0 or 1.
+_MAX_VALUE = 1 << 24  # tokens; all other values are far smaller
+# Only grouped heads have BLOCK_H, and only latent attention has HAS_MLA.
 _OPTIONAL = ("BLOCK_H", "HAS_MLA")
 
 
@@ -43,16 +43,16 @@ class AttentionEntry:
     new_tokens: int  # of the longest sequence; 1 for decode and reduce
     config: Config
     status: Status  # OK (measured), PREDICTED, or INCUMBENT (the engine's own constants stay)
-    shared_bytes: int | None = None  # of a block, as compiled
+    shared_bytes: int | None = None  # a block's shared memory, as compiled
 
     @property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> BucketKey:
         return self.part, self.batch_size, self.new_tokens
 
 
 @dataclass(frozen=True)
 class AttentionFile:
-    """What is tuned of one problem on one kind of GPU, and what it was tuned with."""
+    """The tuned entries of one problem on one kind of GPU, and the software they are for."""
 
     problem: Attention
     device: str  # e.g. NVIDIA_H200
@@ -61,7 +61,7 @@ class AttentionFile:
     triton: str
     kernel_hash: str  # of all of the engine's attention kernels, as lifted
     entries: tuple[AttentionEntry, ...]
-    server_flags: Mapping[str, int | str]  # what a server must be started with for these entries
+    server_flags: Mapping[str, int | str]  # a server needs these flags to use the entries
 
     def text(self) -> str:
         """The file's JSON; `read_attention_file` reads it back."""
@@ -79,19 +79,19 @@ class AttentionFile:
         return json.dumps(fields, indent=2) + "\n"
 
     def path_under(self, root: Path) -> Path:
-        """Where the file goes under a root."""
+        """The path of the file under a root."""
         name = file_name(self.problem, self.device)
         return root / FOLDER / version_folder(self.triton) / name
 
     def configs(self, part: Stage) -> list[Config]:
-        """What may be launched for a part, each once; the engine's own are not among them."""
+        """The distinct tuned configurations of a part, without the engine's own."""
         tuned = (e for e in self.entries if e.part is part and e.status is not Status.INCUMBENT)
         return list(dict.fromkeys(entry.config for entry in tuned))
 
     def pick(self, part: Stage, batch_size: int, new_tokens: int = 1) -> AttentionEntry | None:
-        """The entry of the nearest bucket, in factors; of two as near, the smaller one.
+        """The entry of the nearest bucket by the ratio of sizes; of two equally near, the smaller.
 
-        None where the file has no entry for that part.
+        None if the file has no entry for that part.
         """
         entries = [entry for entry in self.entries if entry.part is part]
 
@@ -108,7 +108,7 @@ def file_name(problem: Attention, device_name: str) -> str:
 
 
 def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """The variable that says where attention files are, and the root that it names."""
+    """The variable that names a root of attention files, and the root; None if none is set."""
     for variable in (CONFIG_DIR_VARIABLE, OVERLAY_VARIABLE):
         if environ.get(variable):
             return variable, Path(environ[variable])
@@ -116,12 +116,12 @@ def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
 
 
 def find_attention_files(root: Path) -> list[Path]:
-    """Every file under a root, for any Triton version, by path; none is opened."""
+    """The sorted paths of all files under a root, for any Triton version. None is opened."""
     return sorted((root / FOLDER).glob("triton_*/*.json"))
 
 
 def read_attention_file(path: Path) -> AttentionFile:
-    """Raises MalformedConfigFile, which names the file and what is wrong with it."""
+    """Read a file. Raises MalformedConfigFile, which names the file and the fault."""
     data = read_limited(path, _MAX_BYTES, "attention file", MalformedConfigFile)
     try:
         return _file(_read_object(data))
@@ -157,7 +157,7 @@ def _file(fields: dict[str, Any]) -> AttentionFile:
         )
     problem = parse_problem(_text(fields, "problem"))
     if not isinstance(problem, Attention):
-        raise MalformedConfigFile(f"{problem.spec()} is no attention")
+        raise MalformedConfigFile(f"{problem.spec()} is no attention problem")
     rows = fields.get("entries")
     if not isinstance(rows, list) or not rows:
         raise MalformedConfigFile("it holds no entries")
@@ -216,7 +216,7 @@ def _config(problem: Attention, part: Stage, row: object, where: str) -> Config:
 
 
 def _has(problem: Attention, key: str) -> bool:
-    """Whether the problem's kernel has a constant."""
+    """Whether the problem's kernel takes a constant."""
     return problem.shares_kv if key in FLAGS else key not in _OPTIONAL or problem.group > 1
 
 

@@ -1,9 +1,8 @@
-"""The engine's attention kernels, by the names of their parameters.
+"""The parameters of sglang's attention kernels, in releases 0.5.12 to 0.5.23.
 
-Each parameter of a kernel either says what problem a launch works on, or must have its plain
-value for a tuned configuration to be known to fit, or changes neither. A parameter that is none
-of these is unknown, and a kernel with one is left alone. The names are those of sglang 0.5.12 to
-0.5.23; a version may lack some.
+A parameter either tells which problem a launch works on (`tensors`, `values`), or must have its
+default value for a tuned configuration to fit (`plain`), or does not matter (`neutral`). The
+plugin leaves a kernel with any other parameter alone.
 """
 
 from __future__ import annotations
@@ -13,43 +12,43 @@ from dataclasses import dataclass
 
 from tuner.families.attention.problem import Stage
 
-# The entry point's group and name.
+# The group and the name of the plugin's entry point.
 GROUP, NAME = "sglang.srt.plugins", "tuner_attention"
-# Where the kernels' modules lie: since 0.5.16, and before.
+# The package of the kernels' modules since 0.5.16, and the one before.
 PACKAGES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
-# Where the length is said from which a grid follows: module, function, its parameter.
+# The launchers whose grid depends on a length: module, function, the length's parameter.
 LAUNCHERS = (
     ("extend_attention", "extend_attention_fwd", "max_len_extend"),
     ("prefill_attention", "context_attention_fwd", "max_input_len"),
 )
-# What of a launch may be chosen; what a release's kernel does not take is left out.
+# The constants that may be chosen. A release's kernel may lack some.
 CHOICES: Mapping[Stage, tuple[str, ...]] = {
     Stage.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
     Stage.PREFILL: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
-    # HAS_MLA takes values out of the keys that are there; without it they are loaded themselves.
+    # With HAS_MLA the kernel takes values out of the keys; without, it loads them separately.
     Stage.DECODE: ("BLOCK_N", "BLOCK_H", "HAS_MLA", "num_warps", "num_stages"),
     Stage.REDUCE: ("num_warps",),
 }
 OPTIONS = ("num_warps", "num_stages")  # Triton's, not the kernel's
-FLAGS = ("HAS_MLA",)  # a bool to the kernel, and so to what it is compiled for; 0 or 1 in a config
-# Constants that follow another one wherever the engine gives both the same value.
+FLAGS = ("HAS_MLA",)  # the kernel takes a bool; a config holds 0 or 1
+# Constants that must stay equal to another one if the engine gives both the same value.
 FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel."""
+class KernelSignature:
+    """One kernel and its parameters."""
 
     stage: Stage
     module: str
     name: str
-    tensors: tuple[str, ...]  # all of the problem's element type
-    values: tuple[str, ...]  # what says which problem it is
-    plain: Mapping[str, frozenset[object]]  # what must be as usual
+    tensors: tuple[str, ...]  # all have the problem's element type
+    values: tuple[str, ...]  # they tell which problem it is
+    plain: Mapping[str, frozenset[object]]  # with the values that a tuned launch may have
     neutral: frozenset[str]
 
     def unfit(self, names: Sequence[str]) -> str:
-        """Why a kernel with these parameters is not this one; empty if it is."""
+        """Why a kernel with these parameters is not this one; empty if it is the same."""
         known = {*self.tensors, *self.values, *self.plain, *self.neutral}
         if unknown := [name for name in names if name not in known]:
             return f"{self.name} takes {', '.join(unknown)}, which this version does not know"
@@ -71,7 +70,7 @@ def _strides(*names: str) -> frozenset[str]:
     return frozenset(f"stride_{name}" for name in names)
 
 
-# The cache's pages and strides, and what a SCORE_MOD would read.
+# The cache's pages and strides, and the inputs of a SCORE_MOD.
 _CACHE = (
     frozenset({"kv_indptr", "kv_indices", "Aux0", "aux0_stride_t", "aux0_stride_h", "aux0_len"})
     | _strides("buf_kbs", "buf_kh", "buf_vbs", "buf_vh")
@@ -81,7 +80,7 @@ _TILES = frozenset({"BLOCK_DMODEL", "BLOCK_DPE", "BLOCK_DV"})  # follow from the
 _SPLITS = frozenset({"num_kv_splits", "MIN_BLOCK_KV", "USE_PDL"})
 _MIDDLE = _strides("mid_ob", "mid_oh", "mid_os")
 
-EXTEND = Kernel(
+EXTEND = KernelSignature(
     Stage.EXTEND,
     "extend_attention",
     "_fwd_kernel",
@@ -109,7 +108,7 @@ EXTEND = Kernel(
     | {"compact_batch_size", "SKIP_PREFIX_CUSTOM_MASK"}
     | _strides("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh", "lse_bs", "lse_h"),
 )
-PREFILL = Kernel(
+PREFILL = KernelSignature(
     Stage.PREFILL,
     "prefill_attention",
     "_fwd_kernel",
@@ -131,7 +130,7 @@ _STAGE_1_NEUTRAL = (
     | {"sm_scale_withk", "Att_Out", "Att_Lse", "BLOCK_N", "uneven_batch", "forced_kv_splits"}
     | _strides("qbs", "qh")
 )
-GROUPED = Kernel(
+GROUPED = KernelSignature(
     Stage.DECODE,
     "decode_attention",
     "_fwd_grouped_kernel_stage1",
@@ -143,7 +142,7 @@ GROUPED = Kernel(
     plain=_STAGE_1_PLAIN,
     neutral=_STAGE_1_NEUTRAL,
 )
-UNGROUPED = Kernel(
+UNGROUPED = KernelSignature(
     Stage.DECODE,
     "decode_attention",
     "_fwd_kernel_stage1",
@@ -152,7 +151,7 @@ UNGROUPED = Kernel(
     plain=_STAGE_1_PLAIN,
     neutral=_STAGE_1_NEUTRAL,
 )
-REDUCE = Kernel(
+REDUCE = KernelSignature(
     Stage.REDUCE,
     "decode_attention",
     "_fwd_kernel_stage2",

@@ -1,7 +1,7 @@
-"""What stands in for a kernel: it launches it with a file's constants, or with the engine's own.
+"""Replacements for the engine's kernels, which launch them with the constants of a file.
 
-A launch is decided once and remembered by all that it can depend on, so that each later one
-costs a look-up. Any doubt leaves the launch as the engine made it.
+The choice for a launch is made once and cached under everything that it depends on, so a later
+launch costs one look-up. In any doubt the launch keeps the engine's own constants.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from tuner.engines.sglang.plugin.files import AttentionFile
-from tuner.engines.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, Kernel
-from tuner.engines.sglang.plugin.traits import Grid, Identity, identity, seen, tuned_grid
+from tuner.engines.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, KernelSignature
+from tuner.engines.sglang.plugin.traits import Grid, ProblemKey, launch_key, problem_key, tuned_grid
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -26,14 +26,14 @@ Run = Callable[..., object]
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 _Reader = Callable[[_Args, _Kwargs], object]
-_REMEMBERED = 4096  # launches; extend's lengths are any, so there is no end to them
-# Launch options that an engine may give along with a kernel's arguments.
+_REMEMBERED = 4096  # launches; a limit, because extend has arbitrary lengths
+# Launch options that an engine may pass along with a kernel's arguments.
 _PASSED = frozenset({*OPTIONS, "launch_pdl"})
 _dtype = attrgetter("dtype")
 
 
 class Jitted(Protocol):
-    """What is asked of a jitted kernel (Triton's KernelInterface)."""
+    """The attributes of a jitted kernel that are used here (Triton's KernelInterface)."""
 
     arg_names: Sequence[str]
     fn: Run
@@ -41,7 +41,7 @@ class Jitted(Protocol):
 
 
 class _Longest(threading.local):
-    """New tokens of the longest sequence in the launcher that this thread runs."""
+    """The new tokens of the longest sequence in the launcher that this thread is running."""
 
     tokens: object = 0
 
@@ -50,7 +50,7 @@ longest = _Longest()
 
 
 def note_longest(launcher: Run, name: str) -> Run:
-    """The hook around an engine's launcher, from whose parameter of that name the grid follows."""
+    """A hook around an engine's launcher that keeps its parameter `name` in `longest`."""
     position = list(inspect.signature(launcher).parameters).index(name)
 
     def around(original: Run, *args: object, **kwargs: object) -> object:
@@ -64,52 +64,52 @@ def note_longest(launcher: Run, name: str) -> Run:
 
 
 class _Change(NamedTuple):
-    """What a remembered launch is changed to, and what the engine gave in the same places."""
+    """How a cached launch is changed."""
 
     grid: Grid
     tuned: _Kwargs
-    engines: _Kwargs
+    engines: _Kwargs  # the engine's values of the same arguments
 
 
 class TunedLaunches:
-    """The launches of one kernel; `stand_in` puts them in the kernel's place."""
+    """The launches of one kernel; `stand_in` makes the object that replaces the kernel."""
 
-    def __init__(self, kernel: Kernel, jitted: Jitted) -> None:
-        """`jitted`: the engine's kernel. Until `use` is called nothing is changed."""
+    def __init__(self, kernel: KernelSignature, jitted: Jitted) -> None:
+        """`jitted`: the engine's kernel. No launch is changed until `use` is called."""
         self.kernel = kernel
         self.jitted = jitted
         self._names: Sequence[str] = jitted.arg_names
         parameters = inspect.signature(jitted.fn).parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._files: dict[Identity, AttentionFile] = {}
-        self._compiled: set[Identity | None] = set()
-        self._readers: dict[tuple[int, int], _Reader] = {}  # by how many arguments there are
+        self._files: dict[ProblemKey, AttentionFile] = {}
+        self._compiled: set[ProblemKey | None] = set()
+        self._readers: dict[tuple[int, int], _Reader] = {}  # by the number of args and of kwargs
         self._decided: dict[object, _Change | None] = {}
 
     def use(self, files: Sequence[AttentionFile]) -> None:
-        """From now on, launches of these files' problems get their constants.
+        """Give launches of these files' problems the files' constants from now on.
 
-        Of several that this kernel cannot tell apart, the one with the fewest traits serves all.
+        If the kernel cannot tell several problems apart, the simplest one's file serves all.
         """
         paged = "PAGE_SIZE" in self._names
         fitting = [file for file in files if self.kernel.stage in file.problem.parts]
         self._files = {}
         for file in sorted(fitting, key=lambda file: _traits(file.problem)):
-            self._files.setdefault(identity(self.kernel, file.problem, paged=paged), file)
+            self._files.setdefault(problem_key(self.kernel, file.problem, paged=paged), file)
         self._compiled = set()
         self._decided = {}
 
     def at(self, grid: Any) -> Run:  # noqa: ANN401  # the engine's
-        """What `kernel[grid]` gives: it launches with the arguments that it is called with."""
+        """The function that `kernel[grid]` returns, which launches the kernel."""
         run = self.jitted.run
 
         def launch(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
-            # Arguments are many: reading few of them and copying them once is what keeps it cheap.
+            # There are many arguments: to stay cheap, read few of them and copy them only once.
             try:
                 read = self._readers[len(args), len(kwargs)]
                 key = grid, longest.tokens, read(args, kwargs)
                 change = self._decided[key]
-            except Exception:  # not decided yet, or something that cannot be
+            except Exception:  # not decided yet, or an unsupported launch
                 key, change = self._decide(grid, args, kwargs)
             if change is None:
                 return run(*args, grid=grid, warmup=False, **kwargs)
@@ -117,8 +117,8 @@ class TunedLaunches:
             try:
                 return run(*args, grid=change.grid, warmup=False, **kwargs)
             except Exception as error:
-                # Triton raises its own before it launches (above all: out of shared memory), so
-                # the engine's constants can take over. After CUDA's a kernel may have run.
+                # Triton raises its errors (mostly: out of shared memory) before it launches, so
+                # the engine's constants can take over. After a CUDA error the kernel may have run.
                 if not _is_tritons(error):
                     raise
                 self._decided[key] = None
@@ -142,12 +142,12 @@ class TunedLaunches:
             self._decided[key] = None
             change = self._change(grid, args, kwargs)
             self._decided[key] = change
-        except Exception:  # no launch may fail for the tuner's sake
+        except Exception:  # the tuner must not make a launch fail
             log.debug("tuner attention: %s is left alone", self.kernel.name, exc_info=True)
         return key, change
 
     def _reader(self, args: _Args, kwargs: _Kwargs) -> _Reader:
-        """Reads all that a choice depends on, out of arguments that are arranged like these."""
+        """A function that reads the decisive arguments from launches with this arrangement."""
         placed = {name: i for i, name in enumerate(self._names[: len(args)])}
         tensors = _getter([placed[name] for name in self.kernel.tensors])
         decisive = (*self.kernel.values, *self.kernel.plain)
@@ -161,7 +161,7 @@ class TunedLaunches:
 
     def _change(self, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Change | None:
         launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-        found = seen(self.kernel, launch, grid)
+        found = launch_key(self.kernel, launch, grid)
         file = self._files.get(found) if found else None
         if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
             return None
@@ -169,25 +169,25 @@ class TunedLaunches:
         if found not in self._compiled:
             self._compiled.add(found)
             self._compile(file, grid, args, kwargs)
-        # Where nothing was faster, the engine's own constants stay, whatever they are by now.
+        # Nothing was faster here: keep the engine's own constants, even if they have changed since.
         if entry is None or entry.status is Status.INCUMBENT:
             return None
         new_grid = tuned_grid(self.kernel, launch, grid, entry.config, self._longest())
         tuned = self._constants(entry.config)
-        # What was given by position cannot be given again by name; a KeyError ends the matter.
+        # An argument passed by position cannot be replaced by name: the KeyError stops the change.
         engines = {name: kwargs[name] for name in tuned}
         return _Change(new_grid, tuned, engines) if new_grid else None
 
     def _compile(self, file: AttentionFile, grid: Grid, args: _Args, kwargs: _Kwargs) -> None:
-        """Compile what later launches of the problem may need, and launch nothing.
+        """Compile the file's configurations without launching them.
 
-        The first launch is a server's own warming up; later ones have users waiting.
+        The first launch is part of a server's warm-up; users wait for the later ones.
         """
         for config in file.configs(self.kernel.stage):
             changed = {**kwargs, **self._constants(config)}
             try:
                 self.jitted.run(*args, grid=grid, warmup=True, **changed)
-            except Exception:  # it will be told again where it is launched
+            except Exception:  # the launch will report it again
                 log.debug("tuner attention: %s did not compile", config, exc_info=True)
 
     def _constants(self, config: Config) -> dict[str, int]:
@@ -198,7 +198,7 @@ class TunedLaunches:
         return constants
 
     def _longest(self) -> int:
-        """1 for what has no lengths. Raises ValueError where they are not known."""
+        """New tokens of the longest sequence; 1 for decode. Raises ValueError if not known."""
         if self.kernel.stage in (Stage.DECODE, Stage.REDUCE):
             return 1
         if type(longest.tokens) is not int or longest.tokens < 1:
@@ -207,7 +207,7 @@ class TunedLaunches:
 
 
 class _Forwarding(type):
-    """A class that is its kernel in all but launching."""
+    """The type of a class that has all attributes of its kernel."""
 
     jitted: Jitted
 
@@ -216,10 +216,10 @@ class _Forwarding(type):
 
 
 def stand_in(launches: TunedLaunches) -> type:
-    """A class that may stand where the kernel stood: `stand_in[grid](...)` launches.
+    """A class that replaces the kernel: `stand_in[grid](...)` launches it.
 
-    A class, for that is what sglang's registry puts in a target's place as it is; a function
-    around the kernel's `run` would cost a launch two more copies of all its arguments.
+    It is a class because sglang's registry installs classes unchanged. A function around the
+    kernel's `run` would copy all arguments of a launch twice more.
     """
     kernel = launches.jitted
     return _Forwarding(
@@ -232,7 +232,7 @@ def _traits(problem: Attention) -> tuple[int, int, bool]:
 
 
 def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """The values at all keys, always as a tuple."""
+    """Like `itemgetter`, but always returns a tuple."""
     if not keys:
         return lambda source: ()
     if len(keys) == 1:
@@ -242,6 +242,6 @@ def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _is_tritons(error: Exception) -> bool:
-    from triton.errors import TritonError  # noqa: PLC0415  # it runs where triton does
+    from triton.errors import TritonError  # noqa: PLC0415  # only servers need triton
 
     return isinstance(error, TritonError)

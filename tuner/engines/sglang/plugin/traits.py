@@ -1,23 +1,23 @@
-"""What a launch says of the problem it works on, and the grid that other constants need."""
+"""Which problem a launch works on, and the grid that other constants need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, Kernel
+from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, PREFILL, REDUCE, KernelSignature
 from tuner.families.attention.problem import Attention, Stage
 
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
-Identity = tuple[object, ...]
+ProblemKey = tuple[object, ...]
 
 
-def identity(kernel: Kernel, problem: Attention, *, paged: bool) -> Identity:
-    """What this kernel can tell of a problem: equal to `seen` of its launches.
+def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> ProblemKey:
+    """The part of a problem that a kernel's arguments reveal; `launch_key` reads it off a launch.
 
-    What a kernel is not told does not change what it does: decode's first stage runs the same
-    with and without sinks, its second with any keys. `paged`: it is told the page size.
+    The rest does not affect the kernel: decode's first stage runs the same with and without
+    sinks, and the second is independent of the keys. `paged`: the kernel has a page size.
     """
     p = problem
     if kernel is REDUCE:
@@ -31,8 +31,8 @@ def identity(kernel: Kernel, problem: Attention, *, paged: bool) -> Identity:
     return *shape, p.kv_splits, p.shares_kv and kernel is GROUPED
 
 
-def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
-    """`identity` of the problem that a launch works on; None for any but a plain launch."""
+def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKey | None:
+    """The `problem_key` of a launch's problem; None if the launch uses an unsupported option."""
     if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
         return None
     dtypes = {str(launch[name].dtype).removeprefix("torch.") for name in kernel.tensors}
@@ -56,11 +56,11 @@ def seen(kernel: Kernel, launch: Launch, grid: Grid) -> Identity | None:
 
 
 def tuned_grid(
-    kernel: Kernel, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
+    kernel: KernelSignature, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
 ) -> Grid | None:
-    """The grid with a config's constants; `longest`: new tokens of the longest sequence.
+    """The grid with a config's constants. `longest`: new tokens of the longest sequence.
 
-    None where the engine's own grid is not the one that this rule gives for its own constants.
+    None if `grid_rule` does not reproduce the engine's grid from the engine's constants.
     """
     q_heads, group = launch.get("q_head_num", grid[1]), launch.get("kv_group_num", 1)
     if grid_rule(kernel.stage, grid, launch, longest, q_heads, group) != grid:
@@ -69,14 +69,9 @@ def tuned_grid(
 
 
 def grid_rule(
-    stage: Stage,
-    grid: Grid,
-    constants: Mapping[str, Any],
-    longest: int,
-    q_heads: int,
-    group: int,
+    stage: Stage, grid: Grid, constants: Mapping[str, Any], longest: int, q_heads: int, group: int
 ) -> Grid:
-    """A stage's grid with other constants; what does not follow from them is kept."""
+    """A stage's grid with other constants. Dimensions that do not depend on them are kept."""
     if stage in (Stage.EXTEND, Stage.PREFILL):
         return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
     if stage is Stage.DECODE and "BLOCK_H" in constants:

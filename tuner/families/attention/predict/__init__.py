@@ -1,1 +1,1 @@
-"""Times of attention from a model of the device."""
+"""Predict attention's times with a model of the device."""

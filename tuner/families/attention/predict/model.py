@@ -1,17 +1,17 @@
-"""The microseconds that an attention kernel should take; docs/predict.md explains it."""
+"""Predict the microseconds of an attention kernel; docs/predict.md explains the model."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tuner.devices.occupancy import Footprint, blocks_per_sm
 from tuner.devices.table import Device
-from tuner.families.attention.lengths import Lengths, ragged
+from tuner.families.attention.lengths import ragged
 from tuner.families.attention.predict.steps import ELEMENT_BYTES, AttentionConstants, Step, Steps
 from tuner.families.attention.predict.tiles import (
-    Row,
+    BlockRow,
     Tiles,
     count,
     launched,
@@ -24,17 +24,17 @@ from tuner.problems.points import Config, Point
 
 @dataclass(frozen=True)
 class AttentionPrediction:
-    """One launch: microseconds, and the limits that they were made of."""
+    """The predicted microseconds of one launch, and their parts."""
 
     total_us: float
-    blocks_us: float  # until the last block is done: chains of steps that share their SM
+    blocks_us: float  # until the last block is done
     dram_us: float
-    blocks: int  # that have work
+    blocks: int  # blocks with work
     blocks_per_sm: int
 
 
 class AttentionModel:
-    """Predicts launches of one problem on one device, at the lengths of one seed."""
+    """Predicts launches of one problem on one device. `seed` determines the ragged lengths."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class AttentionModel:
         seed: int = 0,
     ) -> None:
         self._device, self._problem = device, problem
-        self._constants, self._seed = constants, seed
+        self._constants = constants
         self._arch = device.architecture
-        self._lengths = lru_cache(maxsize=None)(self._make_lengths)
+        self._lengths = lru_cache(maxsize=None)(partial(ragged, problem, seed=seed))
         self._launched = lru_cache(maxsize=None)(self._launch)
 
     def predict(self, point: Point, config: Config, footprint: Footprint) -> AttentionPrediction:
-        """The time of one launch of the point's stage."""
+        """Predict one launch of the point's stage."""
         resident = blocks_per_sm(self._device, config["num_warps"], footprint)
         if point.part is Stage.REDUCE:
             rows, clocks = self._reduce(point, config, resident)
@@ -66,47 +66,49 @@ class AttentionModel:
         total_us = c.launch_us + together
         return AttentionPrediction(total_us, blocks_us, dram_us, count(rows), resident)
 
-    def _make_lengths(self, point: Point) -> Lengths:
-        return ragged(self._problem, point, self._seed)
-
-    def _launch(self, point: Point, config: Config) -> list[Row]:
+    def _launch(self, point: Point, config: Config) -> list[BlockRow]:
         lengths, cores = self._lengths(point), self._device.sm_count
         return launched(self._problem, point, config, lengths, cores)
 
     def _tiled(
-        self, rows: list[Row], point: Point, config: Config, footprint: Footprint, resident: int
+        self,
+        rows: list[BlockRow],
+        point: Point,
+        config: Config,
+        footprint: Footprint,
+        resident: int,
     ) -> float:
         """Clocks until the last block is done."""
         assert isinstance(point.part, Stage)  # the problem is attention
         steps = Steps(self._device, self._problem, point.part, config, self._constants)
         together = min(resident, math.ceil(count(rows) / self._device.sm_count))
         latency = self._latency(rows, point, config)
-        cached, own = (steps.step(footprint, latency, cached=cached) for cached in (True, False))
-        cached_step, own_step = (self._sharing(step, together) for step in (cached, own))
+        cached, new = (steps.step(footprint, latency, cached=cached) for cached in (True, False))
+        cached_step, new_step = (self._sharing(step, together) for step in (cached, new))
         skip = steps.skip_clocks(together)
         ends = self._ends()
 
         def of(tiles: Tiles) -> float:
-            lead = cached.lead * (tiles.cached > 0) + own.lead * (tiles.own > 0)
-            loops = tiles.cached * cached_step + tiles.own * own_step + tiles.skipped * skip
+            lead = cached.lead * (tiles.cached > 0) + new.lead * (tiles.new > 0)
+            loops = tiles.cached * cached_step + tiles.new * new_step + tiles.skipped * skip
             return ends + lead + loops
 
         return makespan(rows, self._device.sm_count * resident, of)
 
     def _sharing(self, step: Step, together: int) -> float:
-        """Clocks of a step of each of the blocks that share an SM."""
+        """Clocks of a step if `together` blocks share an SM."""
         norm = self._constants.common.norm
         limit = together * max(step.busy, step.fill)
         return float((step.chain**norm + limit**norm) ** (1 / norm))
 
-    def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[Row], float]:
-        """The blocks, whose tiles are splits, and clocks until the last is done."""
+    def _reduce(self, point: Point, config: Config, resident: int) -> tuple[list[BlockRow], float]:
+        """The blocks of the reduction, with splits as tiles, and clocks until the last is done."""
         c, problem, cores = self._constants, self._problem, self._device.sm_count
         lengths = self._lengths(point)
         each = split_lengths(problem, lengths, cores)
         full = [-(-n // length) for n, length in zip(lengths.cached, each, strict=True)]
         tiles = tuple(Tiles(cached=n, skipped=problem.kv_splits - n) for n in full)
-        rows = [Row(tiles, problem.q_heads)]
+        rows = [BlockRow(tiles, problem.q_heads)]
         together = min(resident, math.ceil(count(rows) / cores))
         empty = c.empty_instructions * max(1.0, together * config["num_warps"] / 4)
         ends, split = self._ends(), max(c.split_clocks, empty)
@@ -117,26 +119,26 @@ class AttentionModel:
         return rows, makespan(rows, cores * resident, of)
 
     def _ends(self) -> float:
-        """Clocks of a block before its first step and after its last."""
+        """Clocks of a block before its first step and after its last step."""
         c = self._constants.common
         return (c.start_ns + c.end_ns) * self._arch.clock_ghz
 
-    def _latency(self, rows: list[Row], point: Point, config: Config) -> float:
-        """Clocks until a tile's first bytes are there: from memory the first time, else from L2."""
+    def _latency(self, rows: list[BlockRow], point: Point, config: Config) -> float:
+        """Average clocks until a tile's first bytes arrive: first from memory, later from L2."""
         c = self._constants.common
-        tiles = sum(row.heads * (t.cached + t.own) for row in rows for t in row.tiles)
+        tiles = sum(row.heads * (t.cached + t.new) for row in rows for t in row.tiles)
         asked = tiles * config["BLOCK_N"] * self._token_bytes()
         first = min(1.0, self._key_bytes(point) / asked)
         ns = c.l2_latency_ns + first * (c.dram_latency_ns - c.l2_latency_ns)
         return ns * self._arch.clock_ghz
 
     def _token_bytes(self) -> int:
-        """Of one key head's key and value in the cache; a latent value lies in its key."""
+        """Bytes of one head's key and value in the cache. A latent value is part of its key."""
         problem = self._problem
         return (problem.Lq + (0 if problem.shares_kv else problem.Lv)) * ELEMENT_BYTES
 
     def _key_bytes(self, point: Point) -> float:
-        """Of every key and value, once."""
+        """Bytes of all keys and values."""
         problem, lengths = self._problem, self._lengths(point)
         found = sum(lengths.cached) * self._token_bytes()
         if problem.phase is not Phase.DECODE:
@@ -144,18 +146,18 @@ class AttentionModel:
         return float(found * problem.kv_heads)
 
     def _query_bytes(self, point: Point) -> float:
-        """Of every query and output, once."""
+        """Bytes of all queries and outputs."""
         problem = self._problem
         rows = sum(self._lengths(point).new) * problem.q_heads
         return float(rows * (problem.Lq + problem.Lv) * ELEMENT_BYTES)
 
-    def _split_bytes(self, rows: list[Row]) -> float:
-        """Of every split's result, which is float32."""
+    def _split_bytes(self, rows: list[BlockRow]) -> float:
+        """Bytes of all splits' results, which are float32."""
         return float(
             sum(row.heads * t.cached for row in rows for t in row.tiles) * self._problem.Lv * 4
         )
 
 
 def _blocks_alone(config: Config) -> Config:
-    """What decides over the blocks of a launch; the rest decides over their time."""
+    """The constants that determine a launch's blocks. The others only affect their time."""
     return Config({name: n for name, n in config.items() if name.startswith("BLOCK_")})

@@ -1,4 +1,4 @@
-"""Attention's times from a model of the device, and how far to trust them."""
+"""Predict attention's times, with margins for the model's error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tuner.families.attention.problem import Attention
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 
-# A choice is worth leaving the engine's own constants for where it is predicted to take this much
-# less time; docs/predict.md has what other thresholds would have won and lost on an H200.
+# A choice replaces the engine's own constants if it is predicted to take this much less time;
+# docs/predict.md shows the gains and losses of other thresholds on an H200.
 CLEAR_GAIN = 0.2
-# Where a kernel's spills stand, inside its loop or before it, is not known; what spills so many
-# bytes a thread is chosen only where nothing else is nearly as good.
+# (bytes spilled per thread, factor on the time). The model does not know whether a kernel spills
+# inside its loop, so such kernels are chosen only if all others are clearly slower.
 SPILLS = ((1024, 1.5), (128, 1.15))
 
 
 class AttentionPredictor:
-    """A `Measurer` that runs nothing."""
+    """A `Measurer` that predicts and runs nothing."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class AttentionPredictor:
         self._model = AttentionModel(device, problem, constants)
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """The model's microseconds of a launch."""
+        """The model's microseconds for a launch."""
         return self._model.predict(point, config, Footprint.of(compiled)).total_us
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
-        """What to choose by as `median_us`; `detail` has the model's own time."""
+        """The time to choose by as `median_us`, and the model's time in `detail`."""
         if not compiled.ok:
             return Measurement(compiled.status, detail=compiled.detail)
         model = self.predict_us(candidate.point, candidate.config, compiled)

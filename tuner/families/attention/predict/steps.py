@@ -1,7 +1,7 @@
-"""What one tile of keys costs a block of an attention kernel, and the SM that it runs on.
+"""The cost of one tile of keys for a block of an attention kernel, and for its SM.
 
-Which instructions multiply, how warps share a tile and what is loaded ahead follow Triton 3.6:
-AccelerateMatmul.cpp and Pipeliner/AssignLatencies.cpp, checked on the IR of sglang's kernels.
+The choice of instructions, the division of a tile among warps, and prefetching follow Triton 3.6
+(AccelerateMatmul.cpp, Pipeliner/AssignLatencies.cpp), checked against the IR of sglang's kernels.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.problems.points import Config
 
 ELEMENT_BYTES = 2
-SPLIT_COLUMNS = {576: 512 + 64, 288: 256 + 32}  # heads that the kernels cut in two
+SPLIT_COLUMNS = {576: 512 + 64, 288: 256 + 32}  # heads that the kernels split into two tiles
 L1_CLOCKS = 40.0
 
 
 @dataclass(frozen=True)
 class AttentionConstants:
-    """What attention adds to the constants of every model, which it uses as they are."""
+    """The constants of attention's model, besides the ones that all models share."""
 
     common: Constants = Constants()
-    score_instructions: float = 16.0  # a score's: scale, mask, maximum, exponential, sum, rounding
-    causal_instructions: float = 16.0  # more, among the new tokens: masks of 64-bit positions
-    dot_instructions: float = 2.0  # an element's of a key or value, where no tensor core multiplies
-    plain_copies: float = 4.0  # what 16 bytes through registers cost, in asynchronous copies
-    stall: float = 1.5  # clocks an instruction of a warp that has a scheduler to itself
-    group_clocks: float = 400.0  # a step's waits where each warpgroup has rows of its own
-    exchange_clocks: float = 700.0  # and where warps exchange maxima, sums and probabilities
-    warp_clocks: float = 50.0  # more, for each warp of those
-    skip_clocks: float = 300.0  # a tile outside the window: its mask is made and found empty
-    skip_instructions: float = 4.0  # a score's of that mask
-    split_clocks: float = 400.0  # one split of the reduction
-    empty_instructions: float = 15.0  # a split that the reduction finds empty
+    score_instructions: float = 16.0  # per score: scale, mask, maximum, exponential, sum, rounding
+    causal_instructions: float = 16.0  # per score among new tokens, extra: 64-bit position masks
+    dot_instructions: float = 2.0  # per element of a key or value, without tensor cores
+    plain_copies: float = 4.0  # cost of 16 bytes through registers, in asynchronous copies
+    stall: float = 1.5  # clocks per instruction of a warp that is alone on its scheduler
+    group_clocks: float = 400.0  # a step's waits if each warpgroup has separate rows
+    exchange_clocks: float = 700.0  # a step's waits if warps exchange maxima, sums, probabilities
+    warp_clocks: float = 50.0  # extra for each warp that exchanges
+    skip_clocks: float = 300.0  # per tile outside the window: the kernel still makes its mask
+    skip_instructions: float = 4.0  # per score of that mask
+    split_clocks: float = 400.0  # per split of the reduction
+    empty_instructions: float = 15.0  # per empty split of the reduction
 
 
 @dataclass(frozen=True)
 class Step:
-    """One tile of keys, in clocks."""
+    """The cost of one tile of keys, in clocks."""
 
-    busy: float  # of its SM's busiest unit
-    fill: float  # of its SM's path from L2
-    chain: float  # of one block, with what it waits for
-    lead: float  # before the first of a loop, while what is loaded ahead arrives
+    busy: float  # of the SM's busiest unit
+    fill: float  # of the SM's path from L2
+    chain: float  # of one block, including its waits
+    lead: float  # before a loop's first step, until the prefetched tiles arrive
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a tile asks of an SM, in whichever loop it is."""
+    """A tile's work for an SM, which is the same in both loops."""
 
     mac_clocks: float
-    read_bytes: float  # of shared memory
+    read_bytes: float  # from shared memory
     scores: float
-    other_instructions: float  # threads'
-    exchanging: int  # warps that share rows; 0: each warpgroup has its own
+    other_instructions: float  # summed over threads
+    exchanging: int  # warps that share rows; 0: each warpgroup has separate rows
 
 
 class Steps:
-    """Steps of one configuration of a stage with tiles (not of the reduction)."""
+    """The steps of one configuration, for all stages but the reduction."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Steps:
         self._latent = bool(config.get("HAS_MLA", 0))  # values are taken out of the tile of keys
         self._dots = decode and problem.group == 1
         window = bool(problem.window) and not decode
-        # Triton leaves loads alone that stand under an `if` (a window's), that no tensor core
-        # multiplies, or that are multiplied both as they are and transposed.
+        # Triton does not pipeline loads under an `if` (a window's), loads for which there is no
+        # tensor core instruction, and tiles that are multiplied both plain and transposed.
         self._piped = config["num_stages"] > 1 and not (self._latent or self._dots or window)
         self.rows = config.get("BLOCK_M", config.get("BLOCK_H", 1))
         tall = not decode and self.rows >= 64 and config["num_warps"] % 4 == 0
@@ -89,9 +89,9 @@ class Steps:
         self._work = self._dot_work() if self._dots else self._tensor_work()
 
     def step(self, footprint: Footprint, latency: float, *, cached: bool) -> Step:
-        """A tile of the cache, whose keys are found through indices, or of the new tokens.
+        """The step for a tile of the cache, which is read through indices, or of the new tokens.
 
-        `latency` is the clocks until the first bytes of a load are there.
+        `latency`: clocks until the first bytes of a load arrive.
         """
         c, work, warps = self._constants, self._work, self._config["num_warps"]
         instructions = self._instructions(cached)
@@ -100,7 +100,7 @@ class Steps:
         reads = work.read_bytes / c.common.shared_bytes_per_clock
         copied = self._copied_bytes / c.common.shared_bytes_per_clock
         fill = self._copied_bytes / self._arch.l2_bytes_per_clock
-        # Warps that exchange go through each phase together; warpgroups run apart.
+        # Warps that exchange go through each phase together; warpgroups are independent.
         few = max(1.0, 4 / warps) if work.exchanging else 4 / warps
         issue = max(instructions / 4 * max(1.0, 4 / warps), c.stall * instructions / warps)
         waits = c.exchange_clocks if work.exchanging else c.group_clocks
@@ -115,18 +115,18 @@ class Steps:
         )
 
     def skip_clocks(self, together: int) -> float:
-        """A tile outside the window, of one of so many blocks that share an SM."""
+        """Clocks of a tile outside the window if `together` blocks share an SM."""
         c = self._constants
-        at_once = 4 * self._arch.target.warp_size  # threads that an SM's schedulers issue for
+        at_once = 4 * self._arch.target.warp_size  # threads: an SM has four schedulers
         masks = self._config["BLOCK_N"] * self.rows * c.skip_instructions / at_once
         return c.skip_clocks + together * masks
 
     def _chain(self, alone: float, index: float, tile: float, cached: bool) -> float:
-        """Clocks of one block's step, `alone` of them its arithmetic."""
+        """Clocks of one block's step, of which `alone` are arithmetic."""
         stages, ahead = self._config["num_stages"], self._ahead(cached)
         if self._latent:
-            # The index alone is asked for a step ahead: by a load, which leaves it in L1, or by
-            # an asynchronous copy, which leaves it in L2.
+            # Only the index is prefetched one step ahead, into L1 by a load or into L2 by an
+            # asynchronous copy.
             near = self._constants.common.l2_latency_ns * self._arch.clock_ghz
             return alone + (index, L1_CLOCKS, near)[min(stages, 3) - 1] + tile
         if ahead:
@@ -134,12 +134,12 @@ class Steps:
         return alone + tile + (index if cached else 0.0)
 
     def _ahead(self, cached: bool) -> int:
-        """Tiles that Triton asks for before they are needed: an index must come before its tile."""
+        """Tiles that Triton prefetches. In the cache half of the stages are for the indices."""
         stages = self._config["num_stages"] if self._piped else 1
         return (stages - 1) // 2 if cached else stages - 1
 
     def _instructions(self, cached: bool) -> float:
-        """Warps', of the block's."""
+        """Instructions of the block's warps."""
         c, work = self._constants, self._work
         score = c.score_instructions + (0.0 if cached else c.causal_instructions)
         copy = c.common.copy_instructions * (1.0 if self._piped else c.plain_copies)
@@ -158,7 +158,7 @@ class Steps:
         rate = self._device.macs_per_clock(self._device.fp16_tflops)
         rate *= self._constants.common.mma_efficiency
         if self._groups:
-            # Each warp multiplies 16 rows; more warps than rows repeat each other's work.
+            # Each warp multiplies 16 rows. Surplus warps repeat the work of others.
             done, value_groups = max(rows, 16 * warps), max(1, min(warps, rows // 16)) / 4
             macs = done * keys * columns + rows * keys * value_columns
             read = keys * (warps / 4 * columns + value_groups * value_columns) + done * columns
@@ -173,7 +173,7 @@ class Steps:
 
 
 def _columns(problem: Attention) -> tuple[int, int]:
-    """Columns that the kernels multiply of a key and of a value: most are powers of two."""
+    """The columns of a key and of a value that the kernels multiply, mostly powers of two."""
     columns = SPLIT_COLUMNS.get(problem.Lq, 1 << (problem.Lq - 1).bit_length())
     if problem.phase is Phase.EXTEND and problem.Lq == 192:
         columns = 128 + 64

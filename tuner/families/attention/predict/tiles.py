@@ -1,7 +1,7 @@
-"""The blocks of an attention launch, and the tiles of keys that each goes through.
+"""The blocks of an attention launch, and the tiles of keys that each block processes.
 
-Follows sglang's `_fwd_kernel`, `_fwd_grouped_kernel_stage1` and `_fwd_kernel_stage1`, on the
-ragged lengths that a GPU would be given to measure.
+This follows sglang's `_fwd_kernel`, `_fwd_grouped_kernel_stage1` and `_fwd_kernel_stage1`, with
+the same ragged lengths as measurements on a GPU.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Stage
 from tuner.problems.points import Config, Point
 
-MIN_SPLIT = 32  # tokens: a split of the cache is a multiple of it, `_MIN_BLOCK_KV`
-SIMULATED_WAVES = 4  # with more, the last one's share no longer depends on the order
+MIN_SPLIT = 32  # tokens; a split's length is a multiple of it (`_MIN_BLOCK_KV`)
+SIMULATED_WAVES = 4  # with more waves, the order of the blocks hardly matters
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """One block's: each BLOCK_N keys long."""
+    """The numbers of one block's tiles. A tile has BLOCK_N keys."""
 
-    cached: int  # found through indices
-    own: int = 0  # of the new tokens themselves
-    skipped: int = 0  # outside the window: masked, found empty, and left out
+    cached: int  # tiles of the cache
+    new: int = 0  # tiles of the new tokens
+    skipped: int = 0  # tiles outside the window
 
 
 @dataclass(frozen=True)
-class Row:
-    """Blocks that are launched one after the other: the sequences', again for each head."""
+class BlockRow:
+    """Blocks that are launched in order: one per sequence, repeated for each head."""
 
     tiles: tuple[Tiles, ...]
     heads: int
@@ -37,8 +37,8 @@ class Row:
 
 def launched(
     problem: Attention, point: Point, config: Config, lengths: Lengths, sm_count: int
-) -> list[Row]:
-    """Every block that has work, in the order of their launch."""
+) -> list[BlockRow]:
+    """All blocks with work, in the order of launch."""
     if point.part is Stage.DECODE:
         rows = _decode(problem, config, lengths, sm_count)
     else:
@@ -46,13 +46,13 @@ def launched(
     return [row for row in rows if row.tiles]
 
 
-def count(rows: Sequence[Row]) -> int:
-    """How many blocks they are."""
+def count(rows: Sequence[BlockRow]) -> int:
+    """The number of blocks."""
     return sum(row.heads * len(row.tiles) for row in rows)
 
 
-def makespan(rows: Sequence[Row], slots: int, of: Callable[[Tiles], float]) -> float:
-    """When the last block is done, if `slots` run at once and the next takes whatever is free."""
+def makespan(rows: Sequence[BlockRow], slots: int, of: Callable[[Tiles], float]) -> float:
+    """The time until the last block is done if `slots` blocks run at once. `of`: a block's time."""
     times = {tiles: of(tiles) for row in rows for tiles in row.tiles}
     longest, number = max(times.values()), count(rows)
     if number <= slots:
@@ -68,39 +68,39 @@ def makespan(rows: Sequence[Row], slots: int, of: Callable[[Tiles], float]) -> f
     return max(free)
 
 
-def _extend(problem: Attention, point: Point, config: Config, lengths: Lengths) -> list[Row]:
+def _extend(problem: Attention, point: Point, config: Config, lengths: Lengths) -> list[BlockRow]:
     rows, keys = config["BLOCK_M"], config["BLOCK_N"]
     found = []
     for first in range(0, lengths.longest_new, rows):
         tiles = []
         for new, cached in zip(lengths.new, lengths.cached, strict=True):
             if first < new:
-                # Prefill's tokens all see each other, extend's only those before them.
+                # In prefill all tokens see each other; in extend they see only earlier ones.
                 end = new if point.part is Stage.PREFILL else min(new, first + rows)
                 tiles.append(_windowed(problem.window, first, cached, end, keys))
-        found.append(Row(tuple(tiles), problem.q_heads))
+        found.append(BlockRow(tuple(tiles), problem.q_heads))
     return found
 
 
 def _windowed(window: int, first: int, cached: int, end: int, keys: int) -> Tiles:
-    """A block's whose first row is new token `first`, and whose last key is `end`."""
-    before, own = -(-cached // keys), -(-end // keys)
+    """The tiles of a block whose first row is new token `first` and whose last key is `end`."""
+    before, new = -(-cached // keys), -(-end // keys)
     if not window:
-        return Tiles(before, own)
-    unseen = max(0, cached + first - window)  # keys that even the first row sees no more
+        return Tiles(before, new)
+    unseen = max(0, cached + first - window)  # keys outside the window of all rows
     skipped = before if unseen >= cached else unseen // keys
-    skipped_own = min(own, max(0, unseen - cached) // keys)
-    return Tiles(before - skipped, own - skipped_own, skipped + skipped_own)
+    skipped_new = min(new, max(0, unseen - cached) // keys)
+    return Tiles(before - skipped, new - skipped_new, skipped + skipped_new)
 
 
-def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int) -> list[Row]:
+def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int) -> list[BlockRow]:
     keys, heads = config["BLOCK_N"], problem.q_heads
     if problem.group > 1:
         heads = -(-heads // min(config["BLOCK_H"], problem.group))
     each = split_lengths(problem, lengths, sm_count)
     most = max(-(-n // length) for n, length in zip(lengths.cached, each, strict=True))
     return [
-        Row(
+        BlockRow(
             tuple(
                 Tiles(-(-min(length, cached - split * length) // keys))
                 for cached, length in zip(lengths.cached, each, strict=True)
@@ -113,7 +113,7 @@ def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int)
 
 
 def split_lengths(problem: Attention, lengths: Lengths, sm_count: int) -> list[int]:
-    """Tokens of the cache in a split of each sequence; its last split may have fewer."""
+    """Cached tokens per split, for each sequence. A sequence's last split may have fewer."""
     splits = kv_splits(lengths.cached, problem, sm_count)
     return [
         max(1, -(-cached // (parts * MIN_SPLIT))) * MIN_SPLIT

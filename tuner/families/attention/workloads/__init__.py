@@ -1,13 +1,12 @@
-"""The batches that attention is tuned for: points with weights, by use or from a file.
+"""Workloads: the batches that attention is tuned for, as points with weights.
 
-A workload is TOML, of which chat.toml, long-context.toml and offline.toml beside this module are
-examples:
+A workload is a TOML file. The ones for the named uses lie beside this module.
 
     [[point]]
     batch_size = 4        # sequences
-    new_tokens = 512      # of the longest; left out, the point is one of decode
-    cached_tokens = 4096  # of each, on average; 0 where left out, but decode needs some
-    weight = 2.0          # 1 where left out
+    new_tokens = 512      # of the longest sequence; without it this is a decode batch
+    cached_tokens = 4096  # average per sequence; default 0, but required for decode
+    weight = 2.0          # default 1
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ USES = ("chat", "long-context", "offline")
 USUAL = "chat"
 MAX_BATCH, MAX_NEW, MAX_CACHED, MAX_WEIGHT = 4096, 1 << 17, 1 << 21, 1e6
 _MAX_BYTES = 1 << 20
-MAX_POINTS = 256  # each is measured, for every configuration that is tried
+MAX_POINTS = 256  # every configuration is measured at every point
 
 
 @dataclass(frozen=True)
 class WorkPoint:
-    """A batch, and how much it counts."""
+    """A batch and its weight."""
 
     batch_size: int  # sequences
-    new_tokens: int  # of the longest sequence; 1: the batch is at decode
-    cached_tokens: int  # of a sequence, on average
+    new_tokens: int  # of the longest sequence; 1: a decode batch
+    cached_tokens: int  # average per sequence
     weight: float = 1.0
 
     @property
@@ -50,15 +49,15 @@ class WorkPoint:
 
 @dataclass(frozen=True)
 class Workload:
-    """The batches of a use, of all phases or of one."""
+    """The batches of a use, for all phases or for one."""
 
     name: str  # the use, or the file
     points: tuple[WorkPoint, ...]
 
     def of(self, phase: Phase) -> Workload:
-        """The points of a phase: prefill has those of extend that find nothing cached.
+        """The points of a phase. Prefill has extend's points without cached tokens.
 
-        Raises MalformedWorkload where there are none.
+        Raises MalformedWorkload if there are none.
         """
         points = tuple(p for p in self.points if p.decodes == (phase is Phase.DECODE))
         if phase is Phase.PREFILL:
@@ -70,9 +69,9 @@ class Workload:
     def for_problem(self, problem: Attention) -> Workload:
         """The points at which an engine runs the problem.
 
-        Of a sliding window's cache sglang gives the kernel the window alone; and of latent (MLA)
-        attention it runs the form with keys of its own for each head only where nothing is cached.
-        Raises MalformedWorkload where there are none.
+        With a sliding window, sglang passes only the window's cached tokens to the kernel. It runs
+        latent (MLA) attention with separate keys per head only if nothing is cached. Raises
+        MalformedWorkload if there are no points.
         """
         points: Iterable[WorkPoint] = self.of(problem.phase).points
         if problem.phase is Phase.EXTEND and _is_unabsorbed(problem):
@@ -85,7 +84,7 @@ class Workload:
 
 
 def usual_workload(phase: Phase) -> Workload:
-    """What is tuned for where nobody says."""
+    """The points of the default use at a phase."""
     return default_workload(phase, USUAL)
 
 
@@ -97,7 +96,7 @@ def default_workload(phase: Phase, use: str) -> Workload:
 
 
 def parse_workload(text: str) -> str | Workload:
-    """A use (chat, long-context, offline) as it is, or what the TOML file at a path holds.
+    """The name of a use (chat, long-context, offline), or the workload of a TOML file.
 
     Raises MalformedWorkload, which names the nearest use, or the field.
     """
@@ -109,7 +108,7 @@ def parse_workload(text: str) -> str | Workload:
 
 
 def read_points(values: object) -> tuple[WorkPoint, ...]:
-    """Points from a list of objects, as TOML and JSON have them. Raises MalformedWorkload."""
+    """Read points from a list of TOML tables or JSON objects. Raises MalformedWorkload."""
     if not isinstance(values, list):
         raise MalformedWorkload("write [[point]], with two brackets, for each point")
     if not 0 < len(values) <= MAX_POINTS:
@@ -148,14 +147,14 @@ def _point(values: object, where: str) -> WorkPoint:
     table = Table(values, where, MalformedWorkload)
     batch_size = table.whole("batch_size", 1, MAX_BATCH)
     new_tokens = table.whole("new_tokens", 1, MAX_NEW, 1)
-    # A sequence at decode has a token in the cache, so there is no default.
+    # At decode a sequence has at least one cached token, so there is no default.
     least = 1 if new_tokens == 1 else 0
     cached_tokens = table.whole("cached_tokens", least, MAX_CACHED, None if least else 0)
     weight = table.take("weight", 1.0)
     table.done()
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise MalformedWorkload(f"{where}.weight must be a number, not {weight!r:.60}")
-    if not 0 < weight <= MAX_WEIGHT:  # which a NaN is not either
+    if not 0 < weight <= MAX_WEIGHT:  # also refuses NaN
         raise MalformedWorkload(
             f"{where}.weight must be more than 0 and at most {MAX_WEIGHT:g}, not {weight!r:.60}"
         )
@@ -163,12 +162,12 @@ def _point(values: object, where: str) -> WorkPoint:
 
 
 def _is_unabsorbed(problem: Attention) -> bool:
-    """Whether this is latent attention before absorption, as far as a shape can tell."""
+    """Whether the shape looks like latent attention before absorption."""
     return problem.group == 1 and problem.Lq != problem.Lv
 
 
 def _merged(points: Iterable[WorkPoint]) -> tuple[WorkPoint, ...]:
-    """Points of one size as one, with the sum of their weights."""
+    """Merge points of the same size and add up their weights."""
     weights: dict[tuple[int, int, int], float] = {}
     for point in points:
         weights[point.size] = weights.get(point.size, 0.0) + point.weight

@@ -1,1 +1,1 @@
-"""Times of a fused-MoE layer from a model of the device."""
+"""Predict a fused-MoE layer's times with a model of the device."""

@@ -1,8 +1,8 @@
-"""What the winners that an engine ships say about configurations: a prior, kept small.
+"""A weak prior on configurations, from the winners that an engine ships.
 
-Every shipped entry votes for its value on each axis, with a weight that falls with its distance
-from the problem at hand. The votes become smoothed shares, so that a thin corpus says little
-and an empty one nothing.
+Every shipped entry votes for its value on each axis, with a weight that falls with the distance
+between its problem and this one. The votes become smoothed shares, so few files have little
+influence and no files have none.
 """
 
 from __future__ import annotations
@@ -19,27 +19,20 @@ from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-AXES = (
-    "BLOCK_SIZE_M",
-    "BLOCK_SIZE_N",
-    "BLOCK_SIZE_K",
-    "GROUP_SIZE_M",
-    "num_warps",
-    "num_stages",
-)
-SMOOTHING = 1.0  # votes that every value of an axis has from the start
+AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+SMOOTHING = 1.0  # initial votes of every value of an axis
 
 
 @dataclass(frozen=True)
 class Voter:
-    """A shipped file, and how much its problem has to do with the one at hand."""
+    """A shipped file, and the similarity of its problem to the predicted one."""
 
     file: ShippedFile
     weight: float
 
 
 class Prior:
-    """How common a configuration's values are among winners of similar problems."""
+    """Rates how common a configuration's values are among winners of similar problems."""
 
     def __init__(self, problem: FusedMoe, device: Device, files: Iterable[ShippedFile]) -> None:
         self._problem = problem
@@ -52,15 +45,15 @@ class Prior:
         self._shares = lru_cache(maxsize=None)(self._count)
 
     def shortfall(self, point: Point, config: Config) -> float:
-        """How much rarer than the commonest values a configuration's are: 0 is the commonest.
+        """The mean over the axes of log(commonest value's share / share of this value).
 
-        The mean over the axes of log(commonest share / its share).
+        It is 0 if all values are the commonest, and larger for rarer values.
         """
         shares = self._shares(point)
         return sum(shares[axis].get(config[axis], shares[axis][0]) for axis in AXES) / len(AXES)
 
     def _count(self, point: Point) -> dict[str, dict[int, float]]:
-        """For every axis, the shortfall of each value; that of a value without votes is at 0."""
+        """The shortfall of each value, by axis. The key 0 is for all values without votes."""
         votes: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
         for voter in self._voters:
             for batch_size, config in voter.file.entries.items():
@@ -71,10 +64,10 @@ class Prior:
         return {axis: _shortfalls(counted) for axis, counted in votes.items()}
 
     def _nearness(self, file: ShippedFile, batch_size: int, point: Point) -> float:
-        """Of an entry to a point: tokens an expert, by octaves, and the gemm it was tuned for."""
+        """The weight of an entry at a point, by its gemm and the octaves in tokens per expert."""
         wanted = point.batch_size / self._problem.E
         octaves = math.log2(max(1, batch_size) / file.key.E / wanted)
-        # A file without a `_down` twin was tuned for the sum of both gemms.
+        # A file without a `_down` file beside it was tuned for the sum of both gemms.
         same = 1.0 if file.key.gemm is gemm_of(point) else 0.5
         return same * math.exp(-abs(octaves))
 
@@ -89,9 +82,9 @@ def _shortfalls(votes: Mapping[int, float]) -> dict[int, float]:
 def _likeness(
     problem: FusedMoe, device: Device, file: ShippedFile, target_of: Mapping[str, Target]
 ) -> float:
-    """Between a shipped file's problem and device and those at hand, at most 1.
+    """The similarity of a shipped file to this problem and device, at most 1.
 
-    Each thing that differs makes its winners less likely to be winners here.
+    Each difference makes the file's winners less likely to win here.
     """
     key = file.key
     if key.device not in target_of:

@@ -1,7 +1,7 @@
-"""How routing spreads tokens over experts, and what the padding to whole blocks costs.
+"""The blocks that routing and padding make of a batch.
 
 Every token goes to `top_k` different experts, each equally likely, so the tokens of one expert
-are Binomial(batch_size, top_k / E): expectations are sums over that distribution, not samples.
+are Binomial(batch_size, top_k / E). Expected values are sums over that distribution.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from tuner.families.fused_moe.slots import sorted_slots
 
 
 @dataclass(frozen=True)
-class Load:
-    """The sorted tokens of a batch, in blocks of one expert's rows each; expected values."""
+class ExpertLoad:
+    """Expected numbers for a batch's tokens, sorted into blocks of one expert's rows."""
 
-    experts: float  # that any token goes to
-    blocks: float  # that hold rows
-    rows: float  # a block's rows that are no padding
-    empty_blocks: float  # that the launch covers beyond those: their programs return at once
+    experts: float  # experts with tokens
+    blocks: float  # blocks with rows
+    rows: float  # rows per block, without padding
+    empty_blocks: float  # further blocks of the launch, which return at once
 
 
 @lru_cache(maxsize=4096)
-def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> Load:
+def expected_load(batch_size: int, E: int, top_k: int, block_m: int) -> ExpertLoad:
     """The load of `batch_size` tokens sorted into blocks of `block_m` rows."""
     counts = _binomial(batch_size, top_k / E)
     blocks = E * sum(p * math.ceil(count / block_m) for count, p in counts)
     experts = E * sum(p for count, p in counts if count)
     routed = batch_size * top_k
     launched = math.ceil(sorted_slots(routed, E, block_m) / block_m)
-    return Load(experts, blocks, routed / blocks, max(0.0, launched - blocks))
+    return ExpertLoad(experts, blocks, routed / blocks, max(0.0, launched - blocks))
 
 
 @lru_cache(maxsize=256)
 def _binomial(n: int, p: float) -> tuple[tuple[int, float], ...]:
-    """(value, probability) of Binomial(n, p), to nine standard deviations from its mean."""
+    """(value, probability) of Binomial(n, p), within nine standard deviations of its mean."""
     if p >= 1:
         return ((n, 1.0),)
     reach = 9 * math.sqrt(n * p * (1 - p)) + 9

@@ -1,4 +1,4 @@
-"""Times from a model of the device, corrected a little by what has won elsewhere."""
+"""Predict times with a model of the device, slightly corrected by known winners."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 
-# The most that the corpus may add to a time. The model's own error is a factor of about 1.11
-# (one standard deviation), so winners elsewhere decide between configurations that the model
-# cannot tell apart, and never against a clear verdict of its own.
+# The relative time that a unit of shortfall adds. The model's error is a factor of about 1.11 (one
+# standard deviation), so the corpus decides only between configurations that the model cannot
+# tell apart.
 CORPUS_WEIGHT = 0.10
-# A pair replaces the engine's own where it is predicted to take this much less time;
-# docs/predict.md has what other thresholds would have won and lost on an H200.
+# A pair replaces the engine's if it is predicted to take this much less time; docs/predict.md
+# shows the gains and losses of other thresholds on an H200.
 CLEAR_GAIN = 0.05
-MOST_SHORTFALL = 2.5  # of a configuration's values; beyond e**2.5 = 12 times rarer is rare
+MOST_SHORTFALL = 2.5  # values more than e**2.5 = 12 times rarer are not punished further
 
 
 class Predictor:
-    """A `Measurer` that runs nothing."""
+    """A `Measurer` that predicts and runs nothing."""
 
     def __init__(
         self,
@@ -48,15 +48,15 @@ class Predictor:
         self._footprints = lru_cache(maxsize=None)(partial(estimate_footprint, problem, device))
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """The model's microseconds of a launch; the corpus has no part in it."""
+        """The model's microseconds for a launch, without the corpus."""
         return self._model.predict(point, config, Footprint.of(compiled)).total_us
 
     def score_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """What to choose by: the model's time, longer the rarer its kind of winner is."""
+        """The microseconds to choose by: the model's time, increased for rare values."""
         return self._score(point, config, Footprint.of(compiled))
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
-        """The score as `median_us`; `detail` has the model's own time."""
+        """The score as `median_us`, and the model's time in `detail`."""
         if not compiled.ok:
             return Measurement(compiled.status, detail=compiled.detail)
         score = self.score_us(candidate.point, candidate.config, compiled)
@@ -68,7 +68,7 @@ class Predictor:
     def shortlist(self, point: Point, configs: Iterable[Config], n: int) -> list[Config]:
         """The `n` best of configurations that are not compiled yet, best first.
 
-        Footprints are estimates, so the first may turn out not to fit.
+        Footprints are estimates, so some of these may not fit.
         """
         scores = self.estimate_all(point, configs)
         return sorted(scores, key=lambda config: (scores[config], config.key))[:n]
@@ -76,13 +76,12 @@ class Predictor:
     def shortlist_all(
         self, configs: Mapping[Point, Sequence[Config]], budget: int, *, one_config: bool = False
     ) -> dict[Point, list[Config]]:
-        """At most `budget` distinct (gemm, config) pairs in all, that serve every point; best
-        first.
+        """At most `budget` distinct (gemm, config) pairs in all, by point and best first.
 
-        A point is offered everything chosen for its gemm, as batch sizes share what is compiled.
-        Up and down of a batch size have choices of the same BLOCK_SIZE_M, which they must share
-        (`one_config`: choices of the same configuration, for engines that read one file for
-        both), and second choices for where the first turns out not to fit.
+        Batch sizes share compiled kernels, so a point gets all configurations chosen for its gemm.
+        Up and down of a batch size get choices with the same BLOCK_SIZE_M, which they must share,
+        or with `one_config` the same configurations, for engines with one file for both gemms.
+        There are second choices in case the first does not fit.
         """
         scores = {point: self.estimate_all(point, some) for point, some in configs.items()}
         gemms = {gemm_of(point) for point in scores}
@@ -101,7 +100,7 @@ class Predictor:
         }
 
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
-        """Scores by estimated footprints, of those that are likely to fit."""
+        """Scores by estimated footprint, for the configurations that will probably fit."""
         scores = {}
         for config in configs:
             footprint = self._footprints(config)

@@ -1,4 +1,4 @@
-"""Which configurations to compile, when only a few can be: a small set that serves every point."""
+"""Choose a small set of configurations to compile that serves all points."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from tuner.families.fused_moe.problem import Gemm, gemm_of
 from tuner.problems.points import Config, Point
 
-Kernel = tuple[Gemm, Config]  # what is compiled: batch sizes share it
+GemmConfig = tuple[Gemm, Config]  # one compiled kernel, which batch sizes share
 Scores = Mapping[Point, Mapping[Config, float]]
 
 BLOCKS_EACH = 2  # values of BLOCK_SIZE_M that a batch size is offered
-WORST_EXCESS = 0.5  # log of a time over the best: beyond, a choice is as bad as none
-# What the best choice of a need is worth, and those to fall back on where it does not fit or
+WORST_EXCESS = 0.5  # log(time / best time) from which on a choice is as bad as none
+# The worth of a need's best choice and of the next ones, which replace it if it does not fit or
 # is slower once its registers are known.
 RANKS = (1.0, 0.3, 0.1)
 
@@ -26,11 +26,11 @@ class Need:
 
     point: Point
     weight: float
-    excess: Mapping[Config, float]  # log of a score over the best of them
+    excess: Mapping[Config, float]  # log(score / best score)
 
 
 def summed(scores: Scores, gemm: Gemm) -> Scores:
-    """Scores of running one configuration for every gemm of a batch size, under `gemm`'s name."""
+    """Scores of one configuration for all gemms of a batch size, at the points of `gemm`."""
     sums: dict[Point, dict[Config, float]] = {}
     for batch_size in {point.batch_size for point in scores}:
         parts = [scored for point, scored in scores.items() if point.batch_size == batch_size]
@@ -43,9 +43,9 @@ def summed(scores: Scores, gemm: Gemm) -> Scores:
 
 
 def needs(scores: Scores) -> list[Need]:
-    """Every point's, for the values of BLOCK_SIZE_M that suit its batch size's gemms together.
+    """Every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms together.
 
-    An engine sorts a batch once for both gemms, so a pair has to share that value.
+    An engine sorts a batch once for both gemms, so a pair must share that value.
     """
     found: list[Need] = []
     for batch_size in sorted({point.batch_size for point in scores}):
@@ -79,20 +79,20 @@ def _split(scored: Mapping[Config, float]) -> dict[int, dict[Config, float]]:
     return blocks
 
 
-def cover(wanted: Sequence[Need], budget: int) -> list[Kernel]:
-    """At most `budget` kernels, greedily: next comes what helps the needs most.
+def cover(wanted: Sequence[Need], budget: int) -> list[GemmConfig]:
+    """Choose at most `budget` kernels greedily: the next one helps the needs most.
 
-    Help only shrinks as kernels are chosen, so what was worth less than the best when last
-    counted needs no counting now.
+    A kernel's help only shrinks as others are chosen. So a kernel whose last known help is below
+    the best current one need not be evaluated again.
     """
     served: list[list[float]] = [[WORST_EXCESS] * len(RANKS) for _ in wanted]
-    users: dict[Kernel, list[tuple[int, float]]] = {}
+    users: dict[GemmConfig, list[tuple[int, float]]] = {}
     for index, need in enumerate(wanted):
         for config, excess in need.excess.items():
             if excess < WORST_EXCESS:
                 users.setdefault((gemm_of(need.point), config), []).append((index, excess))
 
-    def help_of(kernel: Kernel) -> float:
+    def help_of(kernel: GemmConfig) -> float:
         return sum(
             wanted[index].weight * (_cost(served[index]) - _cost(_with(served[index], excess)))
             for index, excess in users[kernel]
@@ -100,7 +100,7 @@ def cover(wanted: Sequence[Need], budget: int) -> list[Kernel]:
 
     queue = [(-help_of(kernel), kernel) for kernel in users]
     heapq.heapify(queue)
-    chosen: list[Kernel] = []
+    chosen: list[GemmConfig] = []
     while queue and len(chosen) < budget:
         _, kernel = heapq.heappop(queue)
         help_now = help_of(kernel)

@@ -1,7 +1,7 @@
-"""Which tensor-core instruction Triton picks for a tile, and what one step along k costs an SM.
+"""The tensor-core instruction that Triton uses for a tile, and an SM's cost of one step along k.
 
-Follows Triton 3.6's lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp (which instruction,
-how warps split the tile) and sglang's rule for `swap_ab`.
+The choice of instructions and the division among warps follow Triton 3.6
+(lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp) and sglang's rule for `swap_ab`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device
+from tuner.engines.sglang.fused_moe.binding import swaps_ab
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -16,21 +17,17 @@ from tuner.problems.points import Config
 
 @dataclass(frozen=True)
 class TensorStep:
-    """One block's step of BLOCK_SIZE_K."""
+    """The cost of one block's step of BLOCK_SIZE_K."""
 
     warpgroup: bool
-    mac_clocks: float  # of the SM's tensor cores, at their peak
-    shared_read_bytes: float  # operands, as often as warps read them
-    converted: float  # elements that are converted to another type before they are multiplied
+    mac_clocks: float  # of the SM's tensor cores at peak rate
+    shared_read_bytes: float  # counts an operand as often as warps read it
+    converted: float  # elements that are converted to another type before the product
 
 
 def swaps_operands(problem: FusedMoe, device: Device, config: Config) -> bool:
-    """sglang's should_enable_swap_ab: weights take the instruction's 64-row side."""
-    return (
-        problem.dtype is Dtype.FP8_W8A8
-        and device.target.is_sm(90)
-        and config["BLOCK_SIZE_M"] < 64 <= config["BLOCK_SIZE_N"]
-    )
+    """Whether sglang swaps A and B, so that weights are the instruction's 64 rows."""
+    return swaps_ab(config, problem.dtype, device.target)
 
 
 def uses_warpgroup(problem: FusedMoe, device: Device, config: Config) -> bool:
@@ -41,7 +38,7 @@ def uses_warpgroup(problem: FusedMoe, device: Device, config: Config) -> bool:
 
 
 def tensor_step(problem: FusedMoe, device: Device, config: Config) -> TensorStep:
-    """What one step costs; the peak is the device table's for the problem's dtype."""
+    """The cost of one step, at the device table's peak rate for the problem's dtype."""
     rows, columns = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
     if swaps_operands(problem, device, config):
         rows, columns = columns, rows
@@ -62,14 +59,12 @@ def _warpgroup_step(
             across *= 2
     width = max(8.0, columns / across)  # of one instruction
     instructions = rows / 64 * across
+    rate = device.macs_per_clock(_peak(problem, device))
+    operand_bytes = problem.dtype.activation_bits / 8
     return TensorStep(
         warpgroup=True,
-        mac_clocks=instructions
-        * 64
-        * width
-        * depth
-        / device.macs_per_clock(_peak(problem, device)),
-        shared_read_bytes=instructions * (64 + width) * depth * _operand_bytes(problem),
+        mac_clocks=instructions * 64 * width * depth / rate,
+        shared_read_bytes=instructions * (64 + width) * depth * operand_bytes,
         converted=config["BLOCK_SIZE_N"] * depth if _unpacks(problem) else 0.0,
     )
 
@@ -84,7 +79,7 @@ def _sync_step(
             down *= 2
         else:
             across *= 2
-    # More warps than 16 x 8 instructions repeat each other's work.
+    # If there are more warps than 16 x 8 instructions, they repeat the work of others.
     rows, columns = max(rows, 16 * down), max(columns, 8 * across)
     peak, converted = _peak(problem, device), 0.0
     if _unpacks(problem):
@@ -103,12 +98,8 @@ def _sync_step(
 
 
 def _unpacks(problem: FusedMoe) -> bool:
-    """Whether weights are narrower than the activations, and are converted to their type."""
+    """Whether weights are narrower than activations, so that they are converted first."""
     return problem.dtype.weight_bits < problem.dtype.activation_bits
-
-
-def _operand_bytes(problem: FusedMoe) -> float:
-    return problem.dtype.activation_bits / 8
 
 
 def _peak(problem: FusedMoe, device: Device) -> float:

@@ -1,4 +1,4 @@
-"""Whether a file's entries may be used here, and why not."""
+"""Check whether a server may use an attention file."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from tuner.problems.results import Status
 
 
 @dataclass(frozen=True)
-class Here:
-    """What a file is held against. None where it is not known yet."""
+class RuntimeFacts:
+    """What a file is compared with. None: not known yet."""
 
     engine: str
     engine_version: str
     device: str | None  # as engines write it, e.g. NVIDIA_H200
     triton: str | None
     kernel_hash: Callable[[], str]  # of this engine's kernels; may raise TunerError
-    kv_splits: Callable[[Attention], frozenset[int] | None]  # that decode is launched with
+    kv_splits: Callable[[Attention], frozenset[int] | None]  # the numbers that decode launches with
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One file: used where `reason` is empty, as far as could be checked."""
+class FileCheck:
+    """The result for one file."""
 
     path: Path
     file: AttentionFile | None  # None: malformed
-    reason: str = ""
-    waits: tuple[str, ...] = ()  # checks that could not be made here
+    reason: str = ""  # why the file is refused; empty: it is used
+    waits: tuple[str, ...] = ()  # checks that were not possible here
 
     @property
     def used(self) -> bool:
@@ -44,25 +44,25 @@ class Verdict:
         return f"{title(self.file.problem)} from {self.path}{' (predicted)' if predicted else ''}"
 
 
-def judge(path: Path, here: Here) -> Verdict:
-    """Read a file and hold it against what is here."""
+def check_file(path: Path, facts: RuntimeFacts) -> FileCheck:
+    """Read a file and compare it with the facts about this server."""
     try:
         file = read_attention_file(path)
     except MalformedConfigFile as error:
-        return Verdict(path, None, str(error).removeprefix(f"{path}: "))
+        return FileCheck(path, None, str(error).removeprefix(f"{path}: "))
     waits = [
         f"{what} (made for {made})"
         for what, made, known in (
-            ("the GPU", file.device, here.device),
-            ("triton", file.triton, here.triton),
+            ("the GPU", file.device, facts.device),
+            ("triton", file.triton, facts.triton),
         )
         if known is None
     ]
-    return Verdict(path, file, _refusal(file, here), tuple(waits))
+    return FileCheck(path, file, _refusal(file, facts), tuple(waits))
 
 
 def title(problem: Attention) -> str:
-    """A problem in a few words: `extend 16/1 576/512 bfloat16`."""
+    """A short text for a problem, such as `extend 16/1 576/512 bfloat16`."""
     text = f"{problem.phase.value} {problem.q_heads}/{problem.kv_heads} {problem.Lq}/{problem.Lv}"
     words = [text, problem.dtype.value]
     words += [f"pages of {problem.page_size}"] if problem.page_size > 1 else []
@@ -73,27 +73,27 @@ def title(problem: Attention) -> str:
     return " ".join(words)
 
 
-def _refusal(file: AttentionFile, here: Here) -> str:
-    if file.engine != here.engine:
-        return f"made for {file.engine}, this is {here.engine}"
-    if here.device not in (None, file.device):
-        return f"made for {file.device}, this is {here.device}"
-    if here.triton not in (None, file.triton):
-        return f"made for triton {file.triton}, this is {here.triton}"
-    if file.engine_version != here.engine_version and (why := _other_kernels(file, here)):
+def _refusal(file: AttentionFile, facts: RuntimeFacts) -> str:
+    if file.engine != facts.engine:
+        return f"made for {file.engine}, this is {facts.engine}"
+    if facts.device not in (None, file.device):
+        return f"made for {file.device}, this is {facts.device}"
+    if facts.triton not in (None, file.triton):
+        return f"made for triton {file.triton}, this is {facts.triton}"
+    if file.engine_version != facts.engine_version and (why := _other_kernels(file, facts)):
         return why
-    splits = here.kv_splits(file.problem) if file.problem.phase is Phase.DECODE else None
+    splits = facts.kv_splits(file.problem) if file.problem.phase is Phase.DECODE else None
     if splits is not None and file.problem.kv_splits not in splits:
         launched = " or ".join(map(str, sorted(splits)))
         return f"made for {file.problem.kv_splits} KV splits, this server launches {launched}"
     return ""
 
 
-def _other_kernels(file: AttentionFile, here: Here) -> str:
-    """Empty where another version of the engine has the very same kernels."""
+def _other_kernels(file: AttentionFile, facts: RuntimeFacts) -> str:
+    """Why the file's kernels are not this engine's; empty if both versions have the same."""
     made = f"made for {file.engine} {file.engine_version}"
     try:
-        same = here.kernel_hash() == file.kernel_hash
+        same = facts.kernel_hash() == file.kernel_hash
     except TunerError as error:
-        return f"{made}, and the kernels of {here.engine_version} cannot be compared: {error}"
-    return "" if same else f"{made}, whose kernels are not those of {here.engine_version}"
+        return f"{made}, and the kernels of {facts.engine_version} cannot be compared: {error}"
+    return "" if same else f"{made}, whose kernels are not those of {facts.engine_version}"
