@@ -165,7 +165,7 @@ def _follow(queue: Queue, found: Job) -> Job:
     """Tell the job's steps to its end, each once, whatever is restarted meanwhile."""
     from tuner.errors import ServerUnavailable, UnusableStore
 
-    seen, patience = 0, _Patience()
+    seen, outage = 0, _Outage()
     while True:
         try:
             found = queue.get(found.id)  # before its events, so that none of them is missed
@@ -173,15 +173,15 @@ def _follow(queue: Queue, found: Job) -> Job:
                 seen = event.seq
                 say(_event_line(event))
         except (ServerUnavailable, UnusableStore) as error:
-            patience.wait(error)
+            outage.wait(error)
             continue
-        patience = _Patience()
+        outage = _Outage()
         if found.state.finished:
             return found
         time.sleep(FOLLOW_S)
 
 
-class _Patience:
+class _Outage:
     """With one outage: ever longer pauses, and an end."""
 
     def __init__(self) -> None:

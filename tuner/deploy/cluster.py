@@ -46,7 +46,7 @@ RESERVED_FLAGS = {
 
 
 @dataclass(frozen=True)
-class Engine:
+class ClusterEngine:
     """The engine and where its program comes from."""
 
     name: str  # sglang or vllm
@@ -56,7 +56,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """What is served."""
 
     name: str  # the name that clients ask for
@@ -100,8 +100,8 @@ class Cluster:
     """A cluster.toml."""
 
     name: str
-    engine: Engine
-    model: Model
+    engine: ClusterEngine
+    model: ServedModel
     parallel: Parallel
     ports: Ports
     nodes: tuple[ClusterNode, ...]
@@ -169,7 +169,7 @@ def _cluster(table: Table) -> Cluster:
     return cluster
 
 
-def _engine(table: Table) -> Engine:
+def _engine(table: Table) -> ClusterEngine:
     name = table.text("name", None)
     if name not in ENGINES:
         near = did_you_mean(name, ENGINES)
@@ -182,10 +182,10 @@ def _engine(table: Table) -> Engine:
         field = RESERVED_FLAGS.get(flag.partition("=")[0])
         if field:
             raise MalformedCluster(f"engine.flags holds {flag}: set {field} instead")
-    return Engine(name, image, version, tuple(flags))
+    return ClusterEngine(name, image, version, tuple(flags))
 
 
-def _model(table: Table) -> Model:
+def _model(table: Table) -> ServedModel:
     path = table.text("path", None)
     name = table.text("name", None, path.rstrip("/").rpartition("/")[2] or path)
     context = table.whole("context_length", 1, 2**24)
@@ -193,7 +193,7 @@ def _model(table: Table) -> Model:
     if isinstance(gib, bool) or not isinstance(gib, int | float) or not 0 <= gib < 2**20:
         raise MalformedCluster(f"model.weight_gib must be a number of GiB, not {gib!r}")
     table.done()
-    return Model(name, path, context, int(gib * GIB) or None)
+    return ServedModel(name, path, context, int(gib * GIB) or None)
 
 
 def _parallel(table: Table) -> Parallel:

@@ -134,12 +134,12 @@ def _by_key() -> dict[str, Device]:
 
 
 @cache
-def _table() -> Table:
+def _table() -> DeviceTable:
     return read_table(shipped_toml("tuner.devices", "devices.toml"))
 
 
 @dataclass(frozen=True)
-class Table:
+class DeviceTable:
     """A table of the form of devices.toml, read."""
 
     devices: tuple[Device, ...]
@@ -147,11 +147,11 @@ class Table:
     too_old: Mapping[str, int]  # spelling -> compute capability
 
 
-def read_table(table: Mapping[str, Any]) -> Table:
+def read_table(table: Mapping[str, Any]) -> DeviceTable:
     """Read a table of the form of devices.toml, of which the package's own is known to be right."""
     known = {name: _architecture(name, row) for name, row in table["arch"].items()}
     cards = tuple(_device(row, known[str(row["arch"])]) for row in table["device"])
-    return Table(cards, tuple(known.values()), table["too_old"])
+    return DeviceTable(cards, tuple(known.values()), table["too_old"])
 
 
 def _architecture(name: str, row: dict[str, Any]) -> Architecture:

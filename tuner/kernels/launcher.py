@@ -24,7 +24,7 @@ from tuner.kernels.lift import platform_probes
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
     """A tensor's outside: name, shape and element type (Triton's short name: bf16, i64 ...)."""
 
     name: str
@@ -53,7 +53,7 @@ class Launch:
     """One launch of a kernel."""
 
     kernel: str
-    arguments: Mapping[str, Any]  # by the kernel's parameter names; tensors are `Tensor`s
+    arguments: Mapping[str, Any]  # by the kernel's parameter names; tensors are `TensorSpec`s
     grid: tuple[int, ...]
     options: Mapping[str, int | bool]  # num_warps, num_stages, launch_pdl
 
@@ -76,8 +76,8 @@ class Launcher:
         is not there, or what it does depends on what only a GPU can say.
         """
         call = self._function(function)
-        with self._followed(function):
-            taken = self._taken(function, call, arguments)
+        with self._unsupported_if_it_fails(function):
+            taken = self._arguments_of(function, call, arguments)
             self._launches.clear()
             call(**taken)
         return list(self._launches)
@@ -85,11 +85,11 @@ class Launcher:
     def parameters(self, function: str) -> tuple[str, ...]:
         """The names of a function's parameters. Raises UnsupportedKernel."""
         call = self._function(function)
-        with self._followed(function):
+        with self._unsupported_if_it_fails(function):
             return tuple(inspect.signature(call).parameters)
 
     def _function(self, name: str) -> Callable[..., object]:
-        with self._followed(self.source.name):
+        with self._unsupported_if_it_fails(self.source.name):
             namespace = self._execute(self.source)
         if name not in namespace:
             raise UnsupportedKernel(f"{self.origin} has no {name} in {self.source.name}")
@@ -97,7 +97,7 @@ class Launcher:
         return found
 
     @contextlib.contextmanager
-    def _followed(self, what: str) -> Iterator[None]:
+    def _unsupported_if_it_fails(self, what: str) -> Iterator[None]:
         """Turns whatever the engine's code raises into UnsupportedKernel with the reason."""
         try:
             yield
@@ -109,7 +109,7 @@ class Launcher:
                 f"{self.origin}: {what} cannot be followed ({reason})"
             ) from None
 
-    def _taken(
+    def _arguments_of(
         self, function: str, call: Callable[..., object], known: Mapping[str, Any]
     ) -> dict[str, Any]:
         taken = {}
@@ -160,7 +160,7 @@ class Launcher:
         # The engine's probes say what they say on the target; the rest of it is not asked.
         probes = platform_probes(self.target.backend)
         probes["is_gfx95_supported"] = self.target.name.startswith("gfx95")
-        return _Namespace(name, {probe: _answer(says) for probe, says in probes.items()})
+        return _Namespace(name, {probe: _answering(says) for probe, says in probes.items()})
 
     def _file_of(self, module: str) -> Path:
         return self.root.joinpath(*module.split(".")[1:]).with_suffix(".py")
@@ -263,8 +263,8 @@ def _triton(record: Callable[[Launch], None]) -> _Namespace:
 
 def _torch(target: Target) -> _Namespace:
     cuda = {
-        "is_available": _answer(True),
-        "get_device_capability": _answer(target.capability),
+        "is_available": _answering(True),
+        "get_device_capability": _answering(target.capability),
     }
     version = {backend: "" if backend == target.backend else None for backend in (CUDA, HIP)}
     dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
@@ -274,11 +274,11 @@ def _torch(target: Target) -> _Namespace:
         {
             "cuda": _Namespace("torch.cuda", cuda),
             "version": _Namespace("torch.version", version),
-            "Tensor": Tensor,
+            "Tensor": TensorSpec,
             **dtypes,
         },
     )
 
 
-def _answer(value: object) -> Callable[..., object]:
+def _answering(value: object) -> Callable[..., object]:
     return lambda *args, **kwargs: value

@@ -56,7 +56,7 @@ _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
 
 
 @dataclass(frozen=True)
-class Attending:
+class AttentionModel:
     """What a config.json says of attention, whether or not the model has experts."""
 
     name: str
@@ -64,7 +64,7 @@ class Attending:
     attention: AttentionShape
 
 
-def read_attention(path: Path) -> Attending:
+def read_attention(path: Path) -> AttentionModel:
     """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
     file, data, name = read_file(path)
     try:
@@ -73,10 +73,10 @@ def read_attention(path: Path) -> Attending:
         raise MalformedCheckpoint(f"{file}: {error}") from None
 
 
-def parse_attention_json(data: bytes, name: str) -> Attending:
+def parse_attention_json(data: bytes, name: str) -> AttentionModel:
     """Read a config.json's bytes. Raises MalformedCheckpoint."""
     config = parse(data)
-    return Attending(name, architecture_of(config), attention_shape(config))
+    return AttentionModel(name, architecture_of(config), attention_shape(config))
 
 
 def attention_or_none(config: Json) -> AttentionShape | None:

@@ -36,7 +36,7 @@ class SerialBench:
     def __init__(
         self, compiler: Compiler, measurer: Measurer, points: Collection[Point] | None = None
     ) -> None:
-        """`points` are those to take times of, all by default; elsewhere compiling is enough."""
+        """`points` are the points to measure (default: all); others are only compiled."""
         self._compiler = compiler
         self._measurer = measurer
         self._points = points

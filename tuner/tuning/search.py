@@ -125,10 +125,10 @@ class Search:
         """The track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
-        room = self._most(track) - len(tried)
-        if not room:
+        allowed = self._most(track) - len(tried)
+        if not allowed:
             return []
-        room = min(room, self._budget.wave if round_ else self._budget.seeds)
+        allowed = min(allowed, self._budget.wave if round_ else self._budget.seeds)
         credit = self._credit(track, round_)
         compiled = self._compiled(round_)
         seen = {*tried, *self._broken(track, round_)}
@@ -142,7 +142,7 @@ class Search:
                     continue
                 credit -= 1
             wave.append(config)
-            if len(wave) >= room:
+            if len(wave) >= allowed:
                 break
         return wave
 

@@ -85,7 +85,7 @@ class Space:
         )
         if self.legal(snapped):
             return snapped
-        distances = (sum(map(abs, map(sub, place, wanted))) for place in self._places)
+        distances = (sum(map(abs, map(sub, place, wanted))) for place in self._octaves)
         return min(zip(distances, self._configs, strict=True))[1]
 
     def at_least_as_large(self, config: Config, other: Config) -> bool:
@@ -120,7 +120,7 @@ class Space:
                     yield moved
 
     @cached_property
-    def _places(self) -> tuple[tuple[float, ...], ...]:
+    def _octaves(self) -> tuple[tuple[float, ...], ...]:
         """Each legal configuration's octave along each axis."""
         return tuple(
             tuple(_octave(config.get(name, 0)) for name in self.axes) for config in self._configs

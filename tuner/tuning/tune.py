@@ -33,7 +33,7 @@ class Strategy(Protocol):
         ...
 
 
-class Listed:
+class FixedStrategy:
     """A strategy that knows from the start what it will try."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:

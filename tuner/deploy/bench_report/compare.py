@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.deploy.bench_report.samples import Key, Load, Metric, Sample, metric, metric_order
+from tuner.deploy.bench_report.samples import Key, LoadKind, Metric, Sample, metric, metric_order
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _pair(key: Key, name: str, before: Sequence[float], after: Sequence[float]) 
     known = metric(name)
     assert known is not None
     old, new = spread(before), spread(after)
-    run_by_run = len(before) == len(after) and (key.load is not Load.DECODE or len(before) == 1)
+    run_by_run = len(before) == len(after) and (key.load is not LoadKind.DECODE or len(before) == 1)
     if run_by_run:
         gains = [_gain(known, b, a) for b, a in zip(before, after, strict=True)]
         middle, low, high = statistics.median(gains), min(gains), max(gains)

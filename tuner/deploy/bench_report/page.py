@@ -76,8 +76,8 @@ def headline(comparison: Comparison) -> str:
 
 def _rows(pairs: list[Pair]) -> str:
     metric = pairs[0].metric
-    way = "higher is better" if metric.higher_is_better else "lower is better"
-    title = f"{escape(metric.title)} <span>{escape(metric.unit)}, {way}</span>"
+    direction = "higher is better" if metric.higher_is_better else "lower is better"
+    title = f"{escape(metric.title)} <span>{escape(metric.unit)}, {direction}</span>"
     return "\n".join(
         [f'<tr class="metric"><th colspan="6">{title}</th></tr>', *(_row(p) for p in pairs)]
     )

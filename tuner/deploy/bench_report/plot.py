@@ -54,12 +54,12 @@ def _legend(spread: bool) -> str:
 
 def _panel(pairs: Sequence[Pair], top: int) -> str:
     metric = pairs[0].metric
-    way = "higher is better" if metric.higher_is_better else "lower is better"
+    direction = "higher is better" if metric.higher_is_better else "lower is better"
     longest = max(s.high for p in pairs for s in (p.before, p.after))
     parts = [
         f'<line x1="{_MARGIN}" y1="{top}" x2="{_WIDTH - _MARGIN}" y2="{top}" stroke="{_RULE}"/>',
         _text(_MARGIN, top + 21, f"{metric.title} ({metric.unit})", 14, weight=600),
-        _text(_WIDTH - _MARGIN, top + 21, way, 12, _MUTED, "end"),
+        _text(_WIDTH - _MARGIN, top + 21, direction, 12, _MUTED, "end"),
     ]
     for i, pair in enumerate(pairs):
         parts.append(_row(pair, top + _TITLE + i * _ROW, longest))
@@ -74,21 +74,21 @@ def _row(pair: Pair, y: int, longest: float) -> str:
     if len(label) > _LONGEST_LABEL:
         label = label[: _LONGEST_LABEL - 1] + "\u2026"
     parts = [_text(x - 10, y + 17, label, 12, _TEXT, "end")]
-    for place, spread, colour in ((0, pair.before, _BEFORE), (_BAR + 2, pair.after, _AFTER)):
+    for offset, spread, colour in ((0, pair.before, _BEFORE), (_BAR + 2, pair.after, _AFTER)):
         width = max(spread.median * scale, 1)
         parts.append(
-            f'<rect x="{x}" y="{y + place}" width="{width:.1f}" height="{_BAR}" rx="2" '
+            f'<rect x="{x}" y="{y + offset}" width="{width:.1f}" height="{_BAR}" rx="2" '
             f'fill="{colour}"/>'
         )
         end = width
         if spread.n > 1:
-            middle, end = y + place + _BAR / 2, max(width, spread.high * scale)
+            middle, end = y + offset + _BAR / 2, max(width, spread.high * scale)
             parts.append(
                 f'<line x1="{x + spread.low * scale:.1f}" y1="{middle}" '
                 f'x2="{x + spread.high * scale:.1f}" y2="{middle}" stroke="{_TEXT}"/>'
             )
         value = f"{spread.median:,.2f}" if spread.median < 1000 else f"{spread.median:,.0f}"
-        parts.append(_text(x + end + 6, y + place + 10, value, 11, _MUTED))
+        parts.append(_text(x + end + 6, y + offset + 10, value, 11, _MUTED))
     colour = _VERDICTS[pair.verdict]
     parts.append(_text(_WIDTH - _MARGIN, y + 19, cut(pair.gain), 16, colour, "end", 600))
     return "\n".join(parts)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.samples import Key, Load, Sample, metric
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric
 from tuner.errors import MalformedBenchmark
 
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
@@ -186,11 +186,11 @@ def _saved(item: object, source: str) -> Sample | None:
     if not isinstance(item, dict) or not isinstance(item.get("key"), dict):
         return None
     key = item["key"]
-    if key.get("load") not in [x.value for x in Load]:
+    if key.get("load") not in [x.value for x in LoadKind]:
         return None
     rate = key.get("request_rate")
     rebuilt = Key(
-        Load(key["load"]),
+        LoadKind(key["load"]),
         _whole(key.get("concurrency")),
         _whole(key.get("input_len")),
         _whole(key.get("output_len")),
@@ -203,7 +203,7 @@ def _decode_line(line: str, source: str) -> list[Sample]:
     match = _DECODE.search(line)
     if not match:
         return []
-    key = Key(Load.DECODE, int(match.group(1)))
+    key = Key(LoadKind.DECODE, int(match.group(1)))
     return _samples(key, {"decode_throughput": match.group(2)}, source)
 
 
@@ -229,7 +229,7 @@ def _serving_key(
     number = _number(rate)
     text = f"{number:g}" if number is not None else str(rate) if rate == "trace" else "inf"
     return Key(
-        Load.SERVING,
+        LoadKind.SERVING,
         _whole(concurrency),
         _whole(input_len),
         _whole(output_len),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Load(str, Enum):
+class LoadKind(str, Enum):
     """What was run."""
 
     SERVING = "serving"  # a client sent requests; one value a run
@@ -18,14 +18,14 @@ class Load(str, Enum):
 class Key:
     """The load that a value belongs to. Only values of equal keys are compared."""
 
-    load: Load
+    load: LoadKind
     concurrency: int  # requests in flight at most; for decode: running requests
     input_len: int = 0  # mean tokens a request; 0 where not given
     output_len: int = 0
     request_rate: str = ""  # requests a second as given, "inf" or empty
 
     def __str__(self) -> str:
-        if self.load is Load.DECODE:
+        if self.load is LoadKind.DECODE:
             return f"{self.concurrency} running request{'s' * (self.concurrency != 1)}"
         lengths = f", {self.input_len}+{self.output_len} tokens" if self.output_len else ""
         rate = f", {self.request_rate} req/s" if self.request_rate not in ("", "inf") else ""

@@ -16,8 +16,7 @@ from tuner.deploy.bundle.commands import node_commands
 from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.environment import environment_notes, node_environments
-from tuner.deploy.bundle.kubernetes import manifest as lws_manifest
-from tuner.deploy.bundle.kubernetes import why_not
+from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
     FORMAT,
     KIND,
@@ -33,7 +32,7 @@ from tuner.deploy.bundle.scripts import CONFIGS, bare_script, docker_script
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.preflight import Report, build_single_file
+from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
@@ -65,7 +64,7 @@ def build_bundle(
     device: Device,
     *,
     allow_predicted: bool,
-    report: Report | None = None,
+    report: PreflightReport | None = None,
 ) -> Bundle:
     """The bundle; equal arguments give equal bytes. `engine` is the one whose kernels were tuned.
 
@@ -94,7 +93,7 @@ def build_bundle(
             folder.hash,
             statuses,
             notes,
-            why_not(cluster, environments),
+            no_manifest_reason(cluster, environments),
             attention=attention,
         )
     )
@@ -164,7 +163,7 @@ def _launch_files(
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
             compose = compose_file(cluster, rank, variables, commands, attention=attention)
             files[f"{below}/compose.yaml"] = _text(compose)
-    if not why_not(cluster, environments):
+    if not no_manifest_reason(cluster, environments):
         place = f"/opt/tuner/{name}"
         text = lws_manifest(cluster, environments[0], place, attention=attention)
         files["kubernetes/leaderworkerset.yaml"] = _text(text)

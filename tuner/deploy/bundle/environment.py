@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.deploy.cluster import Cluster, ClusterNode
-from tuner.deploy.preflight import Report
+from tuner.deploy.preflight import PreflightReport
 from tuner.deploy.preflight.check_network import HOST_VARIABLES
 from tuner.deploy.preflight.network import is_ip
 from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as SGLANG_CONFIG_DIR
@@ -26,7 +26,9 @@ def folder_variables(cluster: Cluster, *, attention: bool) -> tuple[str, ...]:
     return (engine, ATTENTION_CONFIG_DIR) if attention else (engine,)
 
 
-def node_environments(cluster: Cluster, report: Report | None = None) -> list[dict[str, str]]:
+def node_environments(
+    cluster: Cluster, report: PreflightReport | None = None
+) -> list[dict[str, str]]:
     """Each node's variables, in the cluster's order, but for the config folder's.
 
     Raises MalformedCluster where the cluster file sets what the launch sets itself.

@@ -24,7 +24,7 @@ NODE_LABEL = "engine-tuner/cluster"
 _LEADER, _SIZE, _INDEX = "$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)"
 
 
-def why_not(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
+def no_manifest_reason(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
     """Why one pod template cannot serve all nodes; empty where it can."""
     if not cluster.engine.image:
         return "engine.image is not set"
@@ -34,12 +34,12 @@ def why_not(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
     return f"{', '.join(names)} differ between nodes" if names else ""
 
 
-def manifest(
+def lws_manifest(
     cluster: Cluster, environment: Mapping[str, str], folder: str, *, attention: bool = False
 ) -> str:
-    """The manifest; `folder` is where the bundle lies on every node.
+    """The lws_manifest; `folder` is where the bundle lies on every node.
 
-    `environment` is any node's, since `why_not` found no difference. `attention`: whether the
+    `environment` is any node's, since `no_manifest_reason` found no difference. `attention`: whether the
     bundle holds attention files.
     """
     name = object_name(cluster.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.deploy.bundle.verify import SignatureCheck, read_limited
+from tuner.deploy.bundle.verify import SignatureCheck, read_at_most
 from tuner.errors import BundleRefused, UnusableKey
 
 try:
@@ -27,7 +27,7 @@ _MAKE = "make one with `openssl genpkey -algorithm ed25519 -out KEY.pem`"
 
 def signer(private_key: Path) -> Callable[[bytes], bytes]:
     """Signs with an unencrypted private key. Raises UnusableKey."""
-    data = read_limited(private_key, _LARGEST_KEY)
+    data = read_at_most(private_key, _LARGEST_KEY)
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -41,7 +41,7 @@ def signer(private_key: Path) -> Callable[[bytes], bytes]:
 
 def checker(public_key: Path) -> SignatureCheck:
     """Checks against a public key. Raises UnusableKey; what it returns raises BundleRefused."""
-    data = read_limited(public_key, _LARGEST_KEY)
+    data = read_at_most(public_key, _LARGEST_KEY)
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):

@@ -15,7 +15,7 @@ from tuner.errors import BadInput, BundleRefused
 # Takes the archive's bytes and the signature's; raises BundleRefused.
 SignatureCheck = Callable[[bytes, bytes], None]
 # A batch size; or attention's part, sequences, new tokens and status.
-_Place = str | tuple[str, str, str, str]
+_EntryKey = str | tuple[str, str, str, str]
 _LARGEST_SIGNATURE = 1024  # bytes
 
 
@@ -63,12 +63,12 @@ def verify(path: Path, check: SignatureCheck | None = None) -> Verified:
 
     Raises BundleRefused with the reason, or BadInput where the file cannot be read.
     """
-    data = read_limited(path, LARGEST_ARCHIVE + 1)
+    data = read_at_most(path, LARGEST_ARCHIVE + 1)
     if check:
         beside = signature_path(path)
         if not beside.is_file():
             raise BundleRefused(f"the bundle is not signed: there is no {beside.name} beside it")
-        check(data, read_limited(beside, _LARGEST_SIGNATURE))
+        check(data, read_at_most(beside, _LARGEST_SIGNATURE))
     return Verified(path, sha256(data), check_bundle(data), check is not None)
 
 
@@ -89,7 +89,7 @@ def check_bundle(data: bytes) -> dict[str, Any]:
     return manifest
 
 
-def read_limited(path: Path, limit: int) -> bytes:
+def read_at_most(path: Path, limit: int) -> bytes:
     """At most `limit` bytes of a file. Raises BadInput."""
     try:
         with path.open("rb") as file:
@@ -111,12 +111,12 @@ def _check_sums(files: Mapping[str, File]) -> None:
 
 def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
     """The manifest's entries are those of the tuned files, all of them and no others."""
-    listed: dict[str, dict[_Place, Any]] = {}
+    listed: dict[str, dict[_EntryKey, Any]] = {}
     counts: dict[str, int] = {}
     for row in manifest["entries"]:
         try:
             held = listed.setdefault(str(row["file"]), {})
-            held[_place(row)] = row["config"]
+            held[_entry_key(row)] = row["config"]
             counts[str(row["status"])] = counts.get(str(row["status"]), 0) + 1
         except (TypeError, KeyError):
             raise BundleRefused(f"{NAME}: an entry lacks a field") from None
@@ -130,7 +130,7 @@ def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> No
             raise BundleRefused(f"{path!r} holds other entries than {NAME} says")
 
 
-def _place(row: Mapping[str, Any]) -> _Place:
+def _entry_key(row: Mapping[str, Any]) -> _EntryKey:
     """Where a row's entry stands in its file."""
     if "part" not in row:
         return str(row["batch_size"])
@@ -150,9 +150,9 @@ def _entries_of(file: File) -> object:
     return value
 
 
-def _attention_entries(rows: Sequence[Any]) -> dict[_Place, Any] | None:
+def _attention_entries(rows: Sequence[Any]) -> dict[_EntryKey, Any] | None:
     try:
-        found = {_place(row): row["config"] for row in rows}
+        found = {_entry_key(row): row["config"] for row in rows}
     except (TypeError, KeyError):
         return None
     return found if len(found) == len(rows) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.deploy.load_proof.attention import PluginLines
 from tuner.deploy.load_proof.messages import read_hooks, read_load, read_overrides
-from tuner.deploy.load_proof.proof import Hook, Load, LoadProof, Override, merged
+from tuner.deploy.load_proof.proof import FileLoad, Hook, LoadProof, Override, merged
 from tuner.deploy.load_proof.render import render_proof
 from tuner.errors import UnreadableLog
 
@@ -36,7 +36,7 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 def proof_of(lines: Iterable[tuple[str, str]]) -> LoadProof:
     """Take the loaders' messages out of (place, line); other lines are passed over."""
-    loads: list[Load] = []
+    loads: list[FileLoad] = []
     overrides: dict[Override, None] = {}
     hooks: dict[Hook, None] = {}
     plugin = PluginLines()

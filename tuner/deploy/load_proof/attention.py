@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tuner.deploy.load_proof.messages import key_of, rank_of, triton_of
-from tuner.deploy.load_proof.proof import ATTENTION, EVERY_KEY, Load, Outcome
+from tuner.deploy.load_proof.proof import ATTENTION, EVERY_KEY, FileLoad, LoadOutcome
 
 _LINE = re.compile(r"\btuner attention: (.*)")
 # How the line begins that says what is used.
@@ -27,8 +27,8 @@ _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
 class PluginLines:
     """Gathers what the plugin says, line by line."""
 
-    _troubles: list[Load] = field(default_factory=list)
-    _said: dict[tuple[str, tuple[str, ...]], list[Load]] = field(default_factory=dict)
+    _troubles: list[FileLoad] = field(default_factory=list)
+    _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
     def read(self, line: str, where: str) -> None:
         """Take a line of a log; any but the plugin's is passed over."""
@@ -42,7 +42,7 @@ class PluginLines:
             launch = where.rpartition(":")[0], source.ranks
             self._said[launch] = [_item(item, source) for item in _NEXT.split(text)]
 
-    def loads(self) -> Iterator[Load]:
+    def loads(self) -> Iterator[FileLoad]:
         for said in self._said.values():
             yield from said
         yield from self._troubles
@@ -55,35 +55,37 @@ class _Source:
     ranks: tuple[str, ...]
     where: str
 
-    def load(self, outcome: Outcome, *, path: str = "", key: str = "", reason: str = "") -> Load:
-        used = path if outcome is Outcome.LOADED else ""
+    def load(
+        self, outcome: LoadOutcome, *, path: str = "", key: str = "", reason: str = ""
+    ) -> FileLoad:
+        used = path if outcome is LoadOutcome.LOADED else ""
         wanted = (path,) if path else ()
         key = key or key_of(path) or EVERY_KEY
         lines = (self.where,)
-        return Load(
+        return FileLoad(
             *(ATTENTION, key, outcome, wanted, used, triton_of(used), self.ranks, lines, reason)
         )
 
 
-def _trouble(text: str, source: _Source) -> Load | None:
+def _trouble(text: str, source: _Source) -> FileLoad | None:
     """What is said by itself, whatever files are used."""
     if refused := _REFUSED.fullmatch(text):  # beside a line that says what is used
-        return source.load(Outcome.MALFORMED, path=refused["path"], reason=refused["why"])
+        return source.load(LoadOutcome.MALFORMED, path=refused["path"], reason=refused["why"])
     if failed := _NO_LAUNCH.fullmatch(text):
-        return source.load(Outcome.FAILED, key=failed["kernel"], reason=failed["why"])
+        return source.load(LoadOutcome.FAILED, key=failed["kernel"], reason=failed["why"])
     if text == "nothing is applied":
-        return source.load(Outcome.FAILED, reason=text)
+        return source.load(LoadOutcome.FAILED, reason=text)
     return None
 
 
-def _item(text: str, source: _Source) -> Load:
+def _item(text: str, source: _Source) -> FileLoad:
     if used := _USED.fullmatch(text):
         how = "predicted" if used["how"] else ""
-        return source.load(Outcome.LOADED, path=used["path"], reason=how)
+        return source.load(LoadOutcome.LOADED, path=used["path"], reason=how)
     if refused := _REFUSED.fullmatch(text):
-        return source.load(Outcome.REFUSED, path=refused["path"], reason=refused["why"])
+        return source.load(LoadOutcome.REFUSED, path=refused["path"], reason=refused["why"])
     if text == "no file applies":
-        return source.load(Outcome.DEFAULT, reason=text)
+        return source.load(LoadOutcome.DEFAULT, reason=text)
     if text.startswith("inference is deterministic"):
-        return source.load(Outcome.DETERMINISTIC)
-    return source.load(Outcome.FAILED, reason=text)
+        return source.load(LoadOutcome.DETERMINISTIC)
+    return source.load(LoadOutcome.FAILED, reason=text)

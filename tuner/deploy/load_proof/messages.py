@@ -10,19 +10,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.deploy.load_proof.proof import EVERY_KEY, Hook, Load, Outcome, Override
+from tuner.deploy.load_proof.proof import EVERY_KEY, FileLoad, Hook, LoadOutcome, Override
 
 _JSON = r"(?P<{}>\S.*?\.json)"
 
 
 @dataclass(frozen=True)
 class _Message:
-    outcome: Outcome
+    outcome: LoadOutcome
     family: str
     pattern: re.Pattern[str]
 
 
-def _message(outcome: Outcome, family: str, pattern: str) -> _Message:
+def _message(outcome: LoadOutcome, family: str, pattern: str) -> _Message:
     return _Message(outcome, family, re.compile(pattern))
 
 
@@ -32,33 +32,33 @@ _BLOCK = "W8A8 Block FP8 kernel"
 # The first that matches counts, so messages that begin alike stand in order of length.
 _MESSAGES = (
     _message(
-        Outcome.FALLBACK,
+        LoadOutcome.FALLBACK,
         "moe",
         rf"Config file not found at {_WANTED}\. Fallback to triton version (?P<triton>\S+) and use "
         rf"MoE kernel config from {_USED}\.",
     ),
-    _message(Outcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
+    _message(LoadOutcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
     _message(
-        Outcome.REUSED,
+        LoadOutcome.REUSED,
         "moe",
         rf"Using MoE kernel config with down_moe=False\. .*Config file not found at {_WANTED}",
     ),
-    _message(Outcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
-    _message(Outcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
-    _message(Outcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
+    _message(LoadOutcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
+    _message(LoadOutcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
+    _message(LoadOutcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
     # vLLM lists every place it looked at.
     _message(
-        Outcome.DEFAULT,
+        LoadOutcome.DEFAULT,
         "moe",
         r"Using default MoE (?:kernel )?config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
     _message(
-        Outcome.DEFAULT,
+        LoadOutcome.DEFAULT,
         "fp8_block",
         rf"Using default {_BLOCK} config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
     _message(
-        Outcome.DETERMINISTIC,
+        LoadOutcome.DETERMINISTIC,
         "moe",
         r"Deterministic inference is enabled, using default MoE kernel config",
     ),
@@ -72,22 +72,24 @@ _HOOK_FAILED = re.compile(r"Failed to (?:apply hooks to|execute general plugin:|
 _RANK = re.compile(
     r"\[[^\]]*\b((?:DP\d+ )?TP\d+(?: EP\d+)?)\]|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
 )
-_PLACE = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
+_PATH = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
 _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 
 
-def read_load(line: str, where: str) -> Load | None:
+def read_load(line: str, where: str) -> FileLoad | None:
     """What an engine's own loader says of a file in that line."""
     for message in _MESSAGES:
         match = message.pattern.search(line)
         if match:
             found = match.groupdict()
             used = found.get("used") or ""
-            wanted = tuple(_PLACE.findall(found.get("wanted") or used))
+            wanted = tuple(_PATH.findall(found.get("wanted") or used))
             key = key_of((wanted or ("",))[0]) or EVERY_KEY
             triton = found.get("triton") or triton_of(used)
             rank = rank_of(line)
-            return Load(message.family, key, message.outcome, wanted, used, triton, rank, (where,))
+            return FileLoad(
+                message.family, key, message.outcome, wanted, used, triton, rank, (where,)
+            )
     return None
 
 

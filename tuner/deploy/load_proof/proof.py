@@ -11,7 +11,7 @@ EVERY_KEY = "every key"
 ATTENTION = "attention"  # the family of the files that this package's plugin reads
 
 
-class Outcome(str, Enum):
+class LoadOutcome(str, Enum):
     """Where a key's configurations came from, best first."""
 
     LOADED = "loaded"  # the file asked for
@@ -25,16 +25,16 @@ class Outcome(str, Enum):
 
 
 # A refused file is no trouble by itself: another one may serve in its place.
-_GOOD = (Outcome.LOADED, Outcome.REFUSED)
+_GOOD = (LoadOutcome.LOADED, LoadOutcome.REFUSED)
 
 
 @dataclass(frozen=True)
-class Load:
+class FileLoad:
     """What became of one config file in the processes that said so."""
 
     family: str  # moe, fp8_block or attention
     key: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
-    outcome: Outcome
+    outcome: LoadOutcome
     wanted: tuple[str, ...]  # paths looked at
     used: str  # path read, or empty
     triton: str  # version whose file was read, where the path or the message tells
@@ -65,14 +65,16 @@ class Hook:
 class LoadProof:
     """What a server's log proves."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[FileLoad, ...]
     overrides: tuple[Override, ...]
     hooks: tuple[Hook, ...]
 
     @property
     def ok(self) -> bool:
         """Files were loaded, all of them the ones asked for, and no hook failed."""
-        return any(load.outcome is Outcome.LOADED for load in self.loads) and not self.problems()
+        return (
+            any(load.outcome is LoadOutcome.LOADED for load in self.loads) and not self.problems()
+        )
 
     def problems(self) -> list[str]:
         """One line for each thing that is not as tuned."""
@@ -83,7 +85,7 @@ class LoadProof:
             f"M={o.batch_size}: down BLOCK_SIZE_M {o.down_block_m} replaced by {o.up_block_m}"
             for o in self.overrides
         ]
-        outcomes: dict[tuple[str, str], set[Outcome]] = {}
+        outcomes: dict[tuple[str, str], set[LoadOutcome]] = {}
         for load in self.loads:
             outcomes.setdefault((load.family, load.key), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (_, key), o in outcomes.items() if len(o) > 1]
@@ -94,9 +96,9 @@ class LoadProof:
         return {"ok": self.ok, "problems": self.problems(), **asdict(self)}
 
 
-def merged(loads: Iterable[Load]) -> tuple[Load, ...]:
+def merged(loads: Iterable[FileLoad]) -> tuple[FileLoad, ...]:
     """Each file once an outcome, with all ranks and lines that say so."""
-    found: dict[tuple[str, ...], Load] = {}
+    found: dict[tuple[str, ...], FileLoad] = {}
     for new in loads:
         identity = new.family, new.key, new.outcome.value, new.used, new.reason
         old = found.get(identity)
@@ -104,27 +106,27 @@ def merged(loads: Iterable[Load]) -> tuple[Load, ...]:
     return tuple(found.values())
 
 
-def _both(old: Load, new: Load) -> Load:
+def _both(old: FileLoad, new: FileLoad) -> FileLoad:
     ranks = tuple(dict.fromkeys((*old.ranks, *new.ranks)))
     places = tuple(dict.fromkeys((*old.wanted, *new.wanted)))
     lines = (*old.lines, *new.lines)
-    return Load(
+    return FileLoad(
         *(old.family, old.key, old.outcome, places, old.used, old.triton, ranks, lines, old.reason)
     )
 
 
-def _trouble(load: Load) -> str:
+def _trouble(load: FileLoad) -> str:
     name = f"{ATTENTION}: {load.key}" if load.family == ATTENTION else load.key
     return ": ".join(text for text in (name, load.outcome.value, load.reason) if text)
 
 
-def _unserved(loads: Iterable[Load]) -> Iterator[str]:
+def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
     """Phases of attention for which there are files, of which none is used."""
-    served: dict[str, list[Load]] = {}
+    served: dict[str, list[FileLoad]] = {}
     for load in loads:
         if load.family == ATTENTION and load.outcome in _GOOD:
             served.setdefault(load.key.partition(",")[0], []).append(load)
     for phase, some in served.items():
-        if all(load.outcome is Outcome.REFUSED for load in some):
+        if all(load.outcome is LoadOutcome.REFUSED for load in some):
             reasons = dict.fromkeys(load.reason for load in some)
             yield f"{phase}: every file was refused: {'; '.join(reasons)}"

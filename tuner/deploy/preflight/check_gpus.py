@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Gpu, Node, Severity
+from tuner.deploy.preflight.facts import Finding, Node, NodeGpu, Severity
 
 # The engine's context, graphs and key-value cache need the rest.
 SHARD_PART = 0.9
@@ -33,7 +33,7 @@ def check_gpus(
         yield from _memory(node, expected)
 
 
-def _link(node: Node, gpu: Gpu) -> Iterator[Finding]:
+def _link(node: Node, gpu: NodeGpu) -> Iterator[Finding]:
     link = gpu.pcie
     if link is None:
         return

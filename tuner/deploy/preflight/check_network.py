@@ -11,7 +11,8 @@ from tuner.deploy.preflight.links import Links, gid_indexes, interface_of
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
 
-# What each engine announces to the other ranks, in its own order of trust.
+# The variables with the address that each engine announces to the other ranks; the first one set
+# counts.
 HOST_VARIABLES = {
     "sglang": ("SGLANG_HOST_IP", "HOST_IP"),
     "vllm": ("VLLM_HOST_IP",),
@@ -27,7 +28,7 @@ def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, s
 
 def check_network(node: Node, links: Links, expected: Expected | None) -> Iterator[Finding]:
     """Every finding about the node's addresses and ports."""
-    own = expected.node(node.name) if expected else None
+    expected_node = expected.node(node.name) if expected else None
     if not links.interface:
         yield Finding(
             Severity.WARNING,
@@ -36,8 +37,8 @@ def check_network(node: Node, links: Links, expected: Expected | None) -> Iterat
             f"the management interface is not known: {links.reason}",
             "capture `ip -j addr` and `ip -j route` too, or name the interface in the cluster file",
         )
-    environment = merged_environment(node, own)
-    yield from _named_interfaces(node, links, own, environment)
+    environment = merged_environment(node, expected_node)
+    yield from _named_interfaces(node, links, expected_node, environment)
     yield from _named_devices(node, environment)
     yield from _gid_index(node, links, environment)
     yield from _announced(node, links, expected, environment)
@@ -46,14 +47,14 @@ def check_network(node: Node, links: Links, expected: Expected | None) -> Iterat
 
 
 def _named_interfaces(
-    node: Node, links: Links, own: ExpectedNode | None, environment: dict[str, str]
+    node: Node, links: Links, expected_node: ExpectedNode | None, environment: dict[str, str]
 ) -> Iterator[Finding]:
     if not node.interfaces:
         return
     names = [i.name for i in node.interfaces]
     asked = [(v, environment[v]) for v in _INTERFACE_VARIABLES if environment.get(v)]
-    if own and own.interface:
-        asked.append(("interface", own.interface))
+    if expected_node and expected_node.interface:
+        asked.append(("interface", expected_node.interface))
     for variable, value in asked:
         exact = variable != "NCCL_SOCKET_IFNAME" or value.startswith("=")
         if value.startswith("^"):

@@ -96,7 +96,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class NodeGpu:
     """A GPU as `nvidia-smi -q` shows it. Values it did not give are None."""
 
     bus_id: str
@@ -142,7 +142,7 @@ class Node:
     gids: tuple[Gid, ...] = ()
     devices: tuple[RdmaDevice, ...] = ()
     topology: Topology = field(default_factory=Topology)
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[NodeGpu, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     default_interface: str = ""  # of the default route
     listeners: tuple[Listener, ...] = ()

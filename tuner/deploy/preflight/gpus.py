@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tuner.deploy.preflight.facts import Gpu, PcieLink, Topology
+from tuner.deploy.preflight.facts import NodeGpu, PcieLink, Topology
 
 _RELATION = re.compile(r"^(X|NV[0-9]+|PIX|PXB|PHB|NODE|SYS|SOC)$")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")  # the header is underlined, even in a file
@@ -53,7 +53,7 @@ def _add_row(topology: Topology, columns: list[str], names: dict[str, str], line
         topology.numa[name] = rest[1]
 
 
-def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+def parse_nvidia_smi(text: str) -> tuple[NodeGpu, ...]:
     """GPUs out of `nvidia-smi -q`."""
     return tuple(_gpu(bus_id, values) for bus_id, values in _blocks(text))
 
@@ -83,7 +83,7 @@ def _blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield bus_id, values
 
 
-def _gpu(bus_id: str, values: dict[str, str]) -> Gpu:
+def _gpu(bus_id: str, values: dict[str, str]) -> NodeGpu:
     link = "PCI/GPU Link Info/"
     generation = _whole(values.get(f"{link}PCIe Generation/Current"))
     max_generation = _whole(values.get(f"{link}PCIe Generation/Max"))
@@ -92,7 +92,7 @@ def _gpu(bus_id: str, values: dict[str, str]) -> Gpu:
     pcie = None
     if generation and max_generation and width and max_width:
         pcie = PcieLink(generation, max_generation, width, max_width)
-    return Gpu(
+    return NodeGpu(
         bus_id,
         values.get("Product Name", ""),
         _bytes(values.get("FB Memory Usage/Total")),

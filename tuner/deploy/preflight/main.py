@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.deploy.preflight.capture import capture
 from tuner.deploy.preflight.expected import Expected, read_expected
-from tuner.deploy.preflight.report import Report, render, run_preflight
+from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.errors import BadInput
 
 
@@ -28,7 +28,9 @@ def parse_nodes(pairs: list[str]) -> dict[str, Path]:
     return found
 
 
-def check_here(image: str = "", config_dir: str = "", expected: Expected | None = None) -> Report:
+def check_here(
+    image: str = "", config_dir: str = "", expected: Expected | None = None
+) -> PreflightReport:
     """Capture this machine into a folder that does not stay, and check it."""
     with tempfile.TemporaryDirectory() as folder:
         capture(Path(folder), image or (expected.image if expected else ""), config_dir)

@@ -31,7 +31,7 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class PreflightReport:
     """The outcome of a preflight."""
 
     nodes: tuple[NodeReport, ...]
@@ -47,24 +47,26 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
-def run_preflight(captures: Mapping[str, Path], expected: Expected | None = None) -> Report:
+def run_preflight(
+    captures: Mapping[str, Path], expected: Expected | None = None
+) -> PreflightReport:
     """Check captured nodes (name -> folder), one by one and together. Raises BadInput."""
     if not captures:
         raise BadInput("no node was given: use --node NAME=DIR, or run on a node without it")
     return check_nodes([read_capture(name, folder) for name, folder in captures.items()], expected)
 
 
-def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Report:
+def check_nodes(nodes: list[Node], expected: Expected | None = None) -> PreflightReport:
     """Check nodes that are already read."""
     findings: list[Finding] = []
     linked: list[tuple[Node, Links]] = []
     for node in nodes:
-        own = expected.node(node.name) if expected else None
-        links = find_links(node, own)
+        expected_node = expected.node(node.name) if expected else None
+        links = find_links(node, expected_node)
         linked.append((node, links))
-        findings += check_rdma(node, links, own)
+        findings += check_rdma(node, links, expected_node)
         findings += check_topology(node, links)
-        findings += check_gpus(node, expected, own)
+        findings += check_gpus(node, expected, expected_node)
         findings += check_network(node, links, expected)
         findings += _unread(node)
     findings += check_cluster(linked, expected)
@@ -73,7 +75,7 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Report:
         NodeReport(node.name, links, _propose(node, links, gid_index, expected))
         for node, links in linked
     )
-    return Report(reports, tuple(_unique(findings)))
+    return PreflightReport(reports, tuple(_unique(findings)))
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
@@ -117,9 +119,11 @@ def _propose(
 ) -> dict[str, str]:
     """The environment that the capture supports."""
     proposed = {}
-    own = expected.node(node.name) if expected else None
+    expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
-    if own is None or own.rdma is None:  # devices that the cluster file names are used as they are
+    if (
+        expected_node is None or expected_node.rdma is None
+    ):  # devices that the cluster file names are used as they are
         leave_out = [device for device, _, _ in misplaced(node, links)]
         leave_out += far_devices(node, links)
     hcas = hca_list(node, links, leave_out)
@@ -136,7 +140,7 @@ def _propose(
     return proposed
 
 
-def render(report: Report) -> str:
+def render(report: PreflightReport) -> str:
     """The report as text for a terminal, without colours."""
     lines: list[str] = []
     for node in report.nodes:
@@ -156,7 +160,7 @@ def render(report: Report) -> str:
     return "\n".join(_printable(line) for line in lines) + "\n"
 
 
-def _count(report: Report, severity: Severity) -> str:
+def _count(report: PreflightReport, severity: Severity) -> str:
     count = sum(f.severity is severity for f in report.findings)
     plural = "" if count == 1 or severity is Severity.INFO else "s"
     return f"{count} {severity.value}{plural}"

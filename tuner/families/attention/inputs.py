@@ -18,7 +18,7 @@ from tuner.devices.target import Target, cuda_target
 from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.lengths import Lengths, kv_splits
 from tuner.families.attention.problem import Attention, Phase
-from tuner.kernels.launcher import Tensor as Outside
+from tuner.kernels.launcher import TensorSpec
 from tuner.kernels.values import launch_values
 from tuner.problems.points import Config, Point
 
@@ -185,7 +185,7 @@ def _point(problem: Attention, lengths: Lengths) -> Point:
     )
 
 
-def _resized(outside: Outside, sizes: Mapping[str, int], problem: Attention) -> Outside:
+def _resized(outside: TensorSpec, sizes: Mapping[str, int], problem: Attention) -> TensorSpec:
     """With as many rows as the lengths add up to."""
     rows = outside.shape[0]
     if outside.name in ("k_buffer", "v_buffer"):
@@ -195,7 +195,7 @@ def _resized(outside: Outside, sizes: Mapping[str, int], problem: Attention) -> 
     return replace(outside, shape=(rows, *outside.shape[1:]))
 
 
-def _allocate(outside: Outside, device: str, generator: torch.Generator) -> Tensor:
+def _allocate(outside: TensorSpec, device: str, generator: torch.Generator) -> Tensor:
     dtype = TYPES[outside.dtype]
     if not dtype.is_floating_point:
         return torch.zeros(outside.shape, dtype=dtype, device=device)
@@ -234,9 +234,9 @@ def _indices(
 
 def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
-) -> dict[str, Outside]:
+) -> dict[str, TensorSpec]:
     """The outsides of all tensors that the engine's launcher is given."""
     given = kernels.arguments(
         problem, point, cuda_target(9, 0)
     )  # tensors are the same on every target
-    return {name: value for name, value in given.items() if isinstance(value, Outside)}
+    return {name: value for name, value in given.items() if isinstance(value, TensorSpec)}

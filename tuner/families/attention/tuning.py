@@ -31,7 +31,7 @@ from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import Listed, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
 # What was fastest somewhere in the exhaustive H200 sweep: the first that a search tries.
 SEEDS = (
@@ -167,7 +167,7 @@ class AttentionRun(TuningRun):
         return self._listed(lambda config: everything or _promises(config))
 
     def _listed(self, wanted: Callable[[Config], bool]) -> Strategy:
-        return Listed(
+        return FixedStrategy(
             [
                 Candidate(point, config)
                 for point in self.points
