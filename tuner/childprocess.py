@@ -73,7 +73,7 @@ class ChildProcess:
         self.ended = True
 
     def reap(self) -> None:
-        """End the process and close its pipes. Only the thread that reads the pipes may call this."""
+        """End the process and close its pipes. Only the thread that reads them may call this."""
         self.end()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
