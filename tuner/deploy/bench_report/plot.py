@@ -1,4 +1,4 @@
-"""Draw a comparison as an SVG picture: bars before and after, for each load of each metric."""
+"""Draw a comparison as an SVG picture, with bars before and after for each metric and load."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from html import escape
 from tuner.deploy.bench_report.compare import Comparison, Pair, cut
 from tuner.deploy.bench_report.tables import by_metric
 
-# Metrics worth a panel; the rest stands in the table.
-# The first of each group that was measured.
+# Each group gets a panel for its first metric that was measured. Others are only in the table.
 _SHOWN = (
     ("decode_throughput",),
     ("output_throughput",),
@@ -24,7 +23,7 @@ _VERDICTS = {"better": "#1a7f4b", "worse": "#b3261e", "unclear": _MUTED}
 
 
 def render_svg(comparison: Comparison) -> str:
-    """A picture that stands alone; text comes out of the benchmark files, so it is escaped."""
+    """The SVG document. Text from benchmark files is escaped."""
     groups = by_metric(comparison.pairs)
     names = [next((n for n in group if n in groups), "") for group in _SHOWN]
     shown = [groups[n] for n in names if n] or list(groups.values())[:1]
@@ -67,7 +66,7 @@ def _panel(pairs: Sequence[Pair], top: int) -> str:
 
 
 def _row(pair: Pair, y: int, longest: float) -> str:
-    # Room after the longest bar for its value.
+    # 64 pixels are left after the longest bar for its value.
     scale = (_WIDTH - _LABELS - _GAINS - 2 * _MARGIN - 64) / longest
     x = _MARGIN + _LABELS
     label = str(pair.key)

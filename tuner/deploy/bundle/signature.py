@@ -1,6 +1,6 @@
-"""Ed25519 signatures over a bundle's bytes, by keys in PEM files, as `openssl genpkey` writes them.
+"""Ed25519 signatures of bundles, with keys in PEM files as `openssl genpkey` writes them.
 
-The signature is the 64 raw bytes, so that OpenSSL 3 alone can check it:
+A signature is 64 raw bytes, which OpenSSL 3 can check:
 `openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in FILE -sigfile FILE.sig`.
 """
 
@@ -26,7 +26,7 @@ _MAKE = "make one with `openssl genpkey -algorithm ed25519 -out KEY.pem`"
 
 
 def signer(private_key: Path) -> Callable[[bytes], bytes]:
-    """Signs with an unencrypted private key. Raises UnusableKey."""
+    """A function that signs with an unencrypted private key. Raises UnusableKey or BadInput."""
     data = read_at_most(private_key, _LARGEST_KEY)
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -40,7 +40,10 @@ def signer(private_key: Path) -> Callable[[bytes], bytes]:
 
 
 def checker(public_key: Path) -> SignatureCheck:
-    """Checks against a public key. Raises UnusableKey; what it returns raises BundleRefused."""
+    """A function that checks a signature with a public key, and raises BundleRefused.
+
+    Raises UnusableKey or BadInput.
+    """
     data = read_at_most(public_key, _LARGEST_KEY)
     try:
         key = serialization.load_pem_public_key(data)

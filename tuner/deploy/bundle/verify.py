@@ -1,4 +1,4 @@
-"""Check a bundle from its bytes alone: nothing is extracted before everything is known to hold."""
+"""Check a bundle in memory, without extracting anything."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tuner.deploy.bundle.archive import LARGEST_ARCHIVE, File, unpack
 from tuner.deploy.bundle.manifest import NAME, SUMS, check_files, read_manifest, sha256, sums_text
 from tuner.errors import BadInput, BundleRefused
 
-# Takes the archive's bytes and the signature's; raises BundleRefused.
+# Takes the bytes of the archive and of the signature; raises BundleRefused.
 SignatureCheck = Callable[[bytes, bytes], None]
-# A batch size; or attention's part, sequences, new tokens and status.
+# Batch size; for attention: (part, sequences, new tokens, status).
 _EntryKey = str | tuple[str, str, str, str]
 _LARGEST_SIGNATURE = 1024  # bytes
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A bundle that holds together."""
+    """A bundle that passed all checks."""
 
     path: Path
     sha256: str  # of the archive
@@ -54,7 +54,7 @@ class Verified:
 
 
 def signature_path(archive: Path) -> Path:
-    """Where an archive's signature lies."""
+    """The path of an archive's signature."""
     return archive.with_name(archive.name + ".sig")
 
 
@@ -73,7 +73,7 @@ def verify(path: Path, check: SignatureCheck | None = None) -> Verified:
 
 
 def check_bundle(data: bytes) -> dict[str, Any]:
-    """The manifest of an archive that holds together. Raises BundleRefused."""
+    """Check an archive and return its manifest. Raises BundleRefused."""
     archive = unpack(data)
     root, files = archive.root, archive.files
     if NAME not in files:
@@ -99,7 +99,7 @@ def read_at_most(path: Path, limit: int) -> bytes:
 
 
 def _printable(line: str) -> str:
-    """A bundle that nobody signed may hold control characters, which would act on a terminal."""
+    """Replace control characters: an unsigned bundle could send them to the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)
 
 
@@ -110,7 +110,7 @@ def _check_sums(files: Mapping[str, File]) -> None:
 
 
 def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
-    """The manifest's entries are those of the tuned files, all of them and no others."""
+    """Check that the manifest lists exactly the entries of the tuned files."""
     listed: dict[str, dict[_EntryKey, Any]] = {}
     counts: dict[str, int] = {}
     for row in manifest["entries"]:
@@ -131,14 +131,14 @@ def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> No
 
 
 def _entry_key(row: Mapping[str, Any]) -> _EntryKey:
-    """Where a row's entry stands in its file."""
+    """The key of a row's entry in its file."""
     if "part" not in row:
         return str(row["batch_size"])
     return str(row["part"]), str(row["batch_size"]), str(row["new_tokens"]), str(row["status"])
 
 
 def _entries_of(file: File) -> object:
-    """Every entry's configuration by its place; None where the file holds something else."""
+    """The configuration of every entry by its key; None where the file is malformed."""
     try:
         value = json.loads(file.data)
     except (ValueError, RecursionError):

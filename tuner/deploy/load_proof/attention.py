@@ -1,7 +1,7 @@
-"""The lines of this package's own plugin (`tuner.plugin.backend`), which applies attention files.
+"""Read the log lines of the tuner's plugin (`tuner.engines.sglang.plugin`) for attention files.
 
-A rank says which files it uses when its attention backend is built, and again where a second
-backend (a draft model's) changes that: its last word counts.
+A rank logs which files it uses when its attention backend is built, and again when a second
+backend (for a draft model) changes that. The last line of a rank counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tuner.deploy.load_proof.messages import key_of, rank_of, triton_of
 from tuner.deploy.load_proof.proof import ATTENTION, EVERY_KEY, FileLoad, LoadOutcome
 
 _LINE = re.compile(r"\btuner attention: (.*)")
-# How the line begins that says what is used.
+# The start of the line that lists the used files.
 _SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
 # Between the items of a line; a reason may end in advice.
 _NEXT = re.compile(r"; (?!did you mean |the nearest )")
@@ -25,13 +25,13 @@ _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
 
 @dataclass
 class PluginLines:
-    """Gathers what the plugin says, line by line."""
+    """Collects the plugin's lines."""
 
     _troubles: list[FileLoad] = field(default_factory=list)
     _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
     def read(self, line: str, where: str) -> None:
-        """Take a line of a log; any but the plugin's is passed over."""
+        """Take a line of a log; ignore it unless the plugin wrote it."""
         match = _LINE.search(line)
         if match is None:
             return
@@ -50,7 +50,7 @@ class PluginLines:
 
 @dataclass(frozen=True)
 class _Source:
-    """Who says it, and where."""
+    """The ranks and the place (FILE:LINE) of a log line."""
 
     ranks: tuple[str, ...]
     where: str
@@ -68,8 +68,8 @@ class _Source:
 
 
 def _trouble(text: str, source: _Source) -> FileLoad | None:
-    """What is said by itself, whatever files are used."""
-    if refused := _REFUSED.fullmatch(text):  # beside a line that says what is used
+    """A failure that the plugin logs in a separate line, whatever files are used."""
+    if refused := _REFUSED.fullmatch(text):  # not part of the line that lists the used files
         return source.load(LoadOutcome.MALFORMED, path=refused["path"], reason=refused["why"])
     if failed := _NO_LAUNCH.fullmatch(text):
         return source.load(LoadOutcome.FAILED, key=failed["kernel"], reason=failed["why"])

@@ -1,7 +1,7 @@
-"""The lines in which engines say which config files they loaded.
+"""Read the log lines in which engines name the config files that they loaded.
 
-They are those of sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the FP8 block kernel, the plugin
-registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
+The messages are those of sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the FP8 block kernel, the
+plugin registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _message(outcome: LoadOutcome, family: str, pattern: str) -> _Message:
 _WANTED = _JSON.format("wanted")
 _USED = _JSON.format("used")
 _BLOCK = "W8A8 Block FP8 kernel"
-# The first that matches counts, so messages that begin alike stand in order of length.
+# The first match counts, so of messages with the same start the longer one comes first.
 _MESSAGES = (
     _message(
         LoadOutcome.FALLBACK,
@@ -46,7 +46,7 @@ _MESSAGES = (
     _message(LoadOutcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
     _message(LoadOutcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
     _message(LoadOutcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
-    # vLLM lists every place it looked at.
+    # vLLM lists every path that it looked at.
     _message(
         LoadOutcome.DEFAULT,
         "moe",
@@ -77,7 +77,7 @@ _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 
 
 def read_load(line: str, where: str) -> FileLoad | None:
-    """What an engine's own loader says of a file in that line."""
+    """The file that an engine's loader reports in a line; None for other lines."""
     for message in _MESSAGES:
         match = message.pattern.search(line)
         if match:
@@ -109,16 +109,16 @@ def read_hooks(line: str) -> Iterator[Hook]:
 
 
 def key_of(path: str) -> str:
-    """A config file's name without its ending."""
+    """A config file's name without .json."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
 
 
 def triton_of(path: str) -> str:
-    """The Triton version in whose folder a file lies; empty where the path does not tell."""
+    """The Triton version in a file's path; empty where the path has none."""
     found = _TRITON.search(path)
     return found.group(1).replace("_", ".") if found else ""
 
 
 def rank_of(line: str) -> tuple[str, ...]:
-    """The rank whose line it is, or none."""
+    """The rank that wrote a line, or nothing where the line does not name it."""
     return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]
