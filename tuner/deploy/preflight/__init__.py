@@ -1,7 +1,7 @@
 """Check the nodes of a cluster before an engine is launched on them.
 
-Everything here but `single_file` also runs without this package, as one file on any Python >= 3.8,
-so it imports the standard library alone and keeps to that version's syntax.
+All modules except `single_file` also run as one file on Python 3.8 or later. So they import only
+the standard library, and use only syntax of Python 3.8.
 """
 
 from tuner.deploy.preflight.capture import capture

@@ -1,4 +1,4 @@
-"""Checks of addresses, interfaces and ports that the engine's processes meet at."""
+"""Checks of the addresses, interfaces and ports that the engine's processes use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ON_HEAD = ("rendezvous", "ray")
 
 
 def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
-    """The variables a launch would have: the cluster file's go before the captured ones."""
+    """The variables of a launch: those of the cluster file override captured ones."""
     return {**node.environment, **(expected.environment if expected else {})}
 
 
@@ -58,7 +58,7 @@ def _named_interfaces(
     for variable, value in asked:
         exact = variable != "NCCL_SOCKET_IFNAME" or value.startswith("=")
         if value.startswith("^"):
-            continue  # a list of what not to use
+            continue  # a list of interfaces to avoid
         for wanted in filter(None, value.lstrip("=").split(",")):
             if any(n == wanted or (not exact and n.startswith(wanted)) for n in names):
                 continue
@@ -114,7 +114,7 @@ def _gid_index(node: Node, links: Links, environment: dict[str, str]) -> Iterato
 def _announced(
     node: Node, links: Links, expected: Expected | None, environment: dict[str, str]
 ) -> Iterator[Finding]:
-    """The address that this node would announce must be one that the others can reach."""
+    """Check that the address that this node announces can be reached by the others."""
     held = {ipaddress.ip_address(a.ip): i.name for i in node.interfaces for a in i.addresses}
     if not held:
         return
@@ -147,7 +147,7 @@ def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address,
 
 
 def _implicit(node: Node, links: Links, fix: str) -> Iterator[Finding]:
-    """No variable says what to announce: the engine guesses from the name and the routes."""
+    """Check what the engine would announce without a variable, from its name and routes."""
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:
         yield Finding(

@@ -1,4 +1,4 @@
-"""Read `nvidia-smi topo -m` and `nvidia-smi -q`. Lines of another form are passed over."""
+"""Read `nvidia-smi topo -m` and `nvidia-smi -q`. Unknown lines are ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def parse_topology(text: str) -> Topology:
-    """The matrix, with NICs under their RDMA names where the legend or the header gives them."""
+    """The matrix; NICs have their RDMA names where the legend or the header gives them."""
     lines = _ANSI.sub("", text).splitlines()
     start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
@@ -32,7 +32,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def _columns(header: str) -> list[str]:
-    """The header's devices: all before `CPU Affinity`."""
+    """The devices in the header, which come before `CPU Affinity`."""
     words = header.split()
     return words[: words.index("CPU")] if "CPU" in words else words
 
@@ -54,12 +54,12 @@ def _add_row(topology: Topology, columns: list[str], names: dict[str, str], line
 
 
 def parse_nvidia_smi(text: str) -> tuple[NodeGpu, ...]:
-    """GPUs out of `nvidia-smi -q`."""
+    """The GPUs in the output of `nvidia-smi -q`."""
     return tuple(_gpu(bus_id, values) for bus_id, values in _blocks(text))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """(bus id, "section/section/key" -> value) for each GPU; indentation makes the sections."""
+    """(bus id, "section/section/key" -> value) for each GPU; indentation shows the sections."""
     bus_id = ""
     values: dict[str, str] = {}
     sections: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Run every check and put the outcome into words."""
+"""Run all checks, and print the findings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node looks like and the environment proposed for it."""
+    """A node's links, and the environment proposed for it."""
 
     name: str
     links: Links
-    environment: dict[str, str]  # proposed variables; only those that the capture supports
+    environment: dict[str, str]  # proposed variables, where the capture is sufficient
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class PreflightReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands against a launch."""
+        """Whether no error was found."""
         return not any(f.severity is Severity.ERROR for f in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Values for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def run_preflight(
     captures: Mapping[str, Path], expected: Expected | None = None
 ) -> PreflightReport:
-    """Check captured nodes (name -> folder), one by one and together. Raises BadInput."""
+    """Check captured nodes (name -> folder), each alone and all together. Raises BadInput."""
     if not captures:
         raise BadInput("no node was given: use --node NAME=DIR, or run on a node without it")
     return check_nodes([read_capture(name, folder) for name, folder in captures.items()], expected)
@@ -79,11 +79,11 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
-    """Errors first; of two findings about the same check, nodes and message opening, the first."""
+    """The findings, errors first, without repeats."""
     kept: dict[tuple[str, tuple[str, ...], str], Finding] = {}
     for finding in sorted(findings, key=lambda f: _ORDER[f.severity]):
         subject = finding.message
-        if finding.check == "nic-wrong-switch":  # found both in the node and against the others
+        if finding.check == "nic-wrong-switch":  # two checks may find the same device
             subject = finding.message.split(" ")[0]
         kept.setdefault((finding.check, finding.nodes, subject), finding)
     return list(kept.values())
@@ -117,13 +117,11 @@ def _unread(node: Node) -> list[Finding]:
 def _propose(
     node: Node, links: Links, gid_index: int | None, expected: Expected | None
 ) -> dict[str, str]:
-    """The environment that the capture supports."""
+    """The environment that follows from the capture."""
     proposed = {}
     expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
-    if (
-        expected_node is None or expected_node.rdma is None
-    ):  # devices that the cluster file names are used as they are
+    if expected_node is None or expected_node.rdma is None:  # none named in the cluster file
         leave_out = [device for device, _, _ in misplaced(node, links)]
         leave_out += far_devices(node, links)
     hcas = hca_list(node, links, leave_out)
@@ -167,5 +165,5 @@ def _count(report: PreflightReport, severity: Severity) -> str:
 
 
 def _printable(line: str) -> str:
-    """Captured text may hold control characters, which would act on the reader's terminal."""
+    """Replace control characters, which captured text could send to the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)
