@@ -1,4 +1,4 @@
-"""A child process that answers JSON lines: as its parent sees it, and its own side of the pipes."""
+"""A child process that answers JSON lines: the parent's side and the child's side of the pipes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 
 
 class ChildDied(Exception):
-    """The child ended without an answer; says how."""
+    """The child ended without an answer; the message says how."""
 
 
 class ChildProcess:
-    """`python -m module` in a process group of its own, and its pipes.
+    """`python -m module`, in a new process group, and its pipes.
 
-    It says one line when it has started, then answers requests in order.
+    The child sends one line when it has started, then answers requests in order.
     """
 
     def __init__(self, module: str, env: dict[str, str]) -> None:
@@ -38,15 +38,15 @@ class ChildProcess:
             stderr=self._stderr,
             env=env,
             bufsize=0,
-            start_new_session=True,  # a group to kill with all it starts, out of Ctrl-C's reach
+            start_new_session=True,  # a group that can be killed whole and that Ctrl-C spares
         )
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, Any]:
-        """The line that it says when it has started. Raises TimeoutError or ChildDied."""
+        """The line that the child sends when it has started. Raises TimeoutError or ChildDied."""
         return self._read(timeout_s)
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Raises TimeoutError or ChildDied; the child is of no use after either."""
+        """The answer to a request. Raises TimeoutError or ChildDied; then end the child."""
         self.send(request)
         return self._read(timeout_s)
 
@@ -66,14 +66,14 @@ class ChildProcess:
             return None
 
     def end(self) -> None:
-        """Kill the process and all it started. Any thread may call it."""
+        """Kill the process and every process that it started. Any thread may call this."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self.ended = True
 
     def reap(self) -> None:
-        """End it and leave nothing behind. Only the thread that reads its pipes may."""
+        """End the process and close its pipes. Only the thread that reads them may call this."""
         self.end()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
@@ -97,7 +97,7 @@ class ChildProcess:
         return answer
 
     def _last_words(self) -> str:
-        # Seen dead but not yet reaped, its group is still its own to kill.
+        # Until the process is reaped, no other group can have its id.
         if self._process.returncode is None:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self.end()
@@ -110,21 +110,21 @@ class ChildProcess:
 
 
 class ParentPipes:
-    """A child's own side: JSON requests of its parent, a line each, and the answers to them.
+    """The child's side: receives JSON requests, one a line, and sends the answers.
 
-    When its stdin ends, this process is killed with its whole group, at any point of its work: a
-    parent that was killed leaves nothing behind, neither a compiler nor a hung kernel.
+    When stdin closes, this process is killed with its whole group, whatever it is doing: a killed
+    parent leaves neither a compiler nor a hung kernel behind.
     """
 
     def __init__(self) -> None:
-        # Libraries print to stdout; the parent's pipe must carry answers alone.
+        # Libraries print to stdout, so answers get a pipe that nothing else writes to.
         self._answers = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def receive(self) -> dict[str, Any]:
-        """The next request; waits for it."""
+        """Wait for the next request."""
         request: dict[str, Any] = json.loads(self._requests.get())
         return request
 

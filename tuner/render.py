@@ -12,9 +12,9 @@ def table(
     right: Collection[str] = (),
     rule: bool = True,
 ) -> str:
-    """Columns padded to their widest cell; numbers to the right, text to the left.
+    """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
 
-    `right` names columns of text that go to the right too; `rule` draws a line below the headers.
+    `right` names columns of text to right-align; `rule` draws a line below the headers.
     """
     cells = [["" if value is None else str(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]

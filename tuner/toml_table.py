@@ -1,4 +1,4 @@
-"""TOML files. Their tables are taken apart field by field, so every complaint names the field."""
+"""Read TOML files field by field, so that every error names the field."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ else:
 from tuner.errors import BadInput, did_you_mean
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LONGEST = 300  # characters of a complaint: a field's name or value may be any text
+_LONGEST = 300  # characters of an error message: a field's name or value may be any text
 
 
 def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[str, Any]:
-    """The values of a file's text. Raises `error`, which names `source`, for what is not TOML."""
+    """The values of a TOML text. Raises `error`, which names `source`."""
     try:
         values: dict[str, Any] = tomllib.loads(data if isinstance(data, str) else data.decode())
     except (ValueError, RecursionError) as cause:
@@ -29,16 +29,16 @@ def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[st
 
 
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
-    """The values of a file that a package brings along."""
+    """The values of a TOML file inside a package."""
     text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
     values: dict[str, Any] = tomllib.loads(text)
     return values
 
 
 class Table:
-    """A table that still holds the fields nobody took: at the end, those are unknown ones.
+    """A table whose fields are taken one by one; `done` refuses the fields that are left.
 
-    Every method raises the class of error that it is made with.
+    Every method raises the error class given to the constructor. Errors name the field.
     """
 
     def __init__(self, value: object, where: str, error: type[BadInput]) -> None:
@@ -53,7 +53,7 @@ class Table:
         return f"{self.where}.{name}" if self.where else name
 
     def take(self, name: str, default: object = None) -> object:
-        """The field's value; a field without a default must be there."""
+        """The value of a field, which is required unless it has a default."""
         self.asked.append(name)
         if name in self.values:
             return self.values.pop(name)
@@ -68,6 +68,7 @@ class Table:
         return default
 
     def text(self, name: str, pattern: re.Pattern[str] | None, default: str | None = None) -> str:
+        """A printable string that matches `pattern`; only the default may be empty."""
         value = self.take(name, default)
         if not isinstance(value, str):
             raise self._refused(f"{self.field(name)} must be a string, not {value!r}")
@@ -78,6 +79,7 @@ class Table:
         return value
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number from `low` to `high`."""
         value = self.take(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._refused(f"{self.field(name)} must be a whole number, not {value!r}")
@@ -92,6 +94,7 @@ class Table:
         return Table(self.take(name, default), self.field(name), self._error)
 
     def variables(self, name: str) -> dict[str, str]:
+        """A table of environment variables; empty where it is absent."""
         table = self.table(name, {})
         for variable, value in table.values.items():
             if not _VARIABLE.fullmatch(variable):
@@ -110,7 +113,7 @@ class Table:
         raise self._refused(f"{self.field(name)} must be a list of strings, not {value!r}")
 
     def done(self) -> None:
-        """Refuse what nobody took."""
+        """Refuse fields that were not taken: they are unknown."""
         for name in self.values:
             raise self._refused(f"unknown field {self.field(name)}{did_you_mean(name, self.asked)}")
 

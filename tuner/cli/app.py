@@ -1,4 +1,4 @@
-"""What every command shares: how it is registered, how errors end, how values are printed."""
+"""Code that all commands share: registering them, handling errors, printing values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 app = typer.Typer(
     name="tuner",
-    help="Find, prove, store and ship launch configurations for LLM engines' Triton kernels.",
+    help="Tune, check, store and ship launch configurations for LLM engines' Triton kernels.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # importing rich would double the time that --help takes
@@ -27,12 +27,12 @@ app = typer.Typer(
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Register a command of the app's own; see `guarded`."""
+    """Register a top-level command; see `guarded`."""
     return app.command()(guarded(function))
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, ending with one line and the right code on our own errors."""
+    """Wrap a command so that a TunerError prints one line and sets the exit code."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -52,6 +52,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def say(text: str) -> None:
+    """Print a message to stderr."""
     typer.echo(text, err=True)
 
 

@@ -1,4 +1,4 @@
-"""The commands about attention files on a server. Wiring only."""
+"""The commands about attention files on a server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import typer
 from tuner.cli.app import app, guarded, print_json
 from tuner.cli.options import EngineSpec, Json
 
-attention = typer.Typer(name="attention", help="Tuned attention on a server.", no_args_is_help=True)
+attention = typer.Typer(name="attention", no_args_is_help=True)
 app.add_typer(attention)
 
 
 @attention.callback()
 def _group() -> None:
-    """Tuned attention on a server."""
+    """Inspect tuned attention files on a server."""
 
 
 @attention.command()
@@ -25,15 +25,23 @@ def _group() -> None:
 def status(
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="DIR", help="Root of the files; default: the environment's."),
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="Folder that `export` wrote; default: the folder that the engine's environment "
+            "variables name.",
+        ),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", help="The GPU, e.g. H200; default: this machine's.")
+        str, typer.Option("--device", help="The GPU, e.g. H200; default: this machine's GPU.")
     ] = "",
     engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
-    """Say which attention files a server here would use, and why; exit 1 if none of them."""
+    """Show which attention files a server on this machine would load, and why.
+
+    Exit 1 if it would load none.
+    """
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
     from tuner.engines.sglang.attention.status import attention_status

@@ -1,4 +1,4 @@
-"""The commands that bring tuned configs onto a cluster and prove what they gained. Wiring only."""
+"""The commands that deploy tuned configs to a cluster and compare the results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ from tuner.cli.targets import Asked, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tuner.deploy.cluster import Cluster
     from tuner.deploy.preflight import Expected
+    from tuner.devices.table import Device
+    from tuner.engines.engine import Engine
+    from tuner.problems.records import Winner
 
 Captures = Annotated[
     list[str] | None,
-    typer.Option("--node", metavar="NAME=DIR", help="A node's captured outputs; repeat."),
+    typer.Option(
+        "--node",
+        metavar="NAME=DIR",
+        help="A node and the folder with its captured outputs; may be given again; default: none.",
+    ),
 ]
 _VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 
@@ -33,28 +42,45 @@ app.add_typer(_bundle, name="bundle")
 @guarded
 def bundle(
     context: typer.Context,
-    device: Annotated[str, typer.Option("--device", help="The GPU, e.g. L40S.")] = "",
+    device: Annotated[str, typer.Option("--device", help="The GPU, e.g. L40S; required.")] = "",
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", metavar="FILE", help="cluster.toml.")
+        Path | None,
+        typer.Option("--cluster", metavar="FILE", help="The cluster.toml to bundle for; required."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Default: CLUSTER-DEVICE.tar.gz.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."
+        ),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="Private ed25519 key (PEM).")
+        Path | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Private ed25519 key (PEM) to sign with; default: no signature.",
+        ),
     ] = None,
     node: Captures = None,
     allow_predicted: Annotated[
-        bool, typer.Option("--allow-predicted", help="Ship what was predicted, not measured.")
+        bool,
+        typer.Option(
+            "--allow-predicted", help="Include predicted entries; default: refuse to bundle them."
+        ),
     ] = False,
     engine: Annotated[
-        str, typer.Option("--engine", help="Whose winners; default: the cluster's sglang.")
+        str,
+        typer.Option(
+            "--engine",
+            help="The engine whose winners are bundled, e.g. sglang==0.5.16; default: the sglang "
+            "of the cluster file.",
+        ),
     ] = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
     as_json: Json = False,
 ) -> None:
-    """Pack tuned configs, launch scripts and checks for a cluster; or `verify` a bundle."""
+    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle."""
     if context.invoked_subcommand:
         return
     if not device or cluster is None:
@@ -68,27 +94,16 @@ def bundle(
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
-    from tuner.export.selection import select
-    from tuner.store import Store, database_url
 
     wanted = read_cluster(cluster)
     card, found = find_device(device), find_engine(engine or _engine_spec(wanted))
-    sign = None
-    if key:
-        from tuner.deploy.bundle.signature import signer
-
-        sign = signer(key)
+    sign = _signer(key) if key else None
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
-    with Store.open(database_url(os.environ)) as store:
-        winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
-    parallel = wanted.parallel
-    asked = Asked(model, card, found.name, found.version, parallel.tp) if model else None
-    if chosen := problems_to_ship(problem or (), asked, FamilyChoice(None, {"ep": parallel.ep})):
-        winners = select(winners, chosen)
+    winners = _winners(wanted, card, found, problem or (), model)
     built = build_bundle(
         winners, wanted, found, card, allow_predicted=allow_predicted, report=report
     )
-    check_bundle(built.archive)  # what was written must be what `verify` accepts
+    check_bundle(built.archive)  # `verify` must accept every bundle that is written
     path = out or Path(f"{built.name}.tar.gz")
     write_bundle(built, path, sign)
     for finding in report.findings if report else ():
@@ -102,16 +117,42 @@ def bundle(
         typer.echo(f"{path}  {sha256(built.archive)}")
 
 
+def _signer(key: Path) -> Callable[[bytes], bytes]:
+    from tuner.deploy.bundle.signature import signer
+
+    return signer(key)
+
+
+def _winners(
+    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
+) -> Sequence[Winner]:
+    """The stored winners to bundle: all, or only those of the named problems and model."""
+    from tuner.export.selection import select
+    from tuner.store import Store, database_url
+
+    with Store.open(database_url(os.environ)) as store:
+        found = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
+    parallel = cluster.parallel
+    asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
+    chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
+    return select(found, chosen) if chosen else found
+
+
 @_bundle.command()
 @guarded
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle's archive.")],
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="Public ed25519 key (PEM).")
+        Path | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Public ed25519 key (PEM); default: the signature is not checked.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a bundle without unpacking it; exit 1 and say why if it is not as it was made."""
+    """Check a bundle without unpacking it. Exit 1 if it was changed after it was made."""
     from tuner.deploy.bundle.verify import verify as check
 
     checker = None
@@ -130,16 +171,33 @@ def verify(
 def preflight(
     node: Captures = None,
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", metavar="FILE", help="What the launch needs.")
+        Path | None,
+        typer.Option(
+            "--cluster",
+            metavar="FILE",
+            help="The cluster.toml, or a bundle's cluster.json, to check against; default: none.",
+        ),
     ] = None,
     capture: Annotated[
-        Path | None, typer.Option("--capture", metavar="DIR", help="Only capture into DIR.")
+        Path | None,
+        typer.Option(
+            "--capture",
+            metavar="DIR",
+            help="Capture this machine into DIR and check nothing; default: check.",
+        ),
     ] = None,
-    image: Annotated[str, typer.Option(help="Container image whose id is noted.")] = "",
-    config_dir: Annotated[str, typer.Option(help="Folder of configs that is hashed.")] = "",
+    image: Annotated[
+        str, typer.Option(help="Container image whose id is recorded; default: the cluster's.")
+    ] = "",
+    config_dir: Annotated[
+        str, typer.Option(help="Folder of configs to hash, to compare nodes; default: none.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check nodes before an engine is launched on them; exit 1 if something stands against it."""
+    """Check nodes before an engine is launched on them: captured nodes, or this machine.
+
+    Exit 1 if an error was found.
+    """
     from tuner.deploy.preflight import capture as capture_into
     from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
 
@@ -162,10 +220,12 @@ def preflight(
 
 @command
 def load_proof(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="A server's logs.")],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Log files of one server launch.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Say which config files a server loaded; exit 1 if it does not run as tuned."""
+    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded."""
     from tuner.deploy.load_proof import prove_loads, render_proof
 
     proof = prove_loads(logs)
@@ -182,15 +242,24 @@ def bench_report(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="File or folder of results.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="File or folder of results.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write HTML, SVG, CSV and JSON.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder for HTML, SVG, CSV, JSON and text reports; default: only print.",
+        ),
     ] = None,
     release: Annotated[
         Path | None,
-        typer.Option("--release", metavar="FILE", help="Keep AFTER's runs beside this bundle."),
+        typer.Option(
+            "--release",
+            metavar="FILE",
+            help="Save AFTER's runs beside this bundle as FILE.runs.json; default: not saved.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare benchmark results before and after, paired by load."""
+    """Compare benchmark results before and after, at equal load."""
     from tuner.deploy.bench_report import (
         as_dict,
         compare,
@@ -215,7 +284,7 @@ def bench_report(
 
 
 def _engine_spec(cluster: Cluster) -> str:
-    """Whose winners go into the bundle: the sglang that the cluster runs, if it says which."""
+    """The engine whose winners are bundled: sglang, with the cluster's version if it is known."""
     if cluster.engine.name != "sglang":
         return "sglang"  # the engine whose kernels are tuned
     tag = _VERSION.search(cluster.engine.image)
@@ -224,7 +293,7 @@ def _engine_spec(cluster: Cluster) -> str:
 
 
 def _expected(path: Path) -> Expected:
-    """A cluster.toml, or the cluster.json of a bundle."""
+    """Read a cluster.toml, or a bundle's cluster.json."""
     from tuner.deploy.cluster import read_cluster
     from tuner.deploy.preflight.expected import read_expected
 

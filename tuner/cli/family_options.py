@@ -1,4 +1,4 @@
-"""The options that families of kernels add to commands: each family lists its own."""
+"""Add the options that each family of kernels lists to commands."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class FamilyChoice:
-    """What a command line says of families."""
+    """The family and the family options that a command line gives."""
 
-    family: Family | None  # asked for by its flag
-    values: Mapping[str, Any]  # by the name of an option's field; only those that were given
+    family: Family | None  # selected by its flag
+    values: Mapping[str, Any]  # given options only, by the name of the field
 
     def of(self, options: tuple[Option, ...]) -> dict[str, Any]:
-        """The values of some options, as the fields of a request hold them."""
+        """The values of some options, parsed for a request. Raises BadInput."""
         return {o.name: o.parse(self.values[o.name]) for o in options if o.name in self.values}
 
 
 def with_family_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Replace a command's parameter `choice: FamilyChoice` with an option for each that a family
-    lists, and a flag for each family that is to be asked for.
+    """Replace the parameter `choice: FamilyChoice` of a command with all options of all families,
+    and with the flags that select families.
     """
     return _with_options(command, {o.name: o for family in families() for o in family.options})
 
 
 def with_model_options(command: Callable[..., R]) -> Callable[..., R]:
-    """The same with those alone that say how a model becomes problems."""
+    """Like `with_family_options`, with only the options that turn a model into problems."""
     return _with_options(command, {o.name: o for family in families() for o in family.shaping})
 
 
@@ -52,7 +52,7 @@ def _with_options(command: Callable[..., R], options: Mapping[str, Option]) -> C
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if parameter.name != "choice":
-            # Typer passes all by name, and an option has no place among the arguments.
+            # Typer passes parameters by name, and options have no order among arguments.
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         parameters += [_flag(name, family) for name, family in flags.items()]

@@ -1,4 +1,4 @@
-"""Post jobs to the local store or a server, and look after them."""
+"""The commands that submit, list, follow and cancel jobs, in the local store or on a server."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.jobs.job import Job, JobEvent, JobRequest, Priority
 
 FOLLOW_S = 0.5
-LOST_S = 300.0  # a server, or database, that does not answer for so long is not waited for
-PAUSE_S = 10.0  # between two tries, at the most
+LOST_S = 300.0  # give up when a server or database does not answer for this long
+PAUSE_S = 10.0  # longest pause between two tries
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="As `submit` printed it.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The id that `submit` printed.")]
 
 
 @contextlib.contextmanager
 def open_jobs(server: str | None) -> Iterator[Queue]:
-    """The queue: of the local store, or behind a server's API."""
+    """The queue of the local store, or of a server."""
     if server is not None:
         from tuner.jobs.client import RemoteQueue, api_key
 
@@ -64,11 +64,14 @@ def submit(
     effort: EffortName = "standard",
     engine: EngineSpec = "sglang",
     seed: Seed = 0,
-    urgent: Annotated[bool, typer.Option("--urgent", help="Before the jobs that wait.")] = False,
+    urgent: Annotated[
+        bool,
+        typer.Option("--urgent", help="Run before waiting jobs; default: after them."),
+    ] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue a tuning job for a worker, and print its id; a model may take several."""
+    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
     from tuner.devices.table import find_device
     from tuner.jobs.job import JobRequest, Priority
     from tuner.tuning.request import parse_effort
@@ -100,14 +103,21 @@ def submit(
 
 @command
 def jobs(
-    device: Annotated[str | None, typer.Option(help="Only this GPU's.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only queued, running, done, ...")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 50,
+    device: Annotated[
+        str | None, typer.Option(help="Only jobs for this GPU; default: all.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Only jobs for this model; default: all.")
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only jobs in this state: queued, running, done, ...; default: all."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs to list.")] = 50,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     from tuner.devices.table import find_device
     from tuner.jobs.job import parse_state
 
@@ -127,11 +137,14 @@ def jobs(
 @command
 def job(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its steps to its end.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Print events until the job ends; default: show it once."),
+    ] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Show a job; with --follow, exit 1 unless it is done in the end."""
+    """Show a job. With --follow, exit 1 if it ends in another state than done."""
     from tuner.jobs.job import JobState
 
     with open_jobs(server) as queue:
@@ -150,7 +163,7 @@ def job(
 
 @command
 def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
-    """End a job; its trials stay in the store."""
+    """Cancel a job. Its trials stay in the store."""
     with open_jobs(server) as queue:
         found = queue.cancel(job_id)
     if as_json:
@@ -162,33 +175,33 @@ def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
 
 
 def _follow(queue: Queue, found: Job) -> Job:
-    """Tell the job's steps to its end, each once, whatever is restarted meanwhile."""
+    """Print each event of a job once, until it ends. Short outages are waited out."""
     from tuner.errors import ServerUnavailable, UnusableStore
 
-    seen, patience = 0, _Patience()
+    seen, outage = 0, _Outage()
     while True:
         try:
-            found = queue.get(found.id)  # before its events, so that none of them is missed
+            found = queue.get(found.id)  # read before its events, so that no event is missed
             for event in queue.events(found.id, after=seen):
                 seen = event.seq
                 say(_event_line(event))
         except (ServerUnavailable, UnusableStore) as error:
-            patience.wait(error)
+            outage.wait(error)
             continue
-        patience = _Patience()
+        outage = _Outage()
         if found.state.finished:
             return found
         time.sleep(FOLLOW_S)
 
 
-class _Patience:
-    """With one outage: ever longer pauses, and an end."""
+class _Outage:
+    """Waits through one outage, with longer and longer pauses, until LOST_S have passed."""
 
     def __init__(self) -> None:
         self._pause_s, self._gives_up_at = FOLLOW_S, 0.0
 
     def wait(self, error: TunerError) -> None:
-        """Before another try. Raises the error when it has lasted for too long."""
+        """Wait before another try. Raises the error when the outage has lasted too long."""
         if not self._gives_up_at:
             self._gives_up_at = time.monotonic() + LOST_S
             say(f"{error}; trying again for {LOST_S:g} s")
@@ -229,17 +242,20 @@ def _job_table(found: Sequence[Job]) -> str:
 
 
 def _post(queue: Queue, request: JobRequest, priority: Priority, as_json: bool) -> dict[str, Any]:
-    """The answer as JSON; else its id is printed at once, should a later job be refused."""
+    """Submit a job and return it as JSON.
+
+    For text output its id is printed at once, because a later job may be refused.
+    """
     answer = queue.submit(request, priority=priority)
     if not answer.created:
-        say(f"the same was asked for before: it is {answer.job.state.value}")
+        say(f"the same job was submitted before: it is {answer.job.state.value}")
     if not as_json:
         typer.echo(answer.job.id)
     return {**answer.job.as_json(), "created": answer.created}
 
 
 def _engine(spec: str) -> tuple[str, str | None]:
-    """Its name, and the version here or the one that is named: it need not be on this machine."""
+    """The engine's name and version; a named version need not be on this machine."""
     from tuner.engines.engine import find_engine, parse_spec
     from tuner.errors import UnknownEngine
 
@@ -253,7 +269,7 @@ def _engine(spec: str) -> tuple[str, str | None]:
 
 
 def _absolute(measure: str) -> str:
-    """A recording's path as the worker sees it, whatever its folder."""
+    """Make a recording's path absolute, because the worker runs in another folder."""
     from pathlib import Path
 
     kind, colon, file = measure.partition(":")

@@ -1,4 +1,4 @@
-"""The options that several commands take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,39 +6,61 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DeviceName = Annotated[str, typer.Option("--device", help="The GPU, e.g. L40S; see `devices`.")]
-EngineSpec = Annotated[str, typer.Option("--engine", help="sglang, or sglang==VERSION.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
+DeviceName = Annotated[
+    str, typer.Option("--device", help="The GPU, e.g. L40S; `tuner devices` lists them.")
+]
+EngineSpec = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Engine, e.g. sglang==0.5.16; without a version: the installed one, or else one "
+        "found on this machine.",
+    ),
+]
 Target = Annotated[
     str,
     typer.Argument(
         metavar="MODEL|PROBLEM",
-        help="A preset, a config.json or its folder, an engine's warning line, "
-        "fused_moe:E=..,N=..,K=..,top_k=..,dtype=.. or decode_attention:q_heads=..,kv_heads=..,"
-        "Lq=..,Lv=..,dtype=..",
+        help="A model (a name that `tuner models` lists, a config.json or its folder, or an "
+        "engine's warning line), or a problem (fused_moe:E=..,N=..,K=..,top_k=..,dtype=.. or "
+        "decode_attention:q_heads=..,kv_heads=..,Lq=..,Lv=..,dtype=..).",
     ),
 ]
 Tp = Annotated[int, typer.Option(help="Tensor-parallel size.")]
 DtypeName = Annotated[
-    str | None, typer.Option("--dtype", help="e.g. int8_w8a8; default: the model's.")
+    str | None,
+    typer.Option("--dtype", help="Dtype of the weights, e.g. int8_w8a8; default: the model's."),
 ]
-Measure = Annotated[str, typer.Option(help="gpu, predict, or replay:FILE.")]
-EffortName = Annotated[str, typer.Option("--effort", help="quick, standard or exhaustive.")]
+Measure = Annotated[
+    str,
+    typer.Option(
+        help="Source of times: gpu (measure), predict (a model of the GPU), or replay:FILE "
+        "(a recording)."
+    ),
+]
+EffortName = Annotated[
+    str,
+    typer.Option("--effort", help="How many configurations to try: quick, standard or exhaustive."),
+]
 ProblemSpecs = Annotated[
     list[str] | None,
     typer.Option(
-        "--problem", metavar="PROBLEM", help="Only this problem's winners; may be given again."
+        "--problem",
+        metavar="PROBLEM",
+        help="Only this problem's winners; may be given again; default: all problems.",
     ),
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", help="Only the winners of this model's problems.")
+    str | None,
+    typer.Option("--model", help="Only the winners of this model's problems; default: all."),
 ]
-Seed = Annotated[int, typer.Option(help="Of the search's random numbers.")]
+Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[
     str | None,
     typer.Option(
         "--server",
         envvar="TUNER_SERVER",
-        help="The service's URL; default: the local store.",
+        help="URL of the service; default: use the local store.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The API's process and its keys, and the store's schema."""
+"""The commands that run the API, manage its keys, and make the store."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ import typer
 from tuner.cli.app import app, command, guarded, print_json, say
 from tuner.cli.options import Json
 
-KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]
+KeyName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The person or program that the key is for.")
+]
 
-keys = typer.Typer(name="keys", help="Who may use the API.", no_args_is_help=True)
+keys = typer.Typer(name="keys", help="Manage API keys.", no_args_is_help=True)
 app.add_typer(keys)
 
 
 @command
 def serve(
-    host: Annotated[str, typer.Option(help="Beyond loopback only with keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback, API keys are required.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
+    ] = 8765,
     worker: Annotated[
         bool | None,
         typer.Option(
             "--worker/--no-worker",
-            help="Do jobs in this process too; default: where TUNER_BROKER_URL is not set.",
+            help="Whether to run jobs in this process too; default: only if TUNER_BROKER_URL is "
+            "not set.",
         ),
     ] = None,
 ) -> None:
-    """Serve the HTTP API, and do its jobs."""
+    """Serve the HTTP API, and run its jobs."""
     from tuner.errors import BadInput
 
     try:
@@ -48,7 +55,7 @@ def serve(
 
 @command
 def migrate() -> None:
-    """Make the store, or bring it to this version's schema, as every command does."""
+    """Create the store, or upgrade its schema. Other commands do this too when they open it."""
     from tuner.store import Store
     from workers.settings import read_settings
 
@@ -59,12 +66,14 @@ def migrate() -> None:
 @guarded
 def add_key(
     name: KeyName,
-    scope: Annotated[str, typer.Option(help="read, submit or admin.")] = "submit",
+    scope: Annotated[
+        str, typer.Option(help="What the key allows: read, submit or admin.")
+    ] = "submit",
     token_file: Annotated[
-        Path | None, typer.Option(help="Holds a key made elsewhere; default: a new one.")
+        Path | None, typer.Option(help="File with an existing key; default: make a new key.")
     ] = None,
 ) -> None:
-    """Make a key, and print it: only its hash is kept."""
+    """Make a key and print it. Only its hash is stored."""
     from tuner.errors import BadInput
     from tuner.store.keys import KeyStore, parse_scope
     from workers.settings import read_settings
@@ -83,7 +92,7 @@ def add_key(
 @keys.command("list")
 @guarded
 def list_keys(as_json: Json = False) -> None:
-    """List the keys' names, scopes and last uses."""
+    """List the names, scopes and last uses of keys."""
     from tuner.render import table
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings
@@ -109,7 +118,7 @@ def list_keys(as_json: Json = False) -> None:
 @keys.command("revoke")
 @guarded
 def revoke_key(name: KeyName) -> None:
-    """End a key, at once."""
+    """Revoke a key at once."""
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings
 

@@ -1,4 +1,4 @@
-"""The service's processes: workers, and the nightly round."""
+"""The commands that run workers and the nightly round."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from tuner.cli.options import Json
 def worker(
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", help="Without a GPU: replay and predict for these alone."),
+        typer.Option(
+            "--device",
+            help="On a machine without a GPU: run replay and predict jobs for this GPU only; may "
+            "be given again; default: for all.",
+        ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, max=256, help="Without a GPU: how many at once.")
+        int,
+        typer.Option(
+            min=1, max=256, help="On a machine without a GPU: how many jobs to run at once."
+        ),
     ] = 1,
 ) -> None:
-    """Do the queued jobs that this machine can: one process a GPU, or some without."""
+    """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""
     from workers.fleet import run_fleet
     from workers.gpus import detect_gpus
     from workers.settings import read_settings
@@ -33,20 +40,25 @@ def worker(
         for gpu in gpus:
             say(f"{gpu.uuid}: jobs for {gpu.device}")
     else:
-        say("no GPU here: replay and predict jobs alone")
+        say("no GPU here: running replay and predict jobs only")
     run_fleet(settings, gpus, device, processes)
 
 
 @command
 def nightly(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be queued.")] = False,
-    last: Annotated[bool, typer.Option("--last", help="Show what the last night did.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be queued; default: queue it.")
+    ] = False,
+    last: Annotated[
+        bool, typer.Option("--last", help="Show what the last run did; default: run.")
+    ] = False,
     watch_list: Annotated[
-        Path | None, typer.Option("--watch-list", help="A nightly.toml; default: TUNER_NIGHTLY.")
+        Path | None,
+        typer.Option("--watch-list", help="A nightly.toml; default: the file in TUNER_NIGHTLY."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Queue what is watched and missing, stale or oldest; once a date, whoever calls it."""
+    """Queue missing and outdated problems of the watch list, at most once a day."""
     from dataclasses import replace
 
     from tuner.errors import BadInput
@@ -59,7 +71,7 @@ def nightly(
     if last:
         found = last_night(settings)
         if found is None:
-            raise BadInput("there was no night yet: `tuner nightly` is the first")
+            raise BadInput("there was no night yet: run `tuner nightly` first")
         summary = found
     else:
         summary = run_nightly(settings, dry_run=dry_run)

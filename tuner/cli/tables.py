@@ -1,4 +1,4 @@
-"""What is known: devices and models."""
+"""The commands that list known devices and models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def devices(as_json: Json = False) -> None:
 
 @command
 def models(as_json: Json = False) -> None:
-    """List the models known by name."""
+    """List the models that can be named without a config.json."""
     from dataclasses import asdict
 
     from tuner.models.table import presets

@@ -1,4 +1,4 @@
-"""What a command line names -> the problems to tune. Imports late, so that --help is quick."""
+"""Turn the targets of a command line into problems. Imports are late, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family, Selection
 
-BOTH_GEMMS = "up,down"  # what --gemm is where it is not given
+BOTH_GEMMS = "up,down"  # the default of --gemm
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What every target is read with."""
+    """A target and the common options that it is resolved with."""
 
     target: str
     device: Device
@@ -32,7 +32,7 @@ class Asked:
 
 
 def resolve(asked: Asked, choice: FamilyChoice) -> Target:
-    """The problems that a command line names; raises as `resolve_target` does."""
+    """The problems that a command line names. Raises as `resolve_target` does."""
     from tuner.jobs.targets import resolve_target
     from tuner.models.serving import Serving
     from tuner.problems.dtypes import parse_dtype
@@ -57,16 +57,16 @@ def resolve(asked: Asked, choice: FamilyChoice) -> Target:
 
 
 def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Selection:
-    """The points of one of the problems that the options select. Raises BadInput."""
+    """The points of a problem that the options select. Raises BadInput."""
     return family.read_selection(problem, choice.of(family.selecting))
 
 
 def problems_to_ship(
     specs: Sequence[str], model: Asked | None, choice: FamilyChoice
 ) -> list[Problem]:
-    """The problems of `--problem` and `--model`: a model may have some of each family, or of one.
+    """The problems of `--problem` and `--model`; a model may have problems of several families.
 
-    Raises as `resolve` does where the model has none at all, or tp does not divide it.
+    Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """
     from tuner.errors import BadInput, IndivisibleShape
     from tuner.problems.registry import families, parse_problem
@@ -79,7 +79,7 @@ def problems_to_ship(
     for family in [choice.family] if choice.family else families():
         names = {option.name for option in family.options}
         values = {name: value for name, value in choice.values.items() if name in names}
-        # A layer's quantisation says nothing of another family's dtype.
+        # --dtype is the quantisation of layers; it does not apply to another family.
         asked = model if family.flag is None else replace(model, dtype=None)
         try:
             of_model += resolve(asked, replace(choice, family=family, values=values)).problems
@@ -93,7 +93,7 @@ def problems_to_ship(
 
 
 class CheckReport(Protocol):
-    """What a family's check found."""
+    """The result of a family's check."""
 
     @property
     def fits(self) -> bool: ...
@@ -104,10 +104,10 @@ class CheckReport(Protocol):
 def check_files(
     paths: Sequence[Path], device: Device, engine: Engine, tp: int, choice: FamilyChoice
 ) -> list[CheckReport]:
-    """Check config files, each by the family that its name belongs to.
+    """Check config files; a file's name tells its family.
 
-    Raises MalformedConfigFile for a name that is no family's, OptionsRefused for an option that
-    says how a model is served.
+    Raises MalformedConfigFile for a name of no family, and OptionsRefused for an option that only
+    applies to models.
     """
     from tuner.engines.engine import supports
     from tuner.errors import MalformedConfigFile, OptionsRefused
@@ -136,7 +136,7 @@ def check_files(
 
 
 def refuse_more_targets(family: Family, targets: Sequence[str]) -> None:
-    """Raises BadInput where a check of a model's kernels is given more than the one model."""
+    """Raise BadInput where a check of a model is given more than one model."""
     from tuner.errors import BadInput
 
     if len(targets) > 1:

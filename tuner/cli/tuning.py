@@ -1,4 +1,4 @@
-"""Tune, check and export on this machine."""
+"""The commands that tune, check and export on this machine."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ from tuner.cli.targets import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.cli.targets import CheckReport
     from tuner.tuning.report import Report
     from tuner.tuning.run import Request
 
@@ -51,18 +54,23 @@ def tune(
     effort: EffortName = "standard",
     engine: EngineSpec = "sglang",
     gpus: Annotated[
-        str, typer.Option(help="GPUs that share the points, as CUDA numbers them: 0,1.")
+        str, typer.Option(help="CUDA device numbers of the GPUs to measure on, e.g. 0,1.")
     ] = "0",
     routing: Annotated[
-        Path | None, typer.Option(help="Captured top-k ids to route by: a .pt tensor file.")
+        Path | None,
+        typer.Option(
+            help="File with captured top-k ids to measure with: a .pt tensor; default: random "
+            "routing."
+        ),
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="Write all that was measured as a recording.")
+        Path | None,
+        typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest configurations of a model's or a problem's kernels, and store them."""
+    """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
     from tuner.tuning.request import parse_effort, parse_source
@@ -86,13 +94,8 @@ def tune(
     ]
     for note in found.notes:
         say(note)
-    # The first problem's run begins the recording; the others add to it.
-    reports = [_run(request, record, add=at > 0) for at, request in enumerate(requests)]
-    if as_json:
-        objects = [report.as_json() for report in reports]
-        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
-    else:
-        typer.echo("\n\n".join(report.as_text() for report in reports))
+    # The first problem's run starts the recording; the others add to it.
+    _print([_run(request, record, add=at > 0) for at, request in enumerate(requests)], as_json)
 
 
 def _run(request: Request, record: Path | None, add: bool) -> Report:
@@ -110,13 +113,21 @@ def _run(request: Request, record: Path | None, add: bool) -> Report:
             return session.run(store, progress, record=record, add_to_record=add)
 
 
+def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
+    if as_json:
+        objects = [report.as_json() for report in reports]
+        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
+    else:
+        typer.echo("\n\n".join(report.as_text() for report in reports))
+
+
 @command
 @with_model_options
 def check(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...|MODEL", help="Engine config files; with --attention, a model."
+            metavar="FILE...|MODEL", help="Config files of an engine; with --attention, a model."
         ),
     ],
     device: DeviceName,
@@ -125,9 +136,9 @@ def check(
     engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
-    """Compile every entry of config files, or the engine's own constants for a model's attention.
+    """Compile every entry of config files, or the engine's default constants for attention.
 
-    Exit 1 if one cannot run on the device.
+    Exit 1 if an entry cannot run on the device.
     """
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
@@ -143,11 +154,7 @@ def check(
             say(note)
         module = resolved.family.module("check")
         reports = [module.check_problems(resolved.problems, card, found)]
-    if as_json:
-        objects = [report.as_json() for report in reports]
-        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
-    else:
-        typer.echo("\n\n".join(report.as_text() for report in reports))
+    _print(reports, as_json)
     if not all(report.fits for report in reports):
         raise typer.Exit(1)
 
@@ -158,13 +165,20 @@ def export(
     device: DeviceName,
     choice: FamilyChoice,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where to write; default: configs_out.")
+        Path | None, typer.Option("--out", help="Folder to write to; default: configs_out.")
     ] = None,
     into_engine: Annotated[
-        bool, typer.Option("--into-engine", help="Write into the engine's own folder.")
+        bool,
+        typer.Option(
+            "--into-engine",
+            help="Write into the installed engine's config folder; default: into --out.",
+        ),
     ] = False,
     allow_predicted: Annotated[
-        bool, typer.Option("--allow-predicted", help="Export what was predicted, not measured.")
+        bool,
+        typer.Option(
+            "--allow-predicted", help="Export predicted entries too; default: refuse them."
+        ),
     ] = False,
     engine: EngineSpec = "sglang",
     problem: ProblemSpecs = None,
@@ -183,7 +197,7 @@ def export(
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
     if model is None and (tp != 1 or dtype or choice.family or choice.values):
-        raise BadInput("--tp, --dtype and their like say how a model is served: add --model NAME")
+        raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
     card, found = find_device(device), find_engine(engine)
     asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
     with Store.open(database_url(os.environ)) as store:
@@ -204,15 +218,15 @@ def export(
 @command
 def prove(
     device: DeviceName,
-    out: Annotated[
-        Path, typer.Option("--out", help="What `export` wrote; default: configs_out.")
-    ] = Path("configs_out"),
+    out: Annotated[Path, typer.Option("--out", help="The folder that `export` wrote.")] = Path(
+        "configs_out"
+    ),
     as_json: Json = False,
 ) -> None:
-    """Run exported files through the engine's own loader and layer, on the GPU.
+    """Run the engine's loader and layer with exported files on this machine's GPU.
 
-    Exit 1 where an output is wrong, or a layer slower than without the files. The engine must be
-    importable here.
+    Exit 1 if an output is wrong, or if a layer is slower than without the files. The engine must
+    be installed here.
     """
     from tuner.devices.table import find_device
     from tuner.engines.sglang.fused_moe.prove import prove as prove_root

@@ -1,6 +1,6 @@
-"""Compiles candidates for any NVIDIA architecture, in processes, without a GPU."""
+"""Compile candidates for any NVIDIA architecture in child processes. No GPU is needed."""
 
 from tuner.compile.candidates import Compiler, KernelCompiler
-from tuner.compile.farm import Farm, Job
+from tuner.compile.farm import CompileJob, Farm
 
-__all__ = ["Compiler", "Farm", "Job", "KernelCompiler"]
+__all__ = ["Compiler", "Farm", "CompileJob", "KernelCompiler"]

@@ -1,4 +1,4 @@
-"""What a kernel uses, read from its cubin: a thread's registers and local memory.
+"""Read a kernel's registers and local memory per thread from its cubin.
 
 A cubin is a 64-bit ELF file. Its `.nv.info*` sections list attributes: a format byte, an
 attribute byte and two bytes of value or size; format 4 is followed by `size` bytes. The
@@ -16,10 +16,10 @@ EIATTR_REGCOUNT = 0x2F
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """(registers a thread, bytes of local memory a thread) of a cubin with one kernel.
+    """(registers, bytes of local memory) of a thread, for a cubin with one kernel.
 
-    Local memory is where spilled registers go. The driver reports the same number
-    (CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES), and Triton's own `n_spills` is a quarter of it.
+    Registers spill to local memory. The driver reports the same number
+    (CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES); Triton's own `n_spills` is a quarter of it.
     """
     found = {EIATTR_REGCOUNT: 0, EIATTR_FRAME_SIZE: 0}
     for section in _sections(cubin, b".nv.info"):

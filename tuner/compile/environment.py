@@ -9,15 +9,15 @@ from pathlib import Path
 
 from tuner.errors import CompilerUnavailable
 
-# Of Triton's own settings only those that say where ptxas lies reach a worker: the others
-# would change what is compiled (TRITON_INTERPRET, TRITON_DEBUG ...) behind the cache's back.
+# A worker gets only those settings of Triton that say where ptxas is. Others (TRITON_INTERPRET,
+# TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
 KEPT_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
 def installed_triton() -> str:
-    """The version of the triton that a worker would import; imports nothing.
+    """The version of the triton that a worker would import, found without importing it.
 
-    Raises CompilerUnavailable without one.
+    Raises CompilerUnavailable where triton is not installed.
     """
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
@@ -29,16 +29,17 @@ def installed_triton() -> str:
 
 
 def worker_env(folder: Path) -> dict[str, str]:
+    """The environment of a compile process whose Triton cache lies in `folder`."""
     dropped = ("TRITON_", "MLIR_", "LLVM_")
     env = {
         name: value
         for name, value in os.environ.items()
         if name in KEPT_SETTINGS or not name.startswith(dropped)
     }
-    # The user's own Triton cache is neither read nor filled. Of each kernel only the machine
-    # code is kept, so that a launch from the same folder need not compile again.
+    # Compiling neither reads nor fills the user's Triton cache. Only machine code is kept, so
+    # that a launch with the same folder need not compile again.
     return env | {
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_STORE_BINARY_ONLY": "1",
-        "PYTHONSAFEPATH": "1",  # a folder named triton where the user stands is not triton
+        "PYTHONSAFEPATH": "1",  # a folder named triton in the current folder is not triton
     }

@@ -1,4 +1,4 @@
-"""The compile farm: warm processes, a time limit a compile, results cached by content."""
+"""The compile farm: warm processes, a time limit per compile, results cached by content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with o
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class CompileJob:
     """One kernel to compile for one target."""
 
     lifted: Lifted
@@ -37,9 +37,9 @@ class Job:
 class Farm:
     """Compile processes; use it in a `with`, or call `close`.
 
-    `timeout_s` is wall time a compile; the process that passes it is killed and replaced.
-    Without `processes` there is one for each core that this process may use, less `spare_cores`.
-    Raises CompilerUnavailable where triton is not installed or cannot be imported.
+    `timeout_s` limits the wall time of a compile; a process that exceeds it is killed and replaced.
+    `processes` defaults to the cores that this process may use, less `spare_cores`.
+    Raises CompilerUnavailable where triton is not installed.
     """
 
     def __init__(
@@ -51,27 +51,27 @@ class Farm:
     ) -> None:
         folder = cache_dir or default_cache_dir()
         self.triton = installed_triton()
-        self.compiled = 0  # compiles run to an end, good or bad
+        self.compiled = 0  # finished compiles, including failures
         self.cached = 0  # jobs answered without compiling
         self.compile_s = 0.0  # summed over the processes
         self.processes = processes or max(1, len(os.sched_getaffinity(0)) - spare_cores)
         self._timeout_s = timeout_s
-        # Where a launch finds what was compiled: the same sources, the same Triton cache.
+        # A launch finds compiled kernels by the same source files and the same Triton cache.
         self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
         self.env = worker_env(folder)
-        self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[str, CompileJob] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, Compiled, float] | Exception]
         self._done = queue.SimpleQueue()
         self._failure: Exception | None = None  # why nothing more can be compiled
-        self._ready: list[tuple[Job, Compiled]] = []
-        self._waiting: dict[str, list[Job]] = {}
+        self._ready: list[tuple[CompileJob, Compiled]] = []
+        self._waiting: dict[str, list[CompileJob]] = {}
         self._threads: list[threading.Thread] = []
         self._workers: set[ChildProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
-    def submit(self, jobs: Iterable[Job]) -> None:
+    def submit(self, jobs: Iterable[CompileJob]) -> None:
         """Queue jobs; never waits for a compile."""
         assert not self._closed, "the farm is closed"
         for job in jobs:
@@ -87,10 +87,10 @@ class Farm:
                 self._jobs.put((key, job))
         self._start_threads()
 
-    def poll(self, wait: bool) -> list[tuple[Job, Compiled]]:
-        """What is finished and not yet taken; with `wait`, at least one where any is pending.
+    def poll(self, wait: bool) -> list[tuple[CompileJob, Compiled]]:
+        """Results since the last call; with `wait`, at least one where any is pending.
 
-        Raises CompilerUnavailable, at this and every later call, once nothing can be compiled:
+        Raises CompilerUnavailable, in this and every later call, once nothing can be compiled:
         the compile processes do not start, or the cache folder cannot be written.
         """
         if self._failure is not None:
@@ -103,13 +103,13 @@ class Farm:
         ready, self._ready = self._ready, []
         return ready
 
-    def completed(self) -> Iterator[tuple[Job, Compiled]]:
+    def completed(self) -> Iterator[tuple[CompileJob, Compiled]]:
         """Results as they come, until no job is pending. Raises as `poll` does."""
         while batch := self.poll(wait=True):
             yield from batch
 
     def close(self) -> None:
-        """Kill the processes and drop what is pending. May be called twice."""
+        """Kill the processes and drop pending jobs. May be called twice."""
         with self._lock:
             self._closed = True
             workers = list(self._workers)
@@ -128,8 +128,8 @@ class Farm:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def key(self, job: Job) -> str:
-        """The content that decides a result, hashed."""
+    def key(self, job: CompileJob) -> str:
+        """The hash of everything that decides a result."""
         settings = [self.env.get(name) for name in KEPT_SETTINGS]
         parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, self.triton, settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -149,33 +149,33 @@ class Farm:
     def _start_threads(self) -> None:
         wanted = min(self.processes, len(self._waiting))
         while len(self._threads) < wanted:
-            # Daemon: an interpreter that ends without close() must not hang on its farm; the
-            # workers end by themselves when their pipes close.
+            # Daemon threads, so that an interpreter that ends without close() does not hang; the
+            # workers end when their pipes close.
             thread = threading.Thread(target=self._serve, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def _serve(self) -> None:
-        """One thread a process: hand over a job, wait for its answer, replace the dead."""
+        """Feed jobs to one process, and replace it when it dies."""
         worker: ChildProcess | None = None
         try:
             while (item := self._jobs.get()) is not None and not self._closed:
                 key, job = item
-                worker = worker or self._hire()
+                worker = worker or self._start_worker()
                 compiled, seconds = self._compile(worker, job)
                 if worker.ended:
-                    self._dismiss(worker)
+                    self._stop_worker(worker)
                     worker = None
                 elif compiled.status in (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES):
                     self._cache.put(key, compiled)
                 self._done.put((key, compiled, seconds))
-        except Exception as error:  # whatever it is: `poll` would wait for this thread for ever
+        except Exception as error:  # any error: otherwise `poll` would wait for ever
             self._done.put(error)
         finally:
             if worker is not None:
-                self._dismiss(worker)
+                self._stop_worker(worker)
 
-    def _hire(self) -> ChildProcess:
+    def _start_worker(self) -> ChildProcess:
         try:
             worker = ChildProcess("tuner.compile.worker", self.env)
         except OSError as error:
@@ -187,16 +187,16 @@ class Farm:
         try:
             worker.wait_until_ready(START_LIMIT_S)
         except (ChildDied, TimeoutError) as error:
-            self._dismiss(worker)
+            self._stop_worker(worker)
             raise CompilerUnavailable(f"a compile process did not start: {error}") from None
         return worker
 
-    def _dismiss(self, worker: ChildProcess) -> None:
+    def _stop_worker(self, worker: ChildProcess) -> None:
         worker.reap()
         with self._lock:
             self._workers.discard(worker)
 
-    def _compile(self, worker: ChildProcess, job: Job) -> tuple[Compiled, float]:
+    def _compile(self, worker: ChildProcess, job: CompileJob) -> tuple[Compiled, float]:
         source = self._source(job)
         target = asdict(job.target)
         request = {"source": str(source), "variant": job.variant.as_json(), "target": target}
@@ -214,7 +214,7 @@ class Farm:
         seconds = answer.pop("seconds")
         return Compiled(**{**answer, "status": Status(answer["status"])}), seconds
 
-    def _source(self, job: Job) -> Path:
+    def _source(self, job: CompileJob) -> Path:
         try:
             return job.lifted.write(self.lifted_dir)
         except OSError as error:
@@ -224,5 +224,5 @@ class Farm:
         folder = self.lifted_dir.parent
         return CompilerUnavailable(
             f"nothing can be compiled in the cache folder {folder}: {why}; make it writable, "
-            f"or name another one in TUNER_CACHE_DIR"
+            "or set TUNER_CACHE_DIR to another one"
         )

@@ -1,4 +1,4 @@
-"""One variant of a lifted kernel -> machine code. Imports triton."""
+"""Compile one variant of a lifted kernel. Imports triton."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tuner.kernels.lift import load_lifted
 
 
 def compile_kernel(source: Path, variant: dict[str, Any], target: Target) -> CompiledKernel:
-    """Compile for a target, or take it from Triton's cache.
+    """Compile a kernel for a target, or take it from Triton's cache.
 
-    `source` is a file that `Lifted.write` made, `variant` what `Variant.as_json` gives.
+    `source` is a file that `Lifted.write` made; `variant` is the result of `Variant.as_json`.
     """
     function = getattr(load_lifted(source), variant["function"])
     names = list(variant["signature"])

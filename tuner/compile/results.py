@@ -1,4 +1,4 @@
-"""Compile results on disk, keyed by everything that decides them."""
+"""Cache compile results on disk, under keys of everything that decides them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def default_cache_dir() -> Path:
 
 
 class ResultCache:
-    """One small JSON file a result; safe under concurrent processes.
+    """One small JSON file per result; several processes may use the folder at once.
 
-    Only what would come out the same again is kept: not time limits, not dead workers.
+    Callers keep only results that would come out the same again: no timeouts, no dead workers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,12 +38,12 @@ class ResultCache:
             return None
 
     def put(self, key: str, compiled: Compiled) -> None:
-        """Keep a result. Where the folder cannot be written, it is not kept: that costs time."""
+        """Keep a result. A folder that cannot be written is ignored: a cache only saves time."""
         path = self._path(key)
         text = json.dumps({**asdict(compiled), "status": compiled.status.value})
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A reader must never see half a file, nor two writers mix theirs.
+            # Written whole: readers never see half a file, and writers never mix theirs.
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 whole = Path(scratch, path.name)
                 whole.write_text(text)

@@ -1,7 +1,7 @@
 """A compile process: `python -m tuner.compile.worker`.
 
-Reads one JSON job a line on stdin and answers one JSON line each on stdout. It ends, with
-whatever it has started, when stdin does: a parent that was killed leaves nothing behind.
+Reads JSON jobs from stdin, one a line, and answers each with a JSON line on stdout. It ends, with
+every process that it started, when stdin closes: a killed parent leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tuner.compile.kernel import compile_kernel
 from tuner.devices.target import Target
 from tuner.problems.results import Status
 
-TENSOR_MEMORY_COLUMNS = 512  # a block's tensor memory on sm_100; Triton refuses more at load
+TENSOR_MEMORY_COLUMNS = 512  # tensor memory of a block on sm_100; Triton cannot load more
 
 
 def main() -> None:
@@ -34,8 +34,8 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     try:
         found = _compile(Path(job["source"]), job["variant"], Target(**job["target"]))
     except MemoryError:
-        raise  # circumstance, not the kernel: die and let the parent say so
-    except OSError as error:  # a full disk, a folder gone: every other kernel would fail as well
+        raise  # not the kernel's fault: end, and let the parent report it
+    except OSError as error:  # a full disk or a missing folder: every other kernel would fail too
         return {"broken": _detail(error)}
     except Exception as error:
         found = {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
@@ -54,7 +54,7 @@ def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str,
 
 
 def _detail(error: Exception) -> str:
-    """One line of the compiler's: the one that says "error", or the last."""
+    """One line of the compiler's output: the first with "error" or "fatal", or the last one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\b(error|fatal)\b.*:", line)]
     return f"{type(error).__name__}: {(telling or lines or [''])[-1]}"[:500]

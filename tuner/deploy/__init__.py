@@ -1,1 +1,1 @@
-"""From stored winners to a cluster that runs them."""
+"""Bring stored winners to a cluster, and check what they gain there."""

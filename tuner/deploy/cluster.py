@@ -1,4 +1,4 @@
-"""Read cluster.toml: the machines, and what is to run on them.
+"""Read cluster.toml, which describes the machines and what to run on them.
 
 Every error names the field, and the nearest valid value where there is one.
 """
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")  # the kernel's IFNAMSIZ, less the closing zero
 _RDMA_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}")
-# Flags that a launch derives from the file's own fields, and the field to set instead.
+# Flags that a launch derives from fields of the file, and the field to set instead.
 RESERVED_FLAGS = {
     "--model": "model.path",
     "--model-path": "model.path",
@@ -46,28 +46,28 @@ RESERVED_FLAGS = {
 
 
 @dataclass(frozen=True)
-class Engine:
-    """The engine and where its program comes from."""
+class ClusterEngine:
+    """The engine and how it is installed."""
 
     name: str  # sglang or vllm
     image: str  # container image; empty for a bare install
-    version: str  # empty when the image says it
-    flags: tuple[str, ...]  # passed on as they are
+    version: str  # empty where the image's tag has it
+    flags: tuple[str, ...]  # passed on unchanged
 
 
 @dataclass(frozen=True)
-class Model:
-    """What is served."""
+class ServedModel:
+    """The model that is served."""
 
     name: str  # the name that clients ask for
-    path: str  # folder on every node, or a hub's name
+    path: str  # folder on every node, or a name on the hub
     context_length: int  # tokens
-    weight_bytes: int | None  # of the whole model, when given
+    weight_bytes: int | None  # of the whole model; None: not given
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the model is spread."""
+    """How the model is spread over GPUs."""
 
     tp: int
     ep: int
@@ -76,7 +76,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports. Rendezvous and ray are the head's."""
+    """TCP ports. `rendezvous` and `ray` are used on the head only."""
 
     serve: int
     rendezvous: int
@@ -89,30 +89,30 @@ class ClusterNode:
 
     name: str
     host: str
-    interface: str  # management interface; empty for the preflight to find
-    rdma: tuple[str, ...] | None  # None is `auto`
+    interface: str  # management interface; empty: the preflight finds it
+    rdma: tuple[str, ...] | None  # RDMA devices; None: `auto`
     gpus: int
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster.toml."""
+    """The contents of a cluster.toml."""
 
     name: str
-    engine: Engine
-    model: Model
+    engine: ClusterEngine
+    model: ServedModel
     parallel: Parallel
     ports: Ports
     nodes: tuple[ClusterNode, ...]
-    environment: Mapping[str, str]  # on every node; a node's own variables go before these
+    environment: Mapping[str, str]  # on every node; a node's own variables override these
 
     @property
     def gpus(self) -> int:
         return sum(node.gpus for node in self.nodes)
 
     def expected(self) -> Expected:
-        """What the preflight holds the nodes against."""
+        """What the preflight checks the nodes against."""
         ports = {"serve": self.ports.serve, "rendezvous": self.ports.rendezvous}
         if self.engine.name == "vllm":
             ports["ray"] = self.ports.ray
@@ -127,7 +127,8 @@ class Cluster:
             self.engine.image,
             self.model.path,
             nodes,
-            # Replicas hold whole models, but with data-parallel attention tp spans all ranks.
+            # Weights are spread over tp ranks: a replica holds a whole model, and data-parallel
+            # attention keeps tp over all ranks.
             self.parallel.tp,
             ports,
             self.model.weight_bytes,
@@ -169,7 +170,7 @@ def _cluster(table: Table) -> Cluster:
     return cluster
 
 
-def _engine(table: Table) -> Engine:
+def _engine(table: Table) -> ClusterEngine:
     name = table.text("name", None)
     if name not in ENGINES:
         near = did_you_mean(name, ENGINES)
@@ -182,10 +183,10 @@ def _engine(table: Table) -> Engine:
         field = RESERVED_FLAGS.get(flag.partition("=")[0])
         if field:
             raise MalformedCluster(f"engine.flags holds {flag}: set {field} instead")
-    return Engine(name, image, version, tuple(flags))
+    return ClusterEngine(name, image, version, tuple(flags))
 
 
-def _model(table: Table) -> Model:
+def _model(table: Table) -> ServedModel:
     path = table.text("path", None)
     name = table.text("name", None, path.rstrip("/").rpartition("/")[2] or path)
     context = table.whole("context_length", 1, 2**24)
@@ -193,7 +194,7 @@ def _model(table: Table) -> Model:
     if isinstance(gib, bool) or not isinstance(gib, int | float) or not 0 <= gib < 2**20:
         raise MalformedCluster(f"model.weight_gib must be a number of GiB, not {gib!r}")
     table.done()
-    return Model(name, path, context, int(gib * GIB) or None)
+    return ServedModel(name, path, context, int(gib * GIB) or None)
 
 
 def _parallel(table: Table) -> Parallel:
@@ -261,7 +262,7 @@ def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        # Only digits and dots: a mistyped address, not a name.
+        # Only digits and dots are a mistyped address, not a name.
         return bool(_HOST.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
     return True
 
@@ -286,7 +287,7 @@ def _rdma(table: Table) -> tuple[str, ...] | None:
 
 
 def _check_ranks(cluster: Cluster) -> None:
-    """tp spans every GPU, unless whole replicas (dp of them) share the GPUs out."""
+    """tp must use every GPU, or tp * dp must where the GPUs are divided among dp replicas."""
     tp, dp, gpus = cluster.parallel.tp, cluster.parallel.dp, cluster.gpus
     if tp == gpus and tp % dp == 0:
         return

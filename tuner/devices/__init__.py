@@ -1,1 +1,1 @@
-"""What each GPU is: its name, limits and peak rates."""
+"""GPUs: their names, limits and peak rates."""

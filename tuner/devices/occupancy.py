@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from tuner.devices.table import Device
 from tuner.problems.results import Compiled
 
-LEAST_REGISTERS = 16  # a thread's, whatever its kernel uses
-REGISTER_STEP = 8  # a thread's registers are handed out by so many
+LEAST_REGISTERS = 16  # a thread is given at least so many
+REGISTER_STEP = 8  # a thread's registers are allocated in multiples of this
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one block asks of its SM."""
+    """The resources that one block needs of its SM."""
 
     shared_bytes: int
-    n_regs: int  # a thread's
+    n_regs: int  # registers of a thread
     n_spills: int = 0  # bytes a thread spills
 
     @classmethod
     def of(cls, compiled: Compiled) -> Footprint:
-        """The footprint of a kernel that compiled: the compiler reports all three figures."""
+        """The footprint of a kernel that compiled."""
         assert compiled.shared_bytes is not None
         return cls(compiled.shared_bytes, compiled.n_regs or 0, compiled.n_spills or 0)
 

@@ -1,4 +1,4 @@
-"""What each GPU is: the engine's spelling of its name, its limits, and its peak rates.
+"""The table of GPUs: names as engines spell them, limits, and peak rates.
 
 The figures and their sources are in devices.toml, which is parsed once, on first use.
 """
@@ -21,35 +21,35 @@ OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the GPUs of one target have in common."""
+    """The properties that all GPUs of one target share."""
 
     target: Target
     has_tma: bool  # loads through tensor descriptors
-    has_pdl: bool  # a kernel may start before the one that it depends on has ended
-    fp8_type: str  # Triton's name for the 8-bit float that the target's engines store weights in
-    shared_optin_bytes: int  # largest shared memory of one block, opted in to
+    has_pdl: bool  # a kernel may start before the kernel that it depends on has ended
+    fp8_type: str  # Triton's name for the 8-bit float of weights on this target
+    shared_optin_bytes: int  # largest shared memory of one block, when a kernel opts in
     shared_per_sm_bytes: int
-    shared_reserved_bytes: int  # of an SM's, what the system keeps for each block
+    shared_reserved_bytes: int  # shared memory that the system keeps for each block
     registers_per_sm: int  # 32 bits each
     max_registers_per_thread: int
     max_warps_per_sm: int
     max_blocks_per_sm: int
-    source: str  # of the limits and of what it can do
+    source: str  # of the limits and capabilities
     clock_ghz: float  # a typical boost clock of its cards
-    l2_bytes_per_clock: float  # an SM's share of L2 reads when all of them read
-    warpgroup: bool  # tensor-core instructions of 64 rows that read operands from shared memory
-    sync_rate: float  # the share of the peak that a warp's own instruction (mma.sync) reaches
-    sync_fp8: bool  # that instruction multiplies fp8; otherwise Triton converts fp8 to fp16 for it
-    rates_source: str  # of the clock and of what follows it
+    l2_bytes_per_clock: float  # L2 reads of one SM when all SMs read
+    warpgroup: bool  # has tensor-core instructions of 64 rows that read from shared memory
+    sync_rate: float  # the share of the peak rate that mma.sync reaches
+    sync_fp8: bool  # mma.sync multiplies fp8; otherwise Triton converts fp8 to fp16 for it
+    rates_source: str  # of the clock and the rates after it
 
 
 @dataclass(frozen=True)
 class Device:
     """One kind of GPU.
 
-    Peaks are the vendor's dense rates, without structured sparsity, at boost clock. Those of fp16
-    (the same for bf16) and fp8 accumulate in fp32, as the kernels do; GeForce cards have half of
-    their advertised rate there.
+    Peaks are the vendor's dense rates, without structured sparsity, at boost clock. The fp16 rate
+    (also valid for bf16) and the fp8 rate are for accumulation in fp32, which the kernels use;
+    GeForce cards then reach half of their advertised rate.
     """
 
     name: str  # torch.cuda.get_device_name() with underscores: the engine's spelling in file names
@@ -62,7 +62,7 @@ class Device:
     fp16_tflops: float
     fp8_tflops: float | None  # None: the tensor cores have no fp8
     int8_tops: float
-    source: str  # of this card's own figures
+    source: str  # of this card's figures
 
     @property
     def target(self) -> Target:
@@ -73,17 +73,17 @@ class Device:
         return self.architecture.shared_optin_bytes
 
     def peak_tflops(self, dtype: Dtype) -> float | None:
-        """Dense TFLOP/s (TOP/s) of the tensor cores for that layer; None where they lack it."""
+        """Dense TFLOP/s (TOP/s) of the tensor cores for a dtype; None where they lack it."""
         if dtype is Dtype.FP8_W8A8:
             return self.fp8_tflops
         return self.int8_tops if dtype is Dtype.INT8_W8A8 else self.fp16_tflops
 
     def macs_per_clock(self, tflops: float) -> float:
-        """Multiply-adds that an SM does a clock at that rate of the whole device."""
+        """Multiply-adds of one SM per clock when the whole device does `tflops`."""
         return tflops * 1e3 / 2 / self.sm_count / self.architecture.clock_ghz
 
     def as_json(self) -> dict[str, Any]:
-        """The figures of the card and of its architecture, as `tuner devices --json` has them."""
+        """The figures of the card and its architecture, as `tuner devices --json` prints them."""
         card, shared = asdict(self), asdict(self.architecture)
         del card["architecture"]
         shared["arch_source"] = shared.pop("source")
@@ -99,15 +99,15 @@ def find_device(text: str) -> Device:
     """The GPU of that name or alias.
 
     Case, spaces, underscores, hyphens and a leading NVIDIA do not matter. Raises UnknownDevice,
-    which names the nearest GPU, or says why an older one cannot be tuned for.
+    which names the nearest GPU, or says that the GPU is too old.
     """
     if device := _by_key().get(_key(text)):
         return device
     for spelling, arch in _table().too_old.items():
         if _key(spelling) == _key(text):
             raise UnknownDevice(
-                f"{text} (sm_{arch}) is too old: Triton's kernels need sm_{OLDEST_ARCH} or later, "
-                "the oldest of which are the A100 and the A30"
+                f"{text} (sm_{arch}) is too old: Triton's kernels need sm_{OLDEST_ARCH} or later "
+                "(A100, A30 and newer)"
             )
     spellings = [spelling for d in devices() for spelling in (*d.aliases, d.name)]
     near = did_you_mean(text, spellings)
@@ -117,7 +117,7 @@ def find_device(text: str) -> Device:
 
 
 def architecture(target: Target) -> Architecture:
-    """What the table says of a target. Raises UnknownDevice for one that no card of it has."""
+    """The architecture of a target. Raises UnknownDevice where no known card has that target."""
     for known in _table().architectures:
         if known.target == target:
             return known
@@ -134,24 +134,24 @@ def _by_key() -> dict[str, Device]:
 
 
 @cache
-def _table() -> Table:
+def _table() -> DeviceTable:
     return read_table(shipped_toml("tuner.devices", "devices.toml"))
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of the form of devices.toml, read."""
+class DeviceTable:
+    """The contents of a devices.toml."""
 
     devices: tuple[Device, ...]
     architectures: tuple[Architecture, ...]
     too_old: Mapping[str, int]  # spelling -> compute capability
 
 
-def read_table(table: Mapping[str, Any]) -> Table:
-    """Read a table of the form of devices.toml, of which the package's own is known to be right."""
+def read_table(table: Mapping[str, Any]) -> DeviceTable:
+    """Read the values of a devices.toml. They are not checked: tests check the package's table."""
     known = {name: _architecture(name, row) for name, row in table["arch"].items()}
     cards = tuple(_device(row, known[str(row["arch"])]) for row in table["device"])
-    return Table(cards, tuple(known.values()), table["too_old"])
+    return DeviceTable(cards, tuple(known.values()), table["too_old"])
 
 
 def _architecture(name: str, row: dict[str, Any]) -> Architecture:

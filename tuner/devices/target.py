@@ -1,4 +1,4 @@
-"""What code is compiled for: a kind of GPU as a compiler knows it."""
+"""Compile targets: kinds of GPUs as a compiler distinguishes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CUDA, HIP = "cuda", "hip"
 
 @dataclass(frozen=True)
 class Target:
-    """A compiler's target, in the words of Triton's GPUTarget."""
+    """A compile target, with the fields of Triton's GPUTarget."""
 
     backend: str  # "cuda" or "hip"
     arch: int | str  # CUDA: the compute capability as one number (89 for sm_89); HIP: "gfx942"
@@ -18,12 +18,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As people write it: sm_89, gfx942."""
+        """The usual name: sm_89, gfx942."""
         return f"sm_{self.arch}" if self.backend == CUDA else str(self.arch)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """(major, minor), as `torch.cuda.get_device_capability` answers it on either backend."""
+        """(major, minor), as `torch.cuda.get_device_capability` gives it on both backends."""
         if isinstance(self.arch, int):
             return divmod(self.arch, 10)
         found = re.fullmatch(r"gfx(\d+)(\d)[0-9a-f]", self.arch)

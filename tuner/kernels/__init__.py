@@ -1,1 +1,1 @@
-"""Engines' jitted kernels: lifted out of their source, their arguments bound by name."""
+"""Engines' jitted kernels: copied out of their source, with arguments bound by name."""

@@ -1,7 +1,7 @@
-"""What each parameter of a kernel is bound to, and how Triton specialises on it.
+"""The argument of each kernel parameter, and how Triton specialises on it.
 
-A binding serves twice: `variant()` is the compile-time view (types, specialisations,
-constants), and the arguments themselves are the launch-time view.
+A binding serves at compile time through `variant()` (types, specialisations, constants), and at
+launch through its arguments.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Plain = bool | int | float | str | None
 class Pointer:
     """A tensor; `dtype` is Triton's short name (bf16, fp8e4nv, u8, i32 ...).
 
-    Tensors start on 16-byte boundaries, as every allocator of an engine's tensors makes them.
+    Tensors start on 16-byte boundaries, because engines' allocators align them so.
     """
 
     dtype: str
-    operand: str = ""  # what the engine's launcher calls it, where that is not the parameter's name
+    operand: str = ""  # the launcher's name for it, where it differs from the parameter's name
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ ABSENT = Constant(None)
 
 @dataclass(frozen=True)
 class Variant:
-    """All that decides a kernel's machine code besides its source and the architecture.
+    """Everything that decides a kernel's machine code besides its source and the architecture.
 
     Two launches with equal variants run the same compiled kernel.
     """
@@ -101,7 +101,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Binding:
-    """Every parameter of one kernel, in the kernel's order, with its launch options."""
+    """The arguments of all parameters of a kernel, in order, and the launch options."""
 
     function: str
     parameters: tuple[Parameter, ...]
@@ -111,8 +111,8 @@ class Binding:
     def variant(self) -> Variant:
         """Specialise as Triton's own JIT does.
 
-        A whole number that is 1 becomes a constant; one divisible by 16 and a pointer on a
-        16-byte boundary are marked so; `do_not_specialize` turns both off.
+        An integer of 1 becomes a constant. Integers divisible by 16 and pointers are marked as
+        divisible by 16. `do_not_specialize` turns both off.
         """
         signature: dict[str, str] = {}
         constants: dict[str, Plain | dict[str, str]] = {}
@@ -140,9 +140,9 @@ def bind(
     known: Mapping[str, Argument],
     options: Mapping[str, int | bool],
 ) -> Binding:
-    """Give every parameter its argument by name; an unknown one keeps its default.
+    """Bind every parameter by name; a parameter that is not in `known` keeps its default.
 
-    Raises UnsupportedKernel for a parameter that has neither.
+    Raises UnsupportedKernel for a parameter without an argument and a default.
     """
     arguments: dict[str, Argument] = {}
     for parameter in parameters:

@@ -1,9 +1,9 @@
-"""What an engine's own launcher launches, found out without a GPU and without torch.
+"""Find out what an engine's launcher launches, without a GPU and without torch.
 
-An engine decides in Python which kernel it launches, with which constants and which arguments.
-Its source file is run here with stand-ins for everything that it imports: tensors are shapes,
-kernels note how they are launched. So every engine version says for itself what it would do.
-Whatever the stand-ins cannot answer truthfully ends in UnsupportedKernel, never in a guess.
+An engine decides in Python which kernel it launches, with which constants and arguments. This
+module runs the engine's source file with stand-ins for everything that it imports: tensors are
+shapes, and kernels record how they are launched. So the launches are exact for every engine
+version. A question that no stand-in can answer ends in UnsupportedKernel, never in a guess.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tuner.kernels.lift import platform_probes
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor's outside: name, shape and element type (Triton's short name: bf16, i64 ...)."""
+class TensorSpec:
+    """A tensor's name, shape and element type (Triton's short name: bf16, i64 ...)."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Launch:
     """One launch of a kernel."""
 
     kernel: str
-    arguments: Mapping[str, Any]  # by the kernel's parameter names; tensors are `Tensor`s
+    arguments: Mapping[str, Any]  # by the kernel's parameter names; tensors are `TensorSpec`s
     grid: tuple[int, ...]
     options: Mapping[str, int | bool]  # num_warps, num_stages, launch_pdl
 
@@ -70,14 +70,14 @@ class Launcher:
     _modules: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, function: str, arguments: Mapping[str, Any]) -> list[Launch]:
-        """The launches of `function` when it is called with those of `arguments` that it takes.
+        """The launches of `function`, called with the `arguments` that are among its parameters.
 
-        Raises UnsupportedKernel where the engine has no such function, it needs an argument that
-        is not there, or what it does depends on what only a GPU can say.
+        Raises UnsupportedKernel where the engine has no such function, where an argument is
+        missing, or where the launch depends on something that only a running engine knows.
         """
         call = self._function(function)
-        with self._followed(function):
-            taken = self._taken(function, call, arguments)
+        with self._unsupported_if_it_fails(function):
+            taken = self._arguments_of(function, call, arguments)
             self._launches.clear()
             call(**taken)
         return list(self._launches)
@@ -85,11 +85,11 @@ class Launcher:
     def parameters(self, function: str) -> tuple[str, ...]:
         """The names of a function's parameters. Raises UnsupportedKernel."""
         call = self._function(function)
-        with self._followed(function):
+        with self._unsupported_if_it_fails(function):
             return tuple(inspect.signature(call).parameters)
 
     def _function(self, name: str) -> Callable[..., object]:
-        with self._followed(self.source.name):
+        with self._unsupported_if_it_fails(self.source.name):
             namespace = self._execute(self.source)
         if name not in namespace:
             raise UnsupportedKernel(f"{self.origin} has no {name} in {self.source.name}")
@@ -97,8 +97,8 @@ class Launcher:
         return found
 
     @contextlib.contextmanager
-    def _followed(self, what: str) -> Iterator[None]:
-        """Turns whatever the engine's code raises into UnsupportedKernel with the reason."""
+    def _unsupported_if_it_fails(self, what: str) -> Iterator[None]:
+        """Turn any error of the engine's code into UnsupportedKernel with the reason."""
         try:
             yield
         except UnsupportedKernel:
@@ -109,7 +109,7 @@ class Launcher:
                 f"{self.origin}: {what} cannot be followed ({reason})"
             ) from None
 
-    def _taken(
+    def _arguments_of(
         self, function: str, call: Callable[..., object], known: Mapping[str, Any]
     ) -> dict[str, Any]:
         taken = {}
@@ -130,12 +130,12 @@ class Launcher:
                 "__file__": str(path),
             }
             before = dict(self._modules)
-            self._modules[path] = space  # at once, as modules may import each other
+            self._modules[path] = space  # before it runs, because modules may import each other
             try:
                 text = path.read_text(encoding="utf-8")
                 exec(compile(text, str(path), "exec", dont_inherit=True), space)  # noqa: S102
             except BaseException:
-                self._modules = before  # without the half-run module, and what saw it half-run
+                self._modules = before  # drop it, and the modules that imported it half-run
                 raise
         return self._modules[path]
 
@@ -157,10 +157,10 @@ class Launcher:
         sibling = self.source.parent / f"{name.rpartition('.')[2]}.py"
         if top == self.root.name and sibling == self._file_of(name):
             return _Namespace(name, self._execute(sibling))
-        # The engine's probes say what they say on the target; the rest of it is not asked.
+        # Platform probes answer for the target; other names of the module are unknown.
         probes = platform_probes(self.target.backend)
         probes["is_gfx95_supported"] = self.target.name.startswith("gfx95")
-        return _Namespace(name, {probe: _answer(says) for probe, says in probes.items()})
+        return _Namespace(name, {probe: _answering(says) for probe, says in probes.items()})
 
     def _file_of(self, module: str) -> Path:
         return self.root.joinpath(*module.split(".")[1:]).with_suffix(".py")
@@ -170,7 +170,7 @@ class Launcher:
 
 
 class _Unknown:
-    """Something that only a running engine knows. It may be named, not asked."""
+    """A value that only a running engine knows. Code may pass it on but not depend on it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -181,7 +181,7 @@ class _Unknown:
         return _Unknown(f"{self._name}.{name}")
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        # A decorator: what matters is the function under it.
+        # Called as a decorator: give back the function.
         if len(args) == 1 and not kwargs and inspect.isfunction(args[0]):
             return args[0]
         return _Unknown(f"{self._name}(...)")
@@ -207,7 +207,7 @@ class _Unknown:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, _Unknown):
             return self._name == other._name
-        if isinstance(other, type):  # `typing` compares an annotation's parts
+        if isinstance(other, type):  # `typing` compares the parts of annotations
             return False
         return self._asked()
 
@@ -225,7 +225,7 @@ class _Namespace:
 
 
 class _Kernel:
-    """A jitted function: notes its launches."""
+    """A jitted function that records its launches."""
 
     def __init__(self, function: Callable[..., object], record: Callable[[Launch], None]) -> None:
         self._name = function.__name__
@@ -263,8 +263,8 @@ def _triton(record: Callable[[Launch], None]) -> _Namespace:
 
 def _torch(target: Target) -> _Namespace:
     cuda = {
-        "is_available": _answer(True),
-        "get_device_capability": _answer(target.capability),
+        "is_available": _answering(True),
+        "get_device_capability": _answering(target.capability),
     }
     version = {backend: "" if backend == target.backend else None for backend in (CUDA, HIP)}
     dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
@@ -274,11 +274,11 @@ def _torch(target: Target) -> _Namespace:
         {
             "cuda": _Namespace("torch.cuda", cuda),
             "version": _Namespace("torch.version", version),
-            "Tensor": Tensor,
+            "Tensor": TensorSpec,
             **dtypes,
         },
     )
 
 
-def _answer(value: object) -> Callable[..., object]:
+def _answering(value: object) -> Callable[..., object]:
     return lambda *args, **kwargs: value

@@ -1,8 +1,8 @@
-"""Takes jitted kernels out of an engine's source without importing the engine.
+"""Copy jitted kernels out of an engine's source without importing the engine.
 
-A `@triton.jit` function may use other jitted functions, module constants and imports. All
-that it reaches, and nothing else, is copied word for word into one text that needs triton
-alone. The text is what is compiled, measured and hashed.
+A `@triton.jit` function may use other jitted functions, module constants and imports. The lifted
+text holds the function and everything that it uses, word for word, and imports only triton and
+the standard library. This text is compiled, measured and hashed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType
 from tuner.devices.target import CUDA, HIP
 from tuner.errors import UnsupportedKernel, did_you_mean
 
-# Platforms that an engine's own probes ask for: is_cuda(), is_hip() ...
+# Platforms that an engine asks for: is_cuda(), is_hip() ...
 _PLATFORMS = (CUDA, HIP, "cpu", "npu", "xpu", "musa")
 NO_DEFAULT = object()
 UNREADABLE_DEFAULT = object()  # there is a default, but it is not a plain value
@@ -43,7 +43,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Lifted:
-    """Kernels' source, ready to load wherever triton is."""
+    """Kernels' source, which can be loaded wherever triton is installed."""
 
     origin: str  # e.g. "sglang 0.5.16"; for messages
     text: str
@@ -55,13 +55,13 @@ class Lifted:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def parameters(self, function: str) -> tuple[Parameter, ...]:
-        """Raises UnsupportedKernel where the engine has no such kernel."""
+        """A kernel's parameters. Raises UnsupportedKernel where the engine has no such kernel."""
         if function not in self.functions:
             raise UnsupportedKernel(f"{self.origin} has no kernel {function}")
         return self.functions[function]
 
     def write(self, folder: Path) -> Path:
-        """The text as a file under `folder`, named by its hash; several processes may race."""
+        """Write the text to a file under `folder`, named by its hash. Safe between processes."""
         path = folder / f"lifted_{self.hash}.py"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -91,11 +91,11 @@ def load_lifted(path: Path) -> ModuleType:
 def lift(
     source: Path, functions: Sequence[str], root: Path, origin: str, backend: str = CUDA
 ) -> Lifted:
-    """Lift those of `functions` that `source` defines, with all that they use.
+    """Lift the `functions` that `source` defines, with everything that they use.
 
-    `root` is the engine's package folder, where its own imports are looked up; `backend` ("cuda"
-    or "hip") is what its probes of the platform are answered for. Raises UnsupportedKernel when
-    no function is there or one uses what cannot be lifted.
+    `root` is the engine's package folder, where its own imports are looked up. Platform probes are
+    answered for `backend` ("cuda" or "hip"). Raises UnsupportedKernel where `source` has none of
+    the functions, or where a function uses something that cannot be lifted.
     """
     lifter = _Lifter(root, origin, platform_probes(backend))
     module = lifter.module(source)
@@ -110,10 +110,10 @@ def lift(
 
 
 def platform_probes(backend: str) -> dict[str, bool]:
-    """What an engine's own probes of the platform answer on a backend, by their names."""
-    says = {f"is_{platform}": platform == backend for platform in _PLATFORMS}
-    # On HIP it depends on the card.
-    return says if backend == HIP else {**says, "is_gfx95_supported": False}
+    """The answers of an engine's platform probes on a backend, by their names."""
+    answers = {f"is_{platform}": platform == backend for platform in _PLATFORMS}
+    # On HIP this probe depends on the card.
+    return answers if backend == HIP else {**answers, "is_gfx95_supported": False}
 
 
 class _Module:
@@ -154,8 +154,8 @@ class _Lifter:
         self.root, self.origin, self.probes = root, origin, probes
         self.modules: dict[Path, _Module] = {}
         self.import_lines: set[str] = set()
-        self.pieces: dict[str, str] = {}  # name -> text; what is used comes before its users
-        # name -> the file that defines it, or what is imported from elsewhere under that name
+        self.pieces: dict[str, str] = {}  # name -> text, in an order that defines before it uses
+        # name -> the file that defines it, or the full name of an import from elsewhere
         self.meanings: dict[str, Path | str] = {}
 
     def module(self, path: Path) -> _Module:
@@ -181,7 +181,7 @@ class _Lifter:
             raise UnsupportedKernel(f"{self.origin}: cannot lift {name!r} of {module.path.name}")
 
     def _is_new(self, name: str, meaning: Path | str) -> bool:
-        """Whether `name` is used for the first time. One text has one meaning for each name."""
+        """Whether `name` is new. Raises UnsupportedKernel where it already means something else."""
         if name not in self.meanings:
             self.meanings[name] = meaning
             return True
@@ -244,7 +244,7 @@ class _Lifter:
         return None
 
     def text(self) -> str:
-        # Annotations stay text, as engines have them; triton reads either.
+        # Annotations stay unevaluated, as in the engines; triton reads both kinds.
         head = ["from __future__ import annotations\n", "\n"]
         head += [f"{line}\n" for line in sorted(self.import_lines)]
         return "".join(head) + "".join(f"\n\n{text}" for text in self.pieces.values())
@@ -255,7 +255,7 @@ def _is_jitted(node: ast.FunctionDef) -> bool:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    """What an absolute import binds, by its full name: `from a import b` and `import a.b as b`."""
+    """The full name of the thing that an absolute import binds."""
     if isinstance(node, ast.ImportFrom):
         return f"{node.module}.{alias.name}"
     return alias.name if alias.asname else alias.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""A binding's values at launch: what is given to a compiled kernel, or to a jitted one."""
+"""The values to launch a compiled or jitted kernel with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
 def launch_values(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
     """A value for each of the kernel's parameters, in order.
 
-    A pointer's tensor is looked up by its operand's name, or by the parameter's where it has none.
+    The tensor of a pointer is looked up by its operand, or else by the parameter's name.
     """
     values: list[Any] = []
     for parameter in binding.parameters:

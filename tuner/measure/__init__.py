@@ -14,7 +14,7 @@ class Measurer(Protocol):
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """The time of a candidate that compiled and fits.
 
-        A candidate's own failure is a status. Raises MeasurerFailed where nothing more can be
-        measured at all.
+        A candidate that fails is reported as a status. Raises MeasurerFailed where nothing more
+        can be measured.
         """
         ...

@@ -1,4 +1,4 @@
-"""Candidates -> trials on GPUs: compile processes feed the children that own the GPUs."""
+"""Candidates -> trials on GPUs. Compile processes feed the child processes that own the GPUs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Collection, Sequence
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
 from tuner.errors import BadInput
-from tuner.measure.gpu_worker import Lane, Limits, Ticket
+from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.measure.routing_file import RoutingFile
 from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.results import Measurement, Totals, Trial, untimed
 
-LOOK_S = 0.01  # how long one look for results lasts while compiles are also awaited
+POLL_S = 0.01  # wait for one worker's results while compiles are also awaited
 RACE_LIMIT_S = 120.0
 INPUT_SEED = 20  # of weights, activations and routings: the same for every run
 
 
 class GpuBench:
-    """A `Bench` on the GPUs of `lanes`; each point is measured on one of them, always the same."""
+    """A `Bench` on one or more GPUs. All candidates of a point are measured on the same GPU."""
 
     def __init__(
         self,
         compiler: Compiler,
-        lanes: Sequence[Lane],
+        workers: Sequence[GpuWorker],
         points: Collection[Point] | None = None,
     ) -> None:
-        """`points` are those to take times of, all by default; elsewhere compiling is enough."""
+        """`points` are the points to measure (default: all); others are only compiled."""
         self._compiler = compiler
         self._points = points
-        self._lanes = lanes
-        self._lane_of: dict[Point, Lane] = {}
+        self._workers = workers
+        self._worker_of: dict[Point, GpuWorker] = {}
         self._compiling = 0
         self._first: float | None = None
         self.totals = Totals()
@@ -51,8 +51,11 @@ class GpuBench:
     def race(
         self, point: Point, configs: Sequence[Config], rounds: int
     ) -> dict[Config, Measurement]:
-        """Times taken in turn, so that drift falls on all alike. Nothing else may be running."""
-        answer = self._lane(point).ask(
+        """Time the configurations in turn, so that drift affects all of them equally.
+
+        A configuration that crashes the child is left out. The worker must be idle.
+        """
+        answer = self._worker(point).ask(
             {
                 "op": "race",
                 **point_fields(point),
@@ -63,7 +66,7 @@ class GpuBench:
         )
         if answer is None and len(configs) == 1:
             return {}
-        if answer is None:  # one of them cost the child; each alone shows which
+        if answer is None:  # one of them crashed the child; racing each alone shows which
             alone = (self.race(point, [config], rounds) for config in configs)
             return {config: time for some in alone for config, time in some.items()}
         self.totals.measurements += len(configs)
@@ -74,46 +77,46 @@ class GpuBench:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the times depend on besides the kernels: torch, CUDA and the driver."""
-        ready = self._lanes[0].ready
+        """Versions that the times depend on besides the kernels: torch, CUDA and the driver."""
+        ready = self._workers[0].ready
         return {name: ready[name] for name in ("torch", "cuda", "driver")}
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+        for worker in self._workers:
+            worker.close()
 
     @property
     def _busy(self) -> bool:
-        return self._compiling > 0 or not all(lane.idle for lane in self._lanes)
+        return self._compiling > 0 or not all(worker.idle for worker in self._workers)
 
     def _step(self, wait: bool) -> list[Trial]:
-        nothing_measuring = all(lane.idle for lane in self._lanes)
+        nothing_measuring = all(worker.idle for worker in self._workers)
         compiled = self._compiler.poll(wait and nothing_measuring and self._compiling > 0)
         self._compiling -= len(compiled)
         done = []
         for candidate, result in compiled:
             if result.ok and (self._points is None or candidate.point in self._points):
                 self._first = self._first or time.perf_counter()
-                self._lane(candidate.point).put(Ticket(candidate, result))
+                self._worker(candidate.point).put(PendingMeasurement(candidate, result))
             else:
                 done.append(untimed(candidate, result))
-        for lane in self._lanes:
-            for ticket, measurement in lane.collect(LOOK_S if wait and not done else 0.0):
-                done.append(Trial(ticket.candidate, ticket.compiled, measurement))
+        for worker in self._workers:
+            for pending, measurement in worker.collect(POLL_S if wait and not done else 0.0):
+                done.append(Trial(pending.candidate, pending.compiled, measurement))
         return done
 
-    def _lane(self, point: Point) -> Lane:
-        if point not in self._lane_of:
-            self._lane_of[point] = self._lanes[len(self._lane_of) % len(self._lanes)]
-        return self._lane_of[point]
+    def _worker(self, point: Point) -> GpuWorker:
+        if point not in self._worker_of:
+            self._worker_of[point] = self._workers[len(self._worker_of) % len(self._workers)]
+        return self._worker_of[point]
 
     def _count(self, done: Sequence[Trial]) -> None:
         totals = self.totals
         totals.measurements += sum(trial.measurement.timed for trial in done)
         totals.configs_compiled = self._compiler.compiled_count
         totals.compile_s = self._compiler.compile_s
-        totals.measure_s = sum(lane.busy_s for lane in self._lanes)
-        totals.extra["children_replaced"] = sum(lane.replaced for lane in self._lanes)
+        totals.measure_s = sum(worker.busy_s for worker in self._workers)
+        totals.extra["children_replaced"] = sum(worker.replaced for worker in self._workers)
         if self._first is not None and done:
             totals.extra["measuring_phase_s"] = time.perf_counter() - self._first
 
@@ -130,14 +133,14 @@ def open_gpu_bench(
     points: Collection[Point],
     limits: Limits = Limits(),
 ) -> GpuBench:
-    """A bench on the GPUs that CUDA calls `gpus`, with `engine` (name==version)'s kernels.
+    """Open a bench on some GPUs.
 
-    `points` are those to take times of; elsewhere compiling is enough. `routing` is a file of a
-    fused-MoE layer's captured routings.
+    `gpus` are CUDA device numbers; `engine` is name==version; only `points` are measured, other
+    points are only compiled. `routing` holds captured routings of a fused-MoE layer.
 
-    Raises MeasurerUnavailable where there is no such GPU, BadInput where it is another card
-    than `device` or the routings are not ones of the problem, NotEnoughMemory where the largest
-    point's tensors do not fit.
+    Raises MeasurerUnavailable where a GPU is missing, BadInput where a GPU is not a `device` or
+    the routings do not fit the problem, and NotEnoughMemory where the largest point's tensors do
+    not fit.
     """
     setup = {
         "engine": engine,
@@ -147,16 +150,16 @@ def open_gpu_bench(
         "seed": INPUT_SEED,
         "points": [point_fields(point) for point in points],
     }
-    lanes: list[Lane] = []
+    workers: list[GpuWorker] = []
     try:
         for gpu in gpus:
-            # The compile processes' Triton cache, so that their kernels need only be loaded.
-            lanes.append(Lane(setup, {**farm.env, "CUDA_VISIBLE_DEVICES": gpu}, limits))
-            found = lanes[-1].ready["device"]
+            # With the Triton cache of the compile processes, kernels need only be loaded.
+            workers.append(GpuWorker(setup, {**farm.env, "CUDA_VISIBLE_DEVICES": gpu}, limits))
+            found = workers[-1].ready["device"]
             if found != device.name:
                 raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
     except BaseException:
-        for lane in lanes:
-            lane.close()
+        for worker in workers:
+            worker.close()
         raise
-    return GpuBench(compiler, lanes, points)
+    return GpuBench(compiler, workers, points)

@@ -1,9 +1,9 @@
 """The process that owns the GPU: `python -m tuner.measure.gpu_child`.
 
-Reads one JSON request a line on stdin and answers one JSON line each on stdout, in order. It
-imports torch at once and touches the GPU only when it is set up, so that one can wait, warm,
-to take over from another. After a CUDA error nothing on the device can be trusted: it answers
-and ends. It also ends when its stdin does.
+Reads JSON requests from stdin, one a line, and answers each with a JSON line on stdout, in order.
+It imports torch at start but touches the GPU only when it is set up, so that a spare process can
+wait, warm, to replace one that crashed. After a CUDA error nothing on the device can be trusted,
+so the process answers and ends. It also ends when its stdin closes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Fields = dict[str, Any]
 class Session(Protocol):
     """One problem on this process's GPU."""
 
-    ready: Fields  # with "needed_bytes", of the tensors that its points will have made
+    ready: Fields  # with "needed_bytes": the memory that the tensors of the largest point take
 
     def measure(self, request: Fields) -> Fields:
-        """One candidate, checked and timed: the fields of a Measurement."""
+        """Check and time one candidate; the answer has the fields of a Measurement."""
         ...
 
     def race(self, request: Fields) -> Fields:
-        """Several candidates of one point, timed in turn: "measurements"."""
+        """Time several candidates of one point in turn; the answer has "measurements"."""
         ...
 
 
 def main() -> None:
     parent = ParentPipes()
-    torch.backends.cuda.matmul.allow_tf32 = False  # references are float32 to the last bit
+    torch.backends.cuda.matmul.allow_tf32 = False  # references need full float32 precision
     parent.send({"imported": True})
     session: Session | None = None
     while True:
@@ -63,7 +63,7 @@ def main() -> None:
         except BadInput as error:
             parent.send({"status": "bad_input", "detail": str(error)})
             os._exit(3)
-        except Exception as error:  # a CUDA error sticks to the context; others are as unexpected
+        except Exception as error:  # a CUDA error spoils the context; others are unexpected
             parent.send({"status": Status.CRASHED.value, "detail": _line(error)})
             os._exit(3)
         parent.send({**reply, "seconds": time.perf_counter() - started})
@@ -89,7 +89,7 @@ def _gpu_facts() -> Fields:
 
 
 def _driver_version() -> str:
-    """As the kernel module says it; torch does not know. Empty where it is not mounted."""
+    """The driver version that the kernel module reports; empty where /proc does not show it."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:

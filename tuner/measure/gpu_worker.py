@@ -1,4 +1,4 @@
-"""One GPU's lane: the child that owns the GPU, a warm one behind it, and what waits for it."""
+"""One GPU: the child process that owns it, a warm spare process, and the waiting candidates."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tuner.problems.results import Compiled, Measurement, Status
 CHILD_MODULE = "tuner.measure.gpu_child"
 IMPORT_LIMIT_S = 180.0  # importing torch from a cold disk
 SETUP_LIMIT_S = 180.0
-# Requests written ahead, so that the GPU goes on while the parent thinks and stores.
-AHEAD = 16
+# Requests sent before earlier answers arrive, so that the GPU never waits for the parent.
+SENT_AHEAD = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a child is given up."""
+    """When to give up on a child process."""
 
-    request_s: float = 20.0  # for one candidate, its point's inputs and reference included
-    replacements: int = 200  # children lost in one run before the machine is to blame
+    request_s: float = 20.0  # for one candidate, including its point's inputs and reference
+    replacements: int = 200  # children lost in one run before the run fails
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """A candidate on its way through a lane."""
+class PendingMeasurement:
+    """A compiled candidate that waits for its measurement."""
 
     candidate: Candidate
     compiled: Compiled
 
 
-class Lane:
-    """Measures candidates in order. Any CUDA error costs the child, and one candidate its trial."""
+class GpuWorker:
+    """Measures candidates in order. A CUDA error ends the child and fails one candidate."""
 
     def __init__(
         self,
@@ -47,10 +47,13 @@ class Lane:
         limits: Limits,
         module: str = CHILD_MODULE,
     ) -> None:
-        """`module` is the program to measure with; it speaks as `CHILD_MODULE` does."""
+        """`module` is the program to run; it follows the protocol of `CHILD_MODULE`.
+
+        Raises MeasurerUnavailable, NotEnoughMemory or BadInput where it cannot be set up.
+        """
         self._setup, self._env, self._limits, self._module = dict(setup), env, limits, module
-        self._queue: deque[Ticket] = deque()
-        self._sent: deque[Ticket] = deque()
+        self._queue: deque[PendingMeasurement] = deque()
+        self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
         self._best_us: dict[Any, float] = {}
         self.replaced = 0
@@ -67,13 +70,16 @@ class Lane:
     def idle(self) -> bool:
         return not self._queue and not self._sent
 
-    def put(self, ticket: Ticket) -> None:
-        self._queue.append(ticket)
+    def put(self, pending: PendingMeasurement) -> None:
+        self._queue.append(pending)
         self._feed()
 
-    def collect(self, timeout_s: float) -> list[tuple[Ticket, Measurement]]:
-        """What has been measured; waits up to `timeout_s` for the first."""
-        done: list[tuple[Ticket, Measurement]] = []
+    def collect(self, timeout_s: float) -> list[tuple[PendingMeasurement, Measurement]]:
+        """Return what has been measured; wait up to `timeout_s` for the first result.
+
+        Raises MeasurerFailed where too many children were lost.
+        """
+        done: list[tuple[PendingMeasurement, Measurement]] = []
         while self._sent:
             try:
                 answer = self._child.poll(0.0 if done else timeout_s)
@@ -90,7 +96,10 @@ class Lane:
         return done
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """One request beside the queue; None where it cost the child. The lane must be idle."""
+        """Send one request outside the queue; None where it crashed the child.
+
+        The worker must be idle.
+        """
         assert self.idle
         try:
             answer = self._child.ask(request, timeout_s)
@@ -108,53 +117,53 @@ class Lane:
             child.reap()
 
     def _feed(self) -> None:
-        while self._queue and len(self._sent) < AHEAD:
-            ticket = self._queue.popleft()
-            point = ticket.candidate.point
+        while self._queue and len(self._sent) < SENT_AHEAD:
+            pending = self._queue.popleft()
+            point = pending.candidate.point
             if not self._sent:
                 self._head_since = time.monotonic()
-            self._sent.append(ticket)
+            self._sent.append(pending)
             request = {
                 "op": "measure",
                 **point_fields(point),
-                "config": dict(ticket.candidate.config),
+                "config": dict(pending.candidate.config),
                 "best_us": self._best_us.get(point),
             }
             try:
                 self._child.send(request)
             except ChildDied:
-                return  # the next collect() sees it, and knows what to do with the tickets
+                return  # the next collect() handles the death and requeues the candidates
 
-    def _take(self, answer: dict[str, Any]) -> tuple[Ticket, Measurement]:
+    def _take(self, answer: dict[str, Any]) -> tuple[PendingMeasurement, Measurement]:
         _refuse_failed(answer)
         if answer["status"] == Status.CRASHED.value:
             return self._lose(Measurement(Status.CRASHED, detail=answer["detail"]))
-        ticket = self._sent.popleft()
+        pending = self._sent.popleft()
         self._head_since = time.monotonic()
         self.busy_s += answer.pop("seconds")
         measurement = read_measurement(answer)
         if measurement.median_us is not None:
-            point = ticket.candidate.point
+            point = pending.candidate.point
             best = self._best_us.get(point, measurement.median_us)
             self._best_us[point] = min(best, measurement.median_us)
-        return ticket, measurement
+        return pending, measurement
 
-    def _lose(self, measurement: Measurement) -> tuple[Ticket, Measurement]:
-        """The head of the line cost the child; those behind it go back to the queue."""
-        ticket = self._sent.popleft()
+    def _lose(self, measurement: Measurement) -> tuple[PendingMeasurement, Measurement]:
+        """Fail the candidate that crashed the child, and requeue the candidates behind it."""
+        pending = self._sent.popleft()
         self._queue.extendleft(reversed(self._sent))
         self._sent.clear()
         self._replace()
         self._feed()
-        return ticket, measurement
+        return pending, measurement
 
     def _replace(self) -> None:
         self._child.reap()
         self.replaced += 1
         if self.replaced > self._limits.replacements:
             raise MeasurerFailed(
-                f"{self.replaced} measuring processes were lost in a row of one run: "
-                f"look at the GPU (nvidia-smi, dmesg) before going on"
+                f"{self.replaced} measuring processes were lost in one run: "
+                "look at the GPU (nvidia-smi, dmesg) before going on"
             )
         self._child, self._spare = self._spare, ChildProcess(self._module, self._env)
         self._set_up()
@@ -177,7 +186,7 @@ class Lane:
 
 
 def _refuse_failed(answer: Mapping[str, Any]) -> None:
-    """Raises what another child would meet as well: NotEnoughMemory or BadInput."""
+    """Raise NotEnoughMemory or BadInput: failures that would repeat in another child."""
     if answer.get("status") == "out_of_memory":
         raise NotEnoughMemory(answer["detail"])
     if answer.get("status") == "bad_input":

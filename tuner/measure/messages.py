@@ -1,4 +1,4 @@
-"""What a lane and the child that owns its GPU say to each other, as JSON."""
+"""JSON messages between a GPU worker and the child process that owns its GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuner.problems.results import Measurement, Status
 
 
 def point_fields(point: Point) -> dict[str, Any]:
-    """A point as requests carry it; `read_point` reads it back."""
+    """A point as a request holds it; `read_point` reads it back."""
     return {**asdict(point), "part": point.part.value}
 
 
@@ -26,7 +26,7 @@ def read_point(request: Mapping[str, Any]) -> Point:
 
 
 def measurement_fields(measurement: Measurement) -> dict[str, Any]:
-    """A measurement as answers carry it; `read_measurement` reads it back."""
+    """A measurement as an answer holds it; `read_measurement` reads it back."""
     return {**asdict(measurement), "status": measurement.status.value}
 
 

@@ -1,4 +1,4 @@
-"""The file around a recording's rows: read whole or refused, written whole or not at all."""
+"""Recordings on disk. A file is read whole or refused, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import zlib
 from pathlib import Path
 
 from tuner.errors import MalformedRecording, UnwritableOutput
+from tuner.limited_file import read_limited
 
-MAX_BYTES = 256 << 20  # unpacked: a recording of 12,000 rows is a 200th of it
+MAX_BYTES = 256 << 20  # unpacked; a recording of 12,000 rows has about 1.3 MB
 
 
 def read_packed(path: Path) -> bytes:
     """A recording's bytes as they are on disk. Raises MalformedRecording."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise MalformedRecording(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise MalformedRecording(f"{path} is larger than {MAX_BYTES >> 20} MiB")
-    return data
+    return read_limited(path, MAX_BYTES, "recording", MalformedRecording)
 
 
 def unpack(path: Path, data: bytes) -> str:
@@ -46,7 +40,7 @@ def is_packed(data: bytes) -> bool:
 
 
 def decode(path: Path, data: bytes) -> str:
-    """Raises MalformedRecording for what is not UTF-8; `path` is for messages."""
+    """The text of UTF-8 bytes; `path` is for messages. Raises MalformedRecording."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -54,7 +48,7 @@ def decode(path: Path, data: bytes) -> str:
 
 
 def prove_recordable(path: Path) -> None:
-    """Raises UnwritableOutput where `path` is no place for a recording."""
+    """Raise UnwritableOutput where no recording can be written to `path`."""
     if not path.name.endswith(".csv.gz"):
         raise UnwritableOutput(f"a recording is a .csv.gz file, which {path} is not")
     try:
@@ -65,11 +59,11 @@ def prove_recordable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a recording, packed where its name ends in .gz. Raises UnwritableOutput."""
+    """Write a recording, compressed where its name ends in .gz. Raises UnwritableOutput."""
     part = path.with_name(path.name + ".part")
     data = text.encode()
     try:
-        # No name and no time in the header: the same trials make the same file.
+        # Without a name and a time in the header, equal trials give equal files.
         part.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
         part.replace(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Answers from a recording what a compiler and a GPU would have answered."""
+"""Replays a recording in place of a compiler and a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ABSENT = "not in the recording"
 
 
 class Replay:
-    """A `Compiler` and a `Measurer` in one: a recording holds what both of them say."""
+    """A `Compiler` and a `Measurer` in one: a recording holds the results of both."""
 
     compile_s = 0.0
 
@@ -25,14 +25,14 @@ class Replay:
         self._pending |= dict.fromkeys(candidates)
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
-        """All that is pending, in the order of submission; there is never a wait."""
+        """Every pending candidate, in the order of submission, at once."""
         pending, self._pending = self._pending, {}
         self._kernels |= {(c.point.part, c.config) for c in pending}
         return [(candidate, self._compiled(candidate)) for candidate in pending]
 
     @property
     def compiled_count(self) -> int:
-        """Kernels asked for so far: those that would have been compiled."""
+        """Kernels asked for so far."""
         return len(self._kernels)
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:

@@ -1,4 +1,4 @@
-"""A file of captured routings, as the process that starts a run knows it: without torch."""
+"""A file of captured routings, handled without torch by the process that starts a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tuner.errors import BadInput
 
 @dataclass(frozen=True)
 class RoutingFile:
-    """A file and what it held when the run began: every measuring process must find the same."""
+    """A file and its hash when the run began; every measuring process must read the same bytes."""
 
     path: Path
     sha256: str
 
     def read(self) -> bytes:
-        """The file's bytes. Raises BadInput where it cannot be read, or holds others by now."""
+        """The file's bytes. Raises BadInput where it cannot be read or has changed."""
         data = _read(self.path)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise BadInput(f"{self.path} has changed since the run began: run it again")

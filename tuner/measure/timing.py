@@ -1,4 +1,4 @@
-"""Times of compiled kernels: CUDA graphs of launches, alone and in turn."""
+"""Time compiled kernels with CUDA graphs: one kernel alone, or several in turn."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from tuner.kernels.binding import Binding
 from tuner.problems.results import Measurement, Status
 
-LAUNCHES = 10  # a graph: each with inputs of its own, so that they come from HBM
+LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from HBM
 REPLAYS = 5
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
-# A candidate this much slower than the best of its point is not timed again.
+# A candidate this many times slower than the best of its point is timed only once.
 HOPELESS = 1.15
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A compiled kernel with the binding that it was compiled for."""
+class BoundKernel:
+    """A compiled kernel and the binding that it was compiled for."""
 
     compiled: Any  # triton.compiler.CompiledKernel
     binding: Binding
@@ -29,13 +29,13 @@ class Kernel:
 
 
 def blocks(grid: tuple[int, ...]) -> tuple[int, int, int]:
-    """A grid of three dimensions, as a compiled kernel wants it."""
+    """The grid in three dimensions, as a compiled kernel needs it."""
     x, y, z = (*grid, 1, 1)[:3]
     return x, y, z
 
 
-def capture(kernel: Kernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
-    """A graph of all launches; each runs once first, so that loading is not timed."""
+def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
+    """Capture all launches in a graph. The first launch, before it, loads the kernel."""
     run = kernel.compiled[blocks(kernel.grid)]
     run(*launches[0])
     graph = torch.cuda.CUDAGraph()
@@ -47,7 +47,7 @@ def capture(kernel: Kernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGra
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, launches: int = LAUNCHES) -> float:
-    """Microseconds a launch, of one replay."""
+    """Microseconds per launch of one replay."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -57,7 +57,7 @@ def replay_us(graph: torch.cuda.CUDAGraph, launches: int = LAUNCHES) -> float:
 
 
 def time_graph(graph: torch.cuda.CUDAGraph, best_us: float | None) -> Measurement:
-    """The median of up to REPLAYS; a candidate far behind `best_us` gets one."""
+    """The median of up to REPLAYS replays; a candidate far slower than `best_us` gets one."""
     replay_us(graph)  # warm-up
     samples = [replay_us(graph)]
     while len(samples) < REPLAYS and sum(samples) * LAUNCHES < ENOUGH_US:
@@ -68,12 +68,12 @@ def time_graph(graph: torch.cuda.CUDAGraph, best_us: float | None) -> Measuremen
 
 
 def race(graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> list[list[float]]:
-    """Microseconds a launch of each graph in each round, one after another in turn."""
+    """Microseconds per launch of each graph in each round; the graphs take turns."""
     for graph in graphs:
         replay_us(graph)
     samples: list[list[float]] = [[] for _ in graphs]
     for turn in range(rounds):
         for at in range(len(graphs)):
-            i = (at + turn) % len(graphs)  # whoever runs first has another graph's data before it
+            i = (at + turn) % len(graphs)  # each round starts with another graph
             samples[i].append(replay_us(graphs[i]))
     return samples

@@ -1,1 +1,1 @@
-"""What a model's checkpoint says of itself."""
+"""Read what a model's checkpoint says about its layers."""

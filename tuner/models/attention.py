@@ -10,18 +10,18 @@ from tuner.problems.dtypes import Dtype
 
 @dataclass(frozen=True)
 class Layers:
-    """Those of a model's attention layers that have one shape, before any division."""
+    """A model's attention layers of one shape, before they are divided over ranks."""
 
     q_heads: int
     kv_heads: int
-    head_dim: int  # columns of a query's and of a key's head
+    head_dim: int  # columns of a query head and of a key head
     v_head_dim: int
-    window: int = 0  # tokens before its own that a query sees; 0: all
+    window: int = 0  # how many earlier tokens a query sees; 0: all
     sinks: bool = False
-    count: int = 0  # how many layers are such; 0: not told
+    count: int = 0  # how many layers have this shape; 0: unknown
 
     def works_with(self, tp: int) -> bool:
-        """Whether the engine can divide them: key heads are divided, or else held by several."""
+        """Whether the engine can divide them: ranks share key heads out, or hold copies."""
         kv = self.kv_heads
         return not (self.q_heads % tp or (kv % tp if kv >= tp else tp % kv))
 
@@ -30,16 +30,16 @@ class Layers:
 class AttentionShape:
     """A model's attention as its checkpoint describes it.
 
-    Of latent (MLA) attention, `layers` has the form before absorption, with a key head for each
-    query head; absorbed, one key of kv_lora_rank + qk_rope_head_dim columns serves all.
+    For latent (MLA) attention, `layers` has the form before absorption, with a key head for each
+    query head. After absorption, one key of kv_lora_rank + qk_rope_head_dim columns serves all.
     """
 
-    layers: tuple[Layers, ...]  # those that see everything first
+    layers: tuple[Layers, ...]  # layers without a window first
     kv_lora_rank: int = 0  # 0: not latent
     qk_rope_head_dim: int = 0
     logit_cap: float = 0.0
-    context_length: int = 0  # tokens, as the engine reads it; 0: not told
-    dtype: Dtype = Dtype.BFLOAT16  # of queries, keys and values, whatever the weights are
+    context_length: int = 0  # tokens, as the engine reads it; 0: unknown
+    dtype: Dtype = Dtype.BFLOAT16  # of queries, keys and values; weights may have another
     source: str = ""
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class AttentionShape:
 
 
 class HasAttention(Protocol):
-    """What attention problems are made of: a preset's Model, or what a config.json describes."""
+    """A model with attention: a preset, or a model that a config.json describes."""
 
     @property
     def name(self) -> str: ...

@@ -27,15 +27,15 @@ _KV_HEADS = (
     *("multi_query_group_num", "num_attention_groups"),
 )
 _HIDDEN = ("hidden_size", "d_model")
-# As sglang's get_context_length reads it.
+# In the order of sglang's get_context_length.
 _CONTEXT = (
     *("max_sequence_length", "seq_length", "max_seq_len"),
     *("model_max_length", "max_position_embeddings"),
 )
 
-# Classes that give sliding layers a window: the checkpoint's field, and what sglang takes off it,
-# as its kernels count only the tokens before a query's own. Others read none (Mixtral, Qwen, Llama,
-# and Llama 4, whose chunks the Triton backend does not look at).
+# Classes whose sliding layers have a window: the checkpoint's field, and what sglang subtracts from
+# it, because its kernels do not count the query's own token. sglang reads no window for other
+# classes (Mixtral, Qwen, Llama, and Llama 4, whose chunks the Triton backend ignores).
 _GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _GEMMA4 = (
     *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
@@ -46,25 +46,26 @@ WINDOWED: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("GptOssForCausalLM", *_GEMMA, *_GEMMA4), ("sliding_window", 1)),
     **dict.fromkeys(_MIMO_V2, ("sliding_window_size", 0)),
 }
-# Where no list says which layers slide: one in so many sees everything.
+# Where no list says which layers have a window: one layer in this many has none.
 _FULL_EVERY = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Gemma3ForConditionalGeneration": 6}
 _GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
-_CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}  # what counts where none is told
+# Classes with a cap, and the cap where config.json has none.
+_CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096
 _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
 
 
 @dataclass(frozen=True)
-class Attending:
-    """What a config.json says of attention, whether or not the model has experts."""
+class AttentionModel:
+    """The attention that a config.json describes; the model need not have experts."""
 
     name: str
     architecture: str
     attention: AttentionShape
 
 
-def read_attention(path: Path) -> Attending:
+def read_attention(path: Path) -> AttentionModel:
     """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
     file, data, name = read_file(path)
     try:
@@ -73,14 +74,14 @@ def read_attention(path: Path) -> Attending:
         raise MalformedCheckpoint(f"{file}: {error}") from None
 
 
-def parse_attention_json(data: bytes, name: str) -> Attending:
+def parse_attention_json(data: bytes, name: str) -> AttentionModel:
     """Read a config.json's bytes. Raises MalformedCheckpoint."""
     config = parse(data)
-    return Attending(name, architecture_of(config), attention_shape(config))
+    return AttentionModel(name, architecture_of(config), attention_shape(config))
 
 
 def attention_or_none(config: Json) -> AttentionShape | None:
-    """For those who need the experts alone: None for what cannot be read."""
+    """The attention of a config.json; None where it cannot be read."""
     try:
         return attention_shape(config)
     except MalformedCheckpoint:
@@ -91,7 +92,7 @@ def attention_shape(config: Json) -> AttentionShape:
     """The attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
     if architecture in _OWN_BACKEND:
-        raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
+        raise MalformedCheckpoint(f"sglang runs {architecture} with its own attention kernels")
     fields = language_fields(config)
     latent = size(fields, ("kv_lora_rank",)) or 0
     kinds = [_latent(fields)] if latent else _kinds(fields, architecture)
@@ -113,7 +114,7 @@ def _latent(fields: Json) -> Layers:
 
 
 def _kinds(fields: Json, architecture: str) -> list[Layers]:
-    """The layers that see everything, and then those with a window, of what there are."""
+    """The layers without a window, then the layers with one, where the model has such layers."""
     full = _base(fields)
     seeing_all, sliding = count_layers(fields, _FULL_EVERY.get(architecture, 1))
     if architecture not in WINDOWED:
@@ -132,7 +133,7 @@ def _kinds(fields: Json, architecture: str) -> list[Layers]:
     if architecture in _GEMMA4:
         full = _full_of_gemma4(fields, full)
     kinds = [replace(full, count=seeing_all), replace(windowed, count=sliding)]
-    # Where no layer is counted, no list was read: there are some of both.
+    # Without any count, the model may have layers of both kinds.
     return [kind for kind in kinds if kind.count or not (seeing_all or sliding)]
 
 
@@ -164,7 +165,7 @@ def _sliding_of_mimo(fields: Json, layers: Layers) -> Layers:
 
 
 def _full_of_gemma4(fields: Json, layers: Layers) -> Layers:
-    """Its plain fields are the sliding layers'."""
+    """Gemma 4's global fields; its plain fields describe the sliding layers."""
     head_dim = size(fields, ("global_head_dim",)) or layers.head_dim
     kv_heads = size(fields, ("num_global_key_value_heads",)) or layers.kv_heads
     return replace(layers, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim)

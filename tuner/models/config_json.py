@@ -18,8 +18,8 @@ from tuner.models.fields import (
 from tuner.models.model import Model
 from tuner.models.quantization import read_quantization
 
-# Every family names its sizes in its own words; the first of these that is there counts. Families
-# with both names use the first for the routed experts and the second for dense layers.
+# Families of models name their sizes differently. The first name that is present counts: where a
+# model has two of them, the earlier one is for routed experts and the later one for dense layers.
 _FIELDS = {
     "E": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "intermediate": (
@@ -51,7 +51,7 @@ _SHARED_BY_DESIGN = {"Llama4ForConditionalGeneration": 1, "Llama4ForCausalLM": 1
 def read_checkpoint(path: Path) -> Model:
     """Read the config.json at `path`, or in the folder `path`.
 
-    Raises MalformedCheckpoint for what cannot be read as a mixture-of-experts model.
+    Raises MalformedCheckpoint where it does not describe a mixture-of-experts model.
     """
     file, data, name = read_file(path)
     try:

@@ -1,7 +1,7 @@
-"""A model's config.json: found, parsed, and its fields read with their types checked.
+"""Find and parse a model's config.json, and read its fields with their types checked.
 
-Only JSON is parsed: no model code is loaded, and nothing is fetched. What cannot be read is
-MalformedCheckpoint.
+Only JSON is parsed: no model code is loaded, and nothing is fetched. Functions raise
+MalformedCheckpoint for a file that cannot be read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tuner.limited_file import read_limited
 
 Json = Mapping[str, Any]
 
-MAX_BYTES = 16 << 20  # real ones with a list of layers to skip reach 3 MiB
-MAX_SIZE = 1 << 24  # of any count of experts, columns or positions
+MAX_BYTES = 16 << 20  # real files, with a list of layers to skip, reach 3 MiB
+MAX_SIZE = 1 << 24  # the largest count of experts, columns or positions
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "ffn_config")
 
 
@@ -25,14 +25,12 @@ def is_path(text: str) -> bool:
     """Whether there is a file or folder of that name."""
     try:
         return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long a name, or a NUL in it
+    except (OSError, ValueError):  # the name is too long, or holds a NUL
         return False
 
 
 def read_file(path: Path) -> tuple[Path, bytes, str]:
-    """The config.json at `path`, or in the folder `path`: where it is, its bytes, its model's
-    name.
-    """
+    """The config.json at `path`, or in the folder `path`: (its path, bytes, model's name)."""
     file = path / "config.json" if path.is_dir() else path
     data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
     name = file.parent.resolve().name if file.name == "config.json" else file.stem
@@ -40,7 +38,7 @@ def read_file(path: Path) -> tuple[Path, bytes, str]:
 
 
 def parse(data: bytes) -> Json:
-    """The JSON object of a config.json's bytes."""
+    """The JSON object in a config.json's bytes. Raises MalformedCheckpoint."""
     try:
         config = json.loads(data, parse_constant=_refuse_constant)
     except RecursionError:
@@ -57,7 +55,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def language_fields(config: Json) -> dict[str, Any]:
-    """The language model's fields: those of a nested config win over the outer ones."""
+    """The language model's fields. Fields of a nested config override outer fields."""
     flat = dict(config)
     for name in _NESTED:
         inner = flat.get(name)
@@ -67,6 +65,7 @@ def language_fields(config: Json) -> dict[str, Any]:
 
 
 def architecture_of(config: Json) -> str:
+    """The model's class. Raises MalformedCheckpoint where none is named."""
     match config.get("architectures"):
         case [str() as architecture, *_]:
             return architecture[:200]
@@ -74,16 +73,16 @@ def architecture_of(config: Json) -> str:
 
 
 def torch_dtype(fields: Json) -> str | None:
-    """The plain type of the weights, as torch names it."""
+    """The torch dtype of unquantised weights."""
     dtype = fields.get("torch_dtype") or fields.get("dtype")
     return dtype if isinstance(dtype, str) else None
 
 
 def size(fields: Json, names: tuple[str, ...]) -> int | None:
-    """The first of those fields that is there."""
+    """The first of these fields that is present. Raises MalformedCheckpoint for a bad value."""
     for name in names:
         value = fields.get(name)
-        # One number a layer, which some families write, is one number when all are equal.
+        # Some models write a number for each layer; equal numbers count as one.
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
         if value is None:

@@ -1,6 +1,6 @@
-"""How many of a model's layers see everything, and how many a window, by its config.json.
+"""Count a model's attention layers with and without a window, from its config.json.
 
-Layers of other kinds (Mamba, linear attention, convolutions) are neither.
+Layers of other kinds (Mamba, linear attention, convolutions) are not counted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _SLIDING = "sliding_attention"
 
 
 def count_layers(fields: Json, full_every: int) -> tuple[int, int]:
-    """(layers that see everything, layers with a window); (0, 0) where nothing says.
+    """(layers without a window, layers with a window); (0, 0) where unknown.
 
-    Where no field names the kinds, one layer in `full_every` sees everything. Raises
+    Where no field names the kinds, one layer in `full_every` has no window. Raises
     MalformedCheckpoint.
     """
     types = fields.get("layer_types") or fields.get("layers_block_type")

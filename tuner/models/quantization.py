@@ -1,4 +1,4 @@
-"""What a checkpoint's quantization_config says of its experts' weights."""
+"""Read the format of the experts' weights from a checkpoint's quantization_config."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Json = Mapping[str, Any]
 class Quantization:
     """The scheme of the experts' weights."""
 
-    kind: str  # the checkpoint's own word, for messages
+    kind: str  # the checkpoint's name for it, for messages
     dtype: Dtype | None  # None: no Triton fused-MoE kernel reads the format
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
 
 
 def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
-    """Read the quantization_config of `config`, or of none: the weights' plain type.
+    """Read the quantization_config of `config`; without one, the type is `torch_dtype`.
 
-    Raises MalformedCheckpoint where a field is missing or of another type. A format that no Triton
-    fused-MoE kernel reads is no error here: a dtype to run instead can still be chosen.
+    Raises MalformedCheckpoint where a field is missing or has a wrong type. A format that no Triton
+    fused-MoE kernel reads gives no error here, because the user can choose another dtype.
     """
     quant = config.get("quantization_config") or config.get("compression_config")
-    if config.get("expert_dtype") == "fp4":  # DeepSeek V4 stores experts so beside fp8 layers
+    if config.get("expert_dtype") == "fp4":  # DeepSeek V4: fp4 experts beside fp8 layers
         return Quantization("mxfp4", None)
     if not quant:
         return Quantization("none", Dtype.FLOAT16 if torch_dtype == "float16" else Dtype.BFLOAT16)
@@ -57,7 +57,7 @@ def _blockwise_int8(quant: Json) -> Quantization:
 
 
 def _packed(quant: Json) -> Quantization:
-    """gptq, awq and their kin: groups along k."""
+    """gptq, awq and similar formats: groups along k."""
     bits = quant.get("bits", quant.get("w_bit", 4))
     group = quant.get("group_size", quant.get("q_group_size", 128))
     return _groups(str(quant["quant_method"]), bits, group)
@@ -101,7 +101,7 @@ def _groups(name: str, bits: object, group: object) -> Quantization:
     dtype = {4: Dtype.INT4_W4A16, 8: Dtype.INT8_W8A16}.get(bits if isinstance(bits, int) else 0)
     if isinstance(group, int) and group > 0:
         return Quantization(name, dtype, (0, group) if dtype else None)
-    # One group along the whole of k: the kernel has no int4 path without groups.
+    # One group along all of k: the kernel supports int4 only with smaller groups.
     return Quantization(name, dtype if dtype is Dtype.INT8_W8A16 else None)
 
 

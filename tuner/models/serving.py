@@ -1,4 +1,4 @@
-"""How a model is served, and the problems that a rank of it runs."""
+"""How a model is served, and the problems that one of its ranks runs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tuner.problems.points import Problem
 
 @dataclass(frozen=True)
 class Serving:
-    """What turns a model into the problems of one rank."""
+    """The settings that turn a model into the problems of one rank."""
 
     engine: str = "sglang"
-    engine_version: str | None = None  # None: not known here; the newest that was looked at
-    device: Device | None = None  # None: a GPU whose engine does as newer ones' do
+    engine_version: str | None = None  # None: unknown; the newest known version is assumed
+    device: Device | None = None  # None: unknown; a recent GPU is assumed
     tp: int = 1  # tensor-parallel size
-    dtype: Dtype | None = None  # None: the checkpoint's own
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the family: `Family.shaping`
+    dtype: Dtype | None = None  # None: the checkpoint's dtype
+    options: Mapping[str, Any] = field(default_factory=dict)  # values of `Family.shaping`
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Problems, and what was assumed on the way to them."""
+    """Problems, and the assumptions that led to them."""
 
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()  # sentences for the user
-    device_name: str | None = None  # the GPU that a warning line names, in the engine's spelling
+    device_name: str | None = None  # the GPU named in a warning line, in the engine's spelling

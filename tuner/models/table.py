@@ -25,10 +25,10 @@ def presets() -> tuple[Model, ...]:
 
 
 def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
-    """The preset of that name, or what `read` makes of the folder or file there.
+    """The preset of that name, or the result of `read` for a folder or file of that name.
 
-    A preset wins over a folder of its bare name; ./NAME is the folder. Raises UnknownModel, or
-    what `read` raises.
+    Where both exist, the preset is taken; ./NAME is the folder. Raises UnknownModel, and any
+    error of `read`.
     """
     if "/" in text and is_path(text):
         return read(Path(text))
@@ -41,8 +41,9 @@ def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
 
 
 def find_preset(text: str) -> Model:
-    """The preset of that name or alias; case, an organisation before a slash, spaces,
-    underscores and hyphens do not matter. Raises UnknownModel, which names the nearest.
+    """The preset of that name or alias. Raises UnknownModel, which names the nearest.
+
+    Case, spaces, underscores, hyphens and an organisation before a slash do not matter.
     """
     if model := _by_key().get(_key(text)):
         return model
@@ -72,7 +73,7 @@ def _model(row: dict[str, Any]) -> Model:
 
 
 def _attention(row: dict[str, Any], source: str) -> AttentionShape:
-    """The shape of a row's attention; a source of its own replaces the row's."""
+    """The shape of a row's attention; its own source, where it has one, replaces the row's."""
     heads = {name: row.get(name, 0) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
     if "kv_lora_rank" in row:
         heads["kv_heads"] = heads["q_heads"]

@@ -1,1 +1,1 @@
-"""What is tuned, and what came of it. Sizes are counts of elements, not bytes."""
+"""Problems and the results of tuning them. Sizes are counts of elements, not bytes."""

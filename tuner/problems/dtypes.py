@@ -27,6 +27,7 @@ class Dtype(str, Enum):
 
 
 def parse_dtype(text: str) -> Dtype:
+    """Read a dtype or an alias like "bf16". Raises BadProblem, which names the nearest."""
     aliases = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto": "bfloat16"}
     try:
         return Dtype(aliases.get(text, text))

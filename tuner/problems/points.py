@@ -1,4 +1,4 @@
-"""What a configuration is chosen for, and launch configurations themselves."""
+"""Problems, the points to choose configurations for, and launch configurations."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Protocol
 
 
 class Problem(Protocol):
-    """One kernel, or several that an engine runs as one, with the sizes of a rank.
+    """A kernel, or several kernels that an engine runs together, with the sizes of one rank.
 
-    Equal problems are equal values, and hashable.
+    Problems are hashable values.
     """
 
     @property
     def family(self) -> str:
-        """The name that its text begins with, e.g. "fused_moe" or "decode_attention"."""
+        """The name at the start of its text, e.g. "fused_moe" or "decode_attention"."""
         ...
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is launched, and so configured, on its own; in the order of launch."""
+        """The kernel launches that are configured separately, in the order of launch."""
         ...
 
     def spec(self) -> str:
@@ -43,16 +43,15 @@ class Part(str, Enum):
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """One thing to choose a configuration for: a part of a problem at a size.
+    """A part of a problem at one size. Tuning chooses one configuration for each point.
 
-    What a size counts is for the family to say: the tokens of a fused-MoE layer or of a matrix
-    product, the sequences of attention.
+    `batch_size` counts tokens for a fused-MoE layer and sequences for attention.
     """
 
     batch_size: int
     part: Part
-    new_tokens: int = 0  # attention: of the longest sequence; 1 for decode
-    cached_tokens: int = 0  # attention: of a sequence, on average
+    new_tokens: int = 0  # attention: new tokens of the longest sequence; 1 for decode
+    cached_tokens: int = 0  # attention: cached tokens per sequence, on average
 
     @property
     def size(self) -> str:
@@ -60,7 +59,7 @@ class Point:
         return self.part.size_of(self)
 
     def as_json(self) -> dict[str, str | int]:
-        """As reports and the API show it."""
+        """The point as reports and the API show it."""
         return self.part.point_json(self)
 
     def __str__(self) -> str:
@@ -68,18 +67,17 @@ class Point:
 
 
 class Config(Mapping[str, int]):
-    """One launch configuration: an engine's own keys and whole numbers; immutable, hashable.
+    """One launch configuration: the engine's keys with whole numbers; immutable and hashable.
 
-    Equal configs are equal whatever their order of keys. USE_TMA is 0 or 1 here and a
-    boolean in engine files.
+    The order of keys does not matter. USE_TMA is 0 or 1 here, and a boolean in engine files.
     """
 
     __slots__ = ("_values", "key")
 
-    key: str  # canonical text, e.g. "BLOCK_SIZE_M=16,...": the identity in stores and caches
+    key: str  # canonical text, e.g. "BLOCK_SIZE_M=16,..."; identifies it in stores and caches
 
     def __init__(self, values: Mapping[str, int]) -> None:
-        # A false USE_TMA and an absent one launch the same kernel: one identity for both.
+        # A false USE_TMA and an absent one launch the same kernel, so they are equal here.
         self._values = {k: int(v) for k, v in values.items() if not (k == "USE_TMA" and not v)}
         self.key = ",".join(f"{k}={v}" for k, v in sorted(self._values.items()))
 

@@ -1,4 +1,4 @@
-"""What the store keeps beyond `tuner.results`: runs, and entries as published."""
+"""Values that only the store keeps: runs, and published entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.problems.results import Entry, Environment, MeasureKind, Status, Tota
 
 
 class RunState(str, Enum):
-    """Where a tuning run stands. A killed process leaves its run RUNNING."""
+    """The state of a tuning run. A killed process leaves its run RUNNING."""
 
     RUNNING = "running"
     DONE = "done"
@@ -23,7 +23,7 @@ class RunState(str, Enum):
 
 
 def point_row(point: Point) -> list[int | str]:
-    """A point as a run's row holds it: [batch size, part], and attention's tokens behind them."""
+    """A point in a run's row: [batch size, part], then new and cached tokens for attention."""
     row: list[int | str] = [point.batch_size, point.part.value]
     tokens = point.new_tokens, point.cached_tokens
     return [*row, *tokens] if any(tokens) else row
@@ -31,7 +31,7 @@ def point_row(point: Point) -> list[int | str]:
 
 @dataclass(frozen=True)
 class RunKey:
-    """Everything that a run's outcome depends on: equal keys are one run, to be resumed."""
+    """Everything that a run's outcome depends on. A run with an equal key is resumed."""
 
     problem: Problem
     environment: Environment
@@ -39,8 +39,8 @@ class RunKey:
     effort: str
     seed: int
     points: tuple[Point, ...]  # their order is not part of the identity
-    space: str  # names the set of configurations searched
-    recording: str = ""  # sha256 of the recording that is replayed; empty otherwise
+    space: str  # identifies the set of configurations searched
+    recording: str = ""  # sha256 of the replayed recording; empty without one
     routing: str = ""  # sha256 of the file of captured routings; empty: random routings
 
     @property
@@ -55,7 +55,7 @@ class RunKey:
             self.space,
             self.recording,
         ]
-        if self.routing:  # left out otherwise, so that runs stored without it stay the same
+        if self.routing:  # left out when empty: older runs were stored without this field
             identity.append(self.routing)
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
@@ -68,14 +68,14 @@ class Run:
     key: RunKey
     state: RunState
     reason: str  # why it failed or was interrupted; empty otherwise
-    totals: Totals | None  # what it cost when it was last finished
+    totals: Totals | None  # the cost of the run that last finished it
     created_at: datetime  # UTC
     updated_at: datetime  # UTC
 
 
 @dataclass(frozen=True)
 class Winner:
-    """An entry as published, with what it holds for."""
+    """A published entry, with the problem and environment that it holds for."""
 
     problem: Problem
     environment: Environment
@@ -89,15 +89,13 @@ class Winner:
 
     @property
     def points(self) -> Collection[Point]:
-        """Its one point, as `Published` has several."""
+        """Its point, as a collection like `Published.points`."""
         return (self.entry.point,)
 
 
 @dataclass(frozen=True)
 class Published:
-    """The winners of one problem and status that a run published at once, without their
-    configurations: enough to tell what is tuned, and where.
-    """
+    """The winners of one problem and status that one run published, without configurations."""
 
     problem: Problem
     environment: Environment

@@ -1,7 +1,7 @@
-"""The only list of kernel families. A family is a package; its module `family` says what it is.
+"""The only list of kernel families. A family is a package whose module `family` describes it.
 
-Entries are names of packages, imported when somebody first asks, so that a light process stays
-light. What else a family has is loaded by the module that uses it: `Family.module`.
+The list names packages, which are imported on first use, so that light processes stay light. Other
+modules of a family are loaded through `Family.module` where they are needed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PACKAGES = ["tuner.families.fused_moe", "tuner.families.attention"]
 
 
 class Selection(Protocol):
-    """Which points of a problem a request asks for. Each family has a class of its own."""
+    """The points of a problem that a request asks for. Each family implements this."""
 
     @property
     def given(self) -> bool:
-        """Whether sizes were named; otherwise they are the recording's, or the family's own."""
+        """Whether the request names sizes; if not, the recording's or the family's are used."""
         ...
 
     def points(self, problem: Problem) -> frozenset[Point]:
-        """What is to be tuned, with the family's own sizes where none were named."""
+        """The points to tune, at the family's default sizes where the request names none."""
         ...
 
     def as_json(self) -> dict[str, Any]:
@@ -39,38 +39,38 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Option:
-    """One choice that requests of a family have beside the common ones."""
+    """One option that a family adds to requests."""
 
     name: str  # the field in JSON, e.g. "batch_sizes"
-    flag: str  # at the command line, e.g. "--batch-sizes"; "--yes/--no" for a flag with two names
-    kind: type  # of the command line's value: str, int or bool
+    flag: str  # of the command line, e.g. "--batch-sizes"; "--yes/--no" for a flag with two names
+    kind: type  # type of the command line's value: str, int or bool
     help: str
-    parse: Callable[[Any], Any] = lambda value: value  # the command line's value -> the field's
+    parse: Callable[[Any], Any] = lambda value: value  # turns that value into the field's value
 
 
 @dataclass(frozen=True)
 class Family:
-    """What light processes know of a family: its names, its texts, its requests."""
+    """The part of a family that light processes use: its names, problem texts and requests."""
 
-    name: str  # its package's last name
+    name: str  # the last part of its package's name
     title: str  # for messages: "a fused-MoE layer"
-    flag: str | None  # asks at the command line for a model's problems of it; None: no need to ask
-    problems: tuple[str, ...]  # what the texts of its problems begin with
+    flag: str | None  # the command-line flag that selects it; None: selected without a flag
+    problems: tuple[str, ...]  # the names at the start of its problems' texts
     parse: Callable[[str], Problem]
     parts: type[Part]
     shaping: tuple[Option, ...]  # how a model becomes problems
-    selecting: tuple[Option, ...]  # which points are tuned: what `read_selection` reads
+    selecting: tuple[Option, ...]  # which points are tuned; read by `read_selection`
     searching: tuple[Option, ...]  # which configurations are tried
     read_selection: Callable[[Problem, Mapping[str, Any]], Selection]
     package: str
-    # Whether entries of one environment count together whatever runs made them. Otherwise only what
-    # one run published at once was chosen together.
+    # Whether entries of one environment may be combined even when different runs made them. If
+    # not, only the entries that one run published belong together.
     joins_runs: bool = False
-    # Whether winners for the second of two unequal problems serve who names the first, by a model.
+    # Whether winners stored for the second problem also serve a model that has the first problem.
     alike: Callable[[Problem, Problem], bool] = lambda wanted, stored: False
 
     def module(self, name: str) -> ModuleType:
-        """One of the modules that every family has; docs/architecture.md lists them."""
+        """A module of the family's package; docs/architecture.md lists them."""
         return import_module(f"{self.package}.{name}")
 
     @property
@@ -79,7 +79,7 @@ class Family:
 
 
 def register(package: str) -> None:
-    """Add a family that lies outside this list; twice is once."""
+    """Add a family that is not in this list. Adding it twice has no effect."""
     if package not in _PACKAGES:
         _PACKAGES.append(package)
         forget_what_was_read()
@@ -92,7 +92,7 @@ def forget_what_was_read() -> None:
 
 
 def families() -> Sequence[Family]:
-    """Every family, the one that is tuned unless another is named first."""
+    """Every family; the first one is tuned unless a request names another."""
     return _known()
 
 
@@ -102,7 +102,7 @@ def family_of(problem: Problem) -> Family:
 
 
 def family_named(name: str) -> Family:
-    """The family that has problems of that name. Raises BadProblem, which names the nearest."""
+    """The family whose problems have that name. Raises BadProblem, which names the nearest."""
     for family in families():
         if name in family.problems:
             return family
@@ -110,14 +110,14 @@ def family_named(name: str) -> Family:
 
 
 def problem_names() -> list[str]:
-    """What a problem's text may begin with."""
+    """The names that a problem's text may start with."""
     return [name for family in families() for name in family.problems]
 
 
 def find_family(text: str) -> Family | None:
-    """The family of the problem that `text` is; None where it is no problem's text.
+    """The family of a problem's text; None where `text` is not a problem.
 
-    Raises BadProblem for a problem of no known kind.
+    Raises BadProblem where it looks like a problem of an unknown kind.
     """
     name = text.partition(":")[0]
     if name in problem_names() or re.fullmatch(r"\w+:\w+=\S*", text):
@@ -136,7 +136,7 @@ def parse_problem(text: str) -> Problem:
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """All parts of all families, each family's in the order of their launch."""
+    """All parts of all families, in the order of launch within a family."""
     return tuple(part for family in families() for part in family.parts)
 
 

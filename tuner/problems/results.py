@@ -1,4 +1,4 @@
-"""What came of a candidate: compiled figures, measurements, trials, and chosen entries."""
+"""Results of tuning: compiled figures, measurements, trials, and chosen entries."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tuner.problems.points import Candidate, Config, Point
 
 
 class Status(str, Enum):
-    """How a candidate ended. Only OK has a time."""
+    """The outcome for a candidate. Only OK has a measured time."""
 
     OK = "ok"
-    PREDICTED = "predicted"  # a model's time, never measured
-    INCUMBENT = "incumbent"  # the engine's own choice, compiled here, never timed
+    PREDICTED = "predicted"  # timed by a model, never measured
+    INCUMBENT = "incumbent"  # the engine's own choice, compiled but not timed
     COMPILE_ERROR = "compile_error"
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
     WRONG_RESULT = "wrong_result"
     CRASHED = "crashed"  # a CUDA error; the measuring process was replaced
     TIMED_OUT = "timed_out"
-    NOT_RECORDED = "not_recorded"  # absent from the recording that is replayed
+    NOT_RECORDED = "not_recorded"  # absent from the replayed recording
 
 
-# What a winner's status may be. Of several results the one whose status stands last here counts:
-# a measured one, else a predicted one, else one that nobody tuned.
+# Statuses that a winner may have. The last one counts: a measured result replaces a predicted one,
+# and both replace the engine's own choice.
 WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
 
 
 class MeasureKind(str, Enum):
-    """Where times come from."""
+    """The source of times."""
 
     GPU = "gpu"
     REPLAY = "replay"
@@ -42,14 +42,14 @@ class MeasureKind(str, Enum):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as compiled for one architecture."""
+    """The result of compiling a kernel for one architecture."""
 
     status: Status  # OK, COMPILE_ERROR, COMPILE_TIMEOUT, or OUT_OF_RESOURCES
-    shared_bytes: int | None = None  # a block's shared memory, exact
-    n_regs: int | None = None  # a thread's registers
+    shared_bytes: int | None = None  # shared memory of a block
+    n_regs: int | None = None  # registers of a thread
     n_spills: int | None = None  # bytes a thread spills to local memory
-    detail: str = ""  # the compiler's words when it failed
-    cached: bool = False  # taken from the cache; nothing was compiled
+    detail: str = ""  # the compiler's message when it failed
+    cached: bool = False  # taken from the cache
 
     @property
     def ok(self) -> bool:
@@ -61,7 +61,7 @@ class Measurement:
     """The time of one candidate."""
 
     status: Status
-    median_us: float | None = None  # microseconds a launch
+    median_us: float | None = None  # microseconds per launch
     min_us: float | None = None
     samples: int = 0  # replays behind the median
     detail: str = ""
@@ -73,7 +73,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate with everything learnt of it."""
+    """A candidate with its compile result and its measurement."""
 
     candidate: Candidate
     compiled: Compiled
@@ -81,14 +81,14 @@ class Trial:
 
 
 def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
-    """What failed to compile, or compiled where nobody asked for a time."""
+    """A trial without a time: it failed to compile, or its point is not measured."""
     status = Status.INCUMBENT if compiled.ok else compiled.status
     return Trial(candidate, compiled, Measurement(status, detail=compiled.detail))
 
 
 @dataclass(frozen=True)
 class Incumbent:
-    """What the engine would run at a point without this tuner."""
+    """A configuration that the engine would use at a point without this tuner."""
 
     config: Config
     status: Status
@@ -102,7 +102,7 @@ class Entry:
 
     point: Point
     config: Config
-    status: Status  # OK (measured), PREDICTED, or INCUMBENT (a batch size nobody asked to tune)
+    status: Status  # OK (measured), PREDICTED, or INCUMBENT (a point that was not to be tuned)
     median_us: float | None
     compiled: Compiled
     incumbents: Mapping[str, Incumbent]  # "default", and "shipped" where the engine ships a file
@@ -112,7 +112,7 @@ class Entry:
 def incumbent_json(
     incumbent: Incumbent, config: Callable[[Config], Mapping[str, int]] = dict
 ) -> dict[str, Any]:
-    """An incumbent's fields; `config` says how its configuration is written."""
+    """An incumbent as JSON; `config` converts its configuration."""
     return {
         "config": config(incumbent.config),
         "status": incumbent.status.value,
@@ -124,7 +124,7 @@ def incumbent_json(
 def entry_json(
     entry: Entry, config: Callable[[Config], Mapping[str, int]] = dict
 ) -> dict[str, Any]:
-    """An entry's fields without its point; `config` says how configurations are written."""
+    """An entry as JSON without its point; `config` converts configurations."""
     return {
         "config": config(entry.config),
         "status": entry.status.value,
@@ -139,14 +139,14 @@ def entry_json(
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything a time depends on; a winner is stale when any of it has changed."""
+    """Everything that a time depends on. A winner is stale when any field has changed."""
 
     device: str  # the device table's name, e.g. NVIDIA_L40S
     engine: str  # e.g. sglang
     engine_version: str
     triton: str
     kernel_hash: str  # sha256 of the kernels' source as lifted
-    torch: str = ""  # the rest is empty where no GPU was used
+    torch: str = ""  # this field and the next two are empty where no GPU was used
     cuda: str = ""
     driver: str = ""
 
@@ -158,7 +158,7 @@ class Environment:
 
 @dataclass
 class Totals:
-    """What a run cost. Seconds are wall time."""
+    """The cost of a run. Seconds are wall time."""
 
     configs_compiled: int = 0
     measurements: int = 0

@@ -1,4 +1,4 @@
-"""Reads the fields of a problem's text, `name:field=value,flag,...`, for the families' parsers."""
+"""Read the fields of a problem's text, `name:field=value,flag,...`. Families' parsers use this."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tuner.errors import BadProblem, did_you_mean
 
 
 def read_fields(text: str, known: Sequence[str], required: int) -> dict[str, str]:
-    """The fields behind the colon, by name; a flag has the value "".
+    """The fields after the colon, by name; a flag has the value "".
 
-    Raises BadProblem for a field that is not known, or where one of the first `required` is
-    missing.
+    The first `required` fields of `known` must be there. Raises BadProblem for a field that is
+    unknown or missing.
     """
     fields: dict[str, str] = {}
     for part in filter(None, text.partition(":")[2].split(",")):
@@ -32,7 +32,7 @@ def parse_block_shape(text: str) -> tuple[int, int]:
 
 
 def parse_whole(name: str, text: str) -> int:
-    """Read a whole number from 0. Raises BadProblem, which says `name`."""
+    """Read a whole number, 0 or more. Raises BadProblem, which names the field."""
     # int() also reads "1_0" and non-ASCII digits, which the engine's file names never hold.
     if not _digits(text):
         raise BadProblem(f"{name} must be a whole number, not {text!r}")
@@ -40,14 +40,14 @@ def parse_whole(name: str, text: str) -> int:
 
 
 def parse_flag(name: str, text: str) -> bool:
-    """Read true or false; a flag by itself, "", is true. Raises BadProblem, which says `name`."""
+    """Read true or false; "" is true. Raises BadProblem, which names the field."""
     if text.lower() not in ("", "true", "false"):
         raise BadProblem(f"{name} must be true or false, not {text!r}")
     return text.lower() != "false"
 
 
 def parse_number(name: str, text: str) -> float:
-    """Read a number from 0, whole or with a point. Raises BadProblem, which says `name`."""
+    """Read a number, 0 or more, e.g. "30" or "0.5". Raises BadProblem, which names the field."""
     whole, _, fraction = text.partition(".")
     if not (_digits(whole) and (not fraction or _digits(fraction))):
         raise BadProblem(f"{name} must be a number, not {text!r}")

@@ -1,4 +1,4 @@
-"""Candidates -> trials: compile, then measure what compiled and fits."""
+"""Candidates -> trials: compile them, then measure those that compiled and fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuner.problems.results import Compiled, Totals, Trial, untimed
 
 
 class Bench(Protocol):
-    """Where candidates become trials. `totals` says what that has cost so far."""
+    """Turns candidates into trials. `totals` is the cost so far."""
 
     totals: Totals
 
@@ -22,21 +22,20 @@ class Bench(Protocol):
         ...
 
     def poll(self, wait: bool) -> list[Trial]:
-        """Every trial finished since the last call, in the order of submission.
+        """Every trial finished since the last call.
 
-        With `wait`, blocks until there is at least one; a caller that has nothing
-        submitted gets an empty list.
+        With `wait`, block until there is at least one, unless nothing is submitted.
         """
         ...
 
 
 class SerialBench:
-    """Measures in the caller's process, between compiles that run beside it."""
+    """Measures in the caller's process while compiles run in other processes."""
 
     def __init__(
         self, compiler: Compiler, measurer: Measurer, points: Collection[Point] | None = None
     ) -> None:
-        """`points` are those to take times of, all by default; elsewhere compiling is enough."""
+        """`points` are the points to measure (default: all); others are only compiled."""
         self._compiler = compiler
         self._measurer = measurer
         self._points = points

@@ -1,4 +1,4 @@
-"""Where a run's trials are kept."""
+"""Keep the trials of a run in a store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tuner.problems.results import Entry, Environment, Totals, Trial
 
 
 class RunStore(Protocol):
-    """What a run asks of a store."""
+    """The part of a store that a run needs."""
 
     def begin_run(self, key: RunKey) -> Run:
-        """The run of that key: a new one, or the one that was stopped."""
+        """The run with that key: a new one, or a stopped one to resume."""
         ...
 
     def trials(self, run: Run) -> Sequence[Trial]: ...
@@ -27,7 +27,7 @@ class RunStore(Protocol):
         ...
 
     def winners_in(self, problem: Problem, environment: Environment) -> Sequence[Winner]:
-        """All that is published for a problem in an environment."""
+        """Everything published for a problem in an environment."""
         ...
 
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None: ...
@@ -35,7 +35,7 @@ class RunStore(Protocol):
 
 @dataclass(frozen=True)
 class RunJournal:
-    """A tuning loop's journal: one run's trials, kept in a store."""
+    """The trials of one run, kept in a store."""
 
     store: RunStore
     run: Run

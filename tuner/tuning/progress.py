@@ -1,4 +1,4 @@
-"""Progress for people: a live line a size on a terminal, plain lines off it."""
+"""Show progress: one live line per size on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PLAIN_EVERY_S = 5.0
 
 
 class Progress:
-    """Called with every trial; writes to a terminal or a log.
+    """Call it with every trial; it writes to a terminal or a log.
 
-    `tries`: how many configurations may be tried at each size (`Point.size`), all parts
-    together; in the order to show them in.
+    `tries` is the number of configurations that may be tried at each size (`Point.size`), summed
+    over parts, in the order to show.
     """
 
     def __init__(self, stream: TextIO, tries: Mapping[str, int]) -> None:
@@ -43,7 +43,7 @@ class Progress:
         point, time_us = trial.candidate.point, trial.measurement.median_us
         size = point.size
         if size not in self._tries:
-            return  # compiled only, to fill the file
+            return  # only compiled, not tuned
         self._done[size] += 1
         if time_us is not None:
             best = self._best_us[size]
@@ -56,12 +56,12 @@ class Progress:
             self._stream.flush()
 
     def close(self) -> None:
-        """Leave the live lines as they stand."""
+        """Stop updating; the live lines stay on the screen."""
         if self._bars:
             self._bars.stop()
 
     def _best(self, size: str) -> str:
-        """Microseconds of each part's best, e.g. "up 12.3 + down 4.5 us"."""
+        """The best time of each part in microseconds, e.g. "up 12.3 + down 4.5 us"."""
         best = self._best_us[size]
         times = [f"{part.value} {best[part]:.1f}" for part in parts() if part in best]
         return " + ".join(times) + " us" if times else ""

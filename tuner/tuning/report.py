@@ -1,4 +1,4 @@
-"""What a tuning run found, as JSON and as a table."""
+"""The result of a tuning run, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.render import table
 
 @dataclass(frozen=True)
 class EntryTable:
-    """How a family shows its entries to people: the first columns of a table, and its order."""
+    """How a family prints its entries: the first columns of a table, and the order of rows."""
 
     headers: tuple[str, ...]
     cells: Callable[[Entry], tuple[object, ...]]
@@ -23,7 +23,7 @@ class EntryTable:
 
 @dataclass(frozen=True)
 class Report:
-    """The entries of one run, with all that they hold for."""
+    """The entries of one run, with everything that they hold for."""
 
     problem: Problem
     device: Device
@@ -49,7 +49,7 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """A table of the entries, and the totals on a line of their own."""
+        """A table of the entries, then a line with the totals."""
         rows = [
             (
                 *self.table.cells(entry),
@@ -83,5 +83,5 @@ def config_cells(config: Config) -> tuple[str, int, int, int]:
 
 
 def config_json(config: Config) -> dict[str, int | bool]:
-    """The engine's own keys; USE_TMA as the boolean that it is in files."""
+    """A configuration as engine files hold it, with USE_TMA as a boolean."""
     return {key: bool(value) if key == "USE_TMA" else value for key, value in config.items()}

@@ -1,6 +1,6 @@
-"""How to tune, in words: where times come from, and how much effort.
+"""How to tune: the source of times, and the effort.
 
-Light, so that a command line or a web server reads a request without loading what runs it.
+This module imports little, so that the command line and the API can read a request quickly.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ class Effort(str, Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """Where times come from: a kind, and for a replay its recording."""
+    """The source of times."""
 
     kind: MeasureKind
-    recording: Path | None = None  # to replay
-    gpus: tuple[str, ...] = ("0",)  # CUDA's names of the GPUs that share the points
-    routing: Path | None = None  # captured top-k ids to route by
+    recording: Path | None = None  # for a replay
+    gpus: tuple[str, ...] = ("0",)  # CUDA device numbers; the points are spread over these GPUs
+    routing: Path | None = None  # captured top-k ids to measure with
 
 
 def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Source:
-    """Read `gpu`, `predict` or `replay:FILE`; `gpus`, like "0,1", and `routing` are for gpu."""
+    """Read `gpu`, `predict` or `replay:FILE`. `gpus` (like "0,1") and `routing` are for `gpu`.
+
+    Raises BadInput, which names the nearest valid text.
+    """
     kind, _, path = text.partition(":")
     if routing is not None and kind in (MeasureKind.REPLAY.value, MeasureKind.PREDICT.value):
         raise BadInput(f"--routing is for --measure gpu: leave it out of {text!r}")
@@ -49,14 +52,14 @@ def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Sou
 def _parse_gpus(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(name.isascii() and name.isdigit() for name in names):
-        raise BadInput(f"GPUs are numbers, like 0,1: not {text!r}")
+        raise BadInput(f"GPUs must be numbers like 0,1, not {text!r}")
     if len(set(names)) < len(names):
         raise BadInput(f"{text!r} names a GPU twice")
     return names
 
 
 def parse_effort(text: str) -> Effort:
-    """Read `quick`, `standard` or `exhaustive`."""
+    """Read `quick`, `standard` or `exhaustive`. Raises BadInput, which names the nearest."""
     try:
         return Effort(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What every tuning run has in common: its processes, its store, its report."""
+"""Tuning runs: the processes, the store and the report that every family shares."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from tuner.tuning.request import Effort, Source
 from tuner.tuning.space import Space, space_identity
 from tuner.tuning.tune import Plan, Progress, Strategy, tune
 
-# A gain below the noise of its source is no gain. Recorded times repeat exactly.
+# The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune, for which card and engine, and how."""
+    """What to tune, for which device and engine, and how."""
 
     problem: Problem
     device: Device
     engine: Engine
     source: Source
-    selection: Selection | None = None  # which points; None: all that the family tunes
+    selection: Selection | None = None  # which points; None: the family's default points
     effort: Effort = Effort.STANDARD
-    wide: bool | None = None  # beyond the engine's own grid; None: where a GPU measures
+    wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
 
     @property
     def selected(self) -> Selection:
-        """What was selected, or everything."""
+        """The selection, or the family's default."""
         return self.selection or family_of(self.problem).read_selection(self.problem, {})
 
 
 class TuningRun(ABC):
-    """One request, ready to run. Use it in a `with`: it may own processes.
+    """One request, ready to run. Use it in a `with`, because it may own processes.
 
-    Raises BadInput, before any work, for what cannot be tuned as asked.
+    The constructor raises BadInput for a request that cannot be tuned.
     """
 
-    table: EntryTable  # how its entries are shown
-    file_names: Mapping[Part, str]  # of the files that the winners will go into
+    table: EntryTable  # how the entries are printed
+    file_names: Mapping[Part, str]  # names of the engine files that the winners are for
     points: tuple[Point, ...]  # the points to tune
 
     def __init__(self, request: Request) -> None:
@@ -80,11 +80,11 @@ class TuningRun(ABC):
         record: Path | None = None,
         add_to_record: bool = False,
     ) -> Report:
-        """Tune, store the winners, and report. A run that was stopped is gone on with.
+        """Tune, store the winners, and report. A stopped run is resumed.
 
-        `record` is a file for the recording of all that was measured. With `add_to_record` the
-        other problems that the file holds stay in it. Raises UnwritableOutput where the recording
-        cannot be made: before any work, or once the run is done and its winners stand.
+        `record` is a file to write all measurements to. With `add_to_record`, measurements of
+        other problems stay in it. Raises UnwritableOutput where the recording cannot be written:
+        either before any work, or after the run is done and its winners are stored.
         """
         if record is not None:
             self._prove_recordable(record, add_to_record)
@@ -126,12 +126,12 @@ class TuningRun(ABC):
             **self._measured_on(),
         )
 
-    # What a family of problems says for itself
+    # What each family implements
 
     @property
     @abstractmethod
     def tries(self) -> dict[str, int]:
-        """How many configurations each size (`Point.size`) may be tried with, in all."""
+        """The number of configurations that may be tried at each size (`Point.size`)."""
 
     @property
     @abstractmethod
@@ -169,7 +169,7 @@ class TuningRun(ABC):
         return self._recording.sha256 if self._recording else ""
 
     def _prove_recordable(self, path: Path, add: bool) -> None:
-        """Raises UnwritableOutput where the run's recording cannot be written to `path`."""
+        """Raise UnwritableOutput where the recording cannot be written to `path`."""
         prove_recordable(path)
         replayed = self.request.source.recording
         if replayed is not None and replayed.resolve() == path.resolve():
@@ -182,7 +182,7 @@ class TuningRun(ABC):
 
     @cached_property
     def _farm(self) -> Farm:
-        # The process that owns the GPU wants a core of its own.
+        # Leave one core to the process that owns the GPU.
         spare = 1 if self.request.source.kind is MeasureKind.GPU else 0
         return self._resources.enter_context(Farm(spare_cores=spare))
 
@@ -216,7 +216,7 @@ class TuningRun(ABC):
         try:
             return version("triton")
         except PackageNotFoundError:
-            return "none"  # a replay needs none; compiling refuses to start without one
+            return "none"  # a replay needs no triton; the compile farm raises without it
 
     def _run_key(self) -> RunKey:
         request = self.request
@@ -245,7 +245,7 @@ class TuningRun(ABC):
 
 
 def open_run(request: Request) -> TuningRun:
-    """The run of a request. Raises BadInput for what cannot be tuned as asked."""
+    """The run of a request. Raises BadInput for a request that cannot be tuned."""
     family = family_of(request.problem)
     run: TuningRun = family.module("tuning").open_run(request)
     return run

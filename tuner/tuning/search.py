@@ -1,11 +1,11 @@
 """Proposes configurations and learns from their times.
 
-Each point of a job goes through rounds. The first tries seeds; a later one tries the winners
-at neighbouring points, what Optuna's TPE suggests, and the grid neighbours of the best so
-far. A point's round depends on its own earlier rounds and, one round late, on the others', and
-on nothing else: neither on the order in which results arrive nor on when. So a search that is
-run again with its stored results told first ends as the first would have, and a slow compile
-holds up one point's round while the other points go on.
+Each point of a job goes through rounds. The first round tries seeds. Later rounds try the winners
+at neighbouring points, suggestions of Optuna's TPE, and grid neighbours of the best so far. A
+round depends only on the point's earlier rounds and on the other points' rounds before the last
+one, never on the order or time at which results arrive. So a resumed search that is told its
+stored results first ends as it would have ended uninterrupted, and a slow compile delays only one
+point.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import Effort
 from tuner.tuning.space import Space
 
-# A kernel that does not compile or fit fails so at every batch size.
+# A kernel that fails to compile or to fit fails at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
 GRID_SIZE = 1_920  # configurations of sglang's own tuning grid
-# TPE proposes repeats by design, and illegal configurations: so often it may try again.
+# TPE may propose repeats and illegal configurations; this many attempts are made per round.
 _TPE_ATTEMPTS = 6
 
 
@@ -35,19 +35,19 @@ _TPE_ATTEMPTS = 6
 class Budget:
     """How much a search may spend."""
 
-    per_point: int  # configurations tried at a point, failures included
-    kernels: int  # kernels compiled in all: a configuration counts once for each part
-    seeds: int  # tries in a point's first round, seeds as far as they go
+    per_point: int  # configurations tried at a point, including failures
+    kernels: int  # kernels compiled in total; a configuration counts once for each part
+    seeds: int  # tries in a point's first round: seeds, then random configurations
     wave: int = 5  # tries in each later round
 
 
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
-    """The budget of an effort, for a job of so many points in spaces of so many configurations."""
+    """The budget of an effort for a number of points and of configurations in the space."""
     if effort is Effort.QUICK:
         return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
     if effort is Effort.STANDARD:
-        # More axes, more neighbours: with 45 tries in the wide space, two runs on an H200 differed
-        # by 1.5 % at one batch size of 18.
+        # The wide space has more neighbours: with 45 tries, two runs on an H200 differed by 1.5 %
+        # at one of 18 batch sizes.
         per_point = 45 if space_size <= GRID_SIZE else 60
         return Budget(per_point, kernels=max(250, 25 * points), seeds=12)
     return Budget(space_size, kernels=points * space_size, seeds=space_size)
@@ -70,8 +70,7 @@ class _Track:
 class Search:
     """Candidates for all points of a job, within one budget.
 
-    Points of one part share their kernels: a configuration compiled for one of them costs the
-    others no compile.
+    Points of one part share kernels: a configuration is compiled once for all of them.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Search:
     def ask(self) -> list[Candidate]:
         """Every candidate that can be proposed now; empty when done, or while waiting for tells.
 
-        None is proposed twice, nor after it was told.
+        A candidate is proposed at most once, and never after it was told.
         """
         asked: list[Candidate] = []
         while ready := [track for track in self._tracks if self._is_ready(track)]:
@@ -104,14 +103,14 @@ class Search:
         return asked
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Take a result. One that was not asked for answers the proposal, should it ever come."""
+        """Take a result. The candidate need not have been proposed yet."""
         self._results.setdefault(candidate, measurement)
 
     def _is_ready(self, track: _Track) -> bool:
-        """Whether everything that the track's next round depends on is there."""
+        """Whether all results that the track's next round depends on are there."""
         finished = min(len(other.rounds) for other in self._tracks)  # rounds of every point
         if finished and not any(other.rounds[finished - 1] for other in self._tracks):
-            return False  # a whole round in which no point had anything to propose: done
+            return False  # no point proposed anything for a whole round: done
         if len(track.rounds) > finished:
             return False
         last = track.rounds[-1] if track.rounds else []
@@ -125,10 +124,10 @@ class Search:
         """The track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
-        room = self._most(track) - len(tried)
-        if not room:
+        allowed = self._most(track) - len(tried)
+        if not allowed:
             return []
-        room = min(room, self._budget.wave if round_ else self._budget.seeds)
+        allowed = min(allowed, self._budget.wave if round_ else self._budget.seeds)
         credit = self._credit(track, round_)
         compiled = self._compiled(round_)
         seen = {*tried, *self._broken(track, round_)}
@@ -142,12 +141,12 @@ class Search:
                     continue
                 credit -= 1
             wave.append(config)
-            if len(wave) >= room:
+            if len(wave) >= allowed:
                 break
         return wave
 
     def _sources(self, track: _Track, round_: int, credit: int) -> Iterator[Config]:
-        """Configurations worth trying, best first; some were tried, some cost too much."""
+        """Configurations worth trying, best first, including tried and unaffordable ones."""
         rng = random.Random(f"{self._seed}/{track.point}/{round_}")  # noqa: S311 (no secret)
         if not round_:
             yield from map(track.space.nearest, track.seeds)
@@ -155,9 +154,9 @@ class Search:
             return
         results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
         yield from self._winners_nearby(track, round_)
-        # Without credit there is no trying what is not compiled, which is all that TPE is for.
+        # TPE is only for new kernels, and without credit no new kernel can be compiled.
         suggestions = _suggestions(track.space, results, rng) if credit else iter(())
-        if round_ % 2 == 0:  # a tenth of the budget looks elsewhere than around the best
+        if round_ % 2 == 0:  # spend a tenth of the budget away from the best so far
             yield from itertools.islice(suggestions, 1)
         for config in _fastest_first(results):
             for near in (track.space.neighbours(config), track.space.exchanges(config)):
@@ -166,17 +165,17 @@ class Search:
         yield from rng.sample(track.space.configs(), len(track.space))
 
     def _winners_nearby(self, track: _Track, round_: int) -> Iterator[Config]:
-        """The best so far at the part's next smaller and next larger point."""
+        """The best so far at the next smaller and the next larger point of the part."""
         others = [other for other in self._tracks if other.point.part is track.point.part]
         here = others.index(track)
         for other in (*others[max(here - 1, 0) : here], *others[here + 1 : here + 2]):
-            # One round late: the other's latest round may be under way still.
+            # Without the other point's last round, which may still be running.
             tried = other.before(round_ - 1)
             results = {c: self._results[Candidate(other.point, c)] for c in tried}
             yield from itertools.islice(_fastest_first(results), 1)
 
     def _broken(self, track: _Track, round_: int) -> set[Config]:
-        """Configurations of the space that cannot be hoped to compile and fit."""
+        """Configurations of the space that failed, or that are sure not to fit."""
         kernels = {
             config: self._results[Candidate(other.point, config)].status
             for other in self._tracks
@@ -193,10 +192,10 @@ class Search:
         return broken
 
     def _credit(self, track: _Track, round_: int) -> int:
-        """How many kernels the track may add in a round: its share of those that are left.
+        """How many kernels the track may add in a round: its share of what is left.
 
-        Two points that propose one kernel in one round both pay for it, and have it back in
-        the next round: so the budget is kept whatever the order of proposals.
+        Two points that propose the same kernel in the same round both pay for it and get one
+        kernel back in the next round. So the order of proposals never matters to the budget.
         """
         left = self._budget.kernels - len(self._compiled(round_))
         active = [t for t in self._tracks if len(t.before(round_)) < self._most(t)]
@@ -223,10 +222,10 @@ def _fastest_first(results: Mapping[Config, Measurement]) -> Iterator[Config]:
 def _suggestions(
     space: Space, results: Mapping[Config, Measurement], rng: random.Random
 ) -> Iterator[Config]:
-    """Legal configurations that were not tried, as TPE samples them."""
+    """Untried legal configurations that TPE suggests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # constant_liar: its own suggestions count as poor until they are tried, so it moves on.
+        # constant_liar counts untried suggestions as poor, so TPE does not repeat them.
         sampler = optuna.samplers.TPESampler(
             multivariate=True, constant_liar=True, n_startup_trials=0, seed=rng.getrandbits(32)
         )
@@ -240,7 +239,7 @@ def _suggestions(
         optuna.create_trial(
             params=space.indices(config),
             distributions=dict(grid),
-            # TPE only ranks: a failure is worse than any time, and is not left out.
+            # TPE only ranks values, so a failure counts as slower than any time.
             value=math.inf if m.median_us is None else m.median_us,
         )
         for config, m in results.items()

@@ -1,7 +1,7 @@
 """Which launch configurations are legal for a problem on a device.
 
-A space is a grid with rules. A rule says what would be wrong, hopeless or endless to compile,
-with its source; whether a configuration really fits is for the compiler to say.
+A space is a grid with rules. A rule excludes configurations that are wrong, hopeless or take too
+long to compile, and names its source. The compiler decides whether a configuration fits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tuner.problems.points import Config, Part
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on configurations, and where it comes from."""
+    """A limit on configurations, and its source."""
 
     name: str
     source: str
@@ -30,13 +30,13 @@ class Rule:
 class Space:
     """Ordered axes of ordered values, and the rules that a configuration must keep.
 
-    An axis with the value 0 may be absent from a configuration, which means 0 (a flag).
+    A configuration may lack an axis that has the value 0 (a flag); this means 0.
     """
 
     axes: Mapping[str, tuple[int, ...]]
     rules: tuple[Rule, ...] = ()
-    # Axes along which a kernel needs more of the device's memory: whatever is as large as one
-    # that ran out of it, on each of these, will too.
+    # Axes along which a kernel needs more of the device's memory. A configuration that is at least
+    # as large on each of these as one that ran out of memory will also run out.
     growing: frozenset[str] = frozenset()
     defaults: Mapping[str, int] = field(default_factory=dict)  # for keys that `nearest` lacks
 
@@ -49,31 +49,31 @@ class Space:
         return config in self._index
 
     def configs(self) -> tuple[Config, ...]:
-        """Every legal configuration, the last axis turning fastest."""
+        """Every legal configuration; the last axis varies fastest."""
         return self._configs
 
     def __len__(self) -> int:
         return len(self._configs)
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Legal configurations one step of one axis away: axes in order, the step up first."""
+        """Legal configurations one step away on one axis; axes in order, the step up first."""
         moves = ({name: step} for name in self.axes for step in (1, -1))
         return list(self._moved(config, moves))
 
     def exchanges(self, config: Config) -> list[Config]:
-        """Legal configurations one step up a growing axis and one step down another.
+        """Legal configurations one step up on one growing axis and one step down on another.
 
-        What a device's memory allows is often used up: then no single step is open, but a
-        wider tile for a shallower pipeline is.
+        A configuration often uses all the memory that a device allows. Then no single step up
+        fits, but a wider tile with a shallower pipeline may.
         """
         growing = [name for name in self.axes if name in self.growing]
         moves = ({up: 1, down: -1} for up, down in itertools.permutations(growing, 2))
         return list(self._moved(config, moves))
 
     def nearest(self, config: Mapping[str, int]) -> Config:
-        """The legal configuration nearest to one from elsewhere, by octaves summed over axes.
+        """The legal configuration nearest to any given one, by octaves summed over axes.
 
-        Keys that are no axis are dropped, absent ones take their default.
+        Keys that are not an axis are ignored; absent axes take their default.
         Raises ValueError in a space without a legal configuration.
         """
         wanted = [_octave(config.get(name, self.defaults.get(name, 0))) for name in self.axes]
@@ -85,7 +85,7 @@ class Space:
         )
         if self.legal(snapped):
             return snapped
-        distances = (sum(map(abs, map(sub, place, wanted))) for place in self._places)
+        distances = (sum(map(abs, map(sub, place, wanted))) for place in self._octaves)
         return min(zip(distances, self._configs, strict=True))[1]
 
     def at_least_as_large(self, config: Config, other: Config) -> bool:
@@ -93,11 +93,11 @@ class Space:
         return all(config.get(name, 0) >= other.get(name, 0) for name in self.growing)
 
     def indices(self, config: Config) -> dict[str, int]:
-        """Each axis's position of a legal configuration."""
+        """The position of a legal configuration on each axis."""
         return {name: values.index(config.get(name, 0)) for name, values in self.axes.items()}
 
     def at(self, indices: Mapping[str, int]) -> Config:
-        """The configuration at a position of each axis; not necessarily a legal one."""
+        """The configuration at a position on each axis; it may break a rule."""
         return Config({name: values[indices[name]] for name, values in self.axes.items()})
 
     @cached_property
@@ -120,8 +120,8 @@ class Space:
                     yield moved
 
     @cached_property
-    def _places(self) -> tuple[tuple[float, ...], ...]:
-        """Each legal configuration's octave along each axis."""
+    def _octaves(self) -> tuple[tuple[float, ...], ...]:
+        """The octave of each legal configuration on each axis."""
         return tuple(
             tuple(_octave(config.get(name, 0)) for name in self.axes) for config in self._configs
         )
@@ -132,7 +132,7 @@ def _octave(value: int) -> float:
 
 
 def space_identity(spaces: Mapping[Part, Space]) -> str:
-    """sha256 of the configurations that may be tried: another grid is another run."""
+    """sha256 of the configurations that may be tried; it is part of a run's identity."""
     digest = hashlib.sha256()
     for part in sorted(spaces):
         digest.update(f"{part.value}\n".encode())

@@ -1,8 +1,8 @@
-"""The loop: ask for candidates, try what is new, keep every trial, choose.
+"""The tuning loop: ask for candidates, try the new ones, keep every trial, choose.
 
-Nothing here knows where proposals, kernels, times or rows come from: they are passed in.
-A run is resumed by running the same search again, with its stored trials answering first, so
-that nothing is measured twice and, where times repeat exactly, the winners are the same.
+The strategy, the bench, the journal and the chooser are passed in. To resume a run, the same
+search runs again and stored trials answer first. So nothing is measured twice, and where times
+repeat exactly, the winners are the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tuner.problems.results import Entry, Measurement, Trial
 from tuner.tuning.bench import Bench
 
 Progress = Callable[[Trial], None]
-# The median of so many interleaved times is settled to about 0.1 % on an H200.
+# The median of this many interleaved times varies by about 0.1 % on an H200.
 RACE_ROUNDS = 15
 
 
@@ -29,12 +29,12 @@ class Strategy(Protocol):
         ...
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Take the measurement of a candidate, its own proposal or not."""
+        """Take the measurement of a candidate, which the strategy need not have proposed."""
         ...
 
 
-class Listed:
-    """A strategy that knows from the start what it will try."""
+class FixedStrategy:
+    """A strategy that tries a given list of candidates."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._left = list(candidates)
@@ -48,29 +48,29 @@ class Listed:
 
 
 class Chooser(Protocol):
-    """Makes entries of trials, as its family of problems asks for."""
+    """Chooses entries by a family's rules."""
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """Raises NothingFits where a point that was to be tuned has none."""
+        """The entries. Raises NothingFits where a point to tune has no usable trial."""
         ...
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """Of the points to tune, the trials worth timing once more."""
+        """The trials of the points to tune that are worth timing again."""
         ...
 
 
 class Racer(Protocol):
-    """Times several configurations of a point in turn, so that drift falls on all alike."""
+    """Times several configurations of a point in turn, so that drift affects them equally."""
 
     def race(
         self, point: Point, configs: Sequence[Config], rounds: int
     ) -> dict[Config, Measurement]:
-        """Their times; those that could not be timed are left out."""
+        """The measurement of each configuration; one that could not be timed is left out."""
         ...
 
 
 class Journal(Protocol):
-    """Where a run's trials are kept. `add` is durable before it returns."""
+    """Keeps a run's trials. They are stored durably when `add` returns."""
 
     def trials(self) -> Sequence[Trial]: ...
 
@@ -86,7 +86,7 @@ class Plan:
     chooser: Chooser
 
     def incumbent_candidates(self) -> list[Candidate]:
-        """What the engine would run without this tuner: candidates like any other."""
+        """What the engine would run without this tuner, as candidates."""
         wanted = {
             Candidate(point, config): None
             for point, by_name in self.incumbents.items()
@@ -103,10 +103,10 @@ def tune(
     progress: Progress,
     racer: Racer | None = None,
 ) -> list[Entry]:
-    """Run `plan` to its entries; raises NothingFits where a requested point has none.
+    """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
-    With a `racer`, each point's finalists and incumbents are timed again, in turn, and chosen
-    by those times. `bench.totals.wall_s` is set to the seconds this took.
+    With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
+    `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
     trials = {trial.candidate: trial for trial in journal.trials()}
@@ -144,7 +144,7 @@ def _explore(
     keep: Callable[[list[Trial]], None],
     known: Mapping[Candidate, Trial],
 ) -> None:
-    asked: dict[Candidate, int] = {}  # with its place: answers are told in the order of asking
+    asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
     proposals: Iterable[Candidate] = plan.incumbent_candidates()
     while True:

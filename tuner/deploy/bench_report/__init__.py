@@ -1,4 +1,4 @@
-"""What the tuning gained: benchmark results before and after, paired by load."""
+"""Compare benchmark results before and after tuning, at equal load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pair values of equal load and put them in ratio."""
+"""Pair values measured at equal load, and compute gains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner.deploy.bench_report.samples import Key, Load, Metric, Sample, metric, metric_order
+from tuner.deploy.bench_report.samples import Key, LoadKind, Metric, Sample, metric, metric_order
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Pair:
     metric: Metric
     before: Spread
     after: Spread
-    gain: float  # above 1 is better, whichever way the metric runs
+    gain: float  # above 1 is better, for throughput and latency alike
     gain_low: float
     gain_high: float
-    run_by_run: bool  # whether the gain is over runs paired one to one
+    run_by_run: bool  # whether runs were paired one to one for the gain
 
     @property
     def verdict(self) -> str:
-        """better, worse, or unclear where the spread reaches both sides of 1."""
+        """One of better, worse, or unclear (where the range of the gain includes 1)."""
         if self.gain_low > 1:
             return "better"
         return "worse" if self.gain_high < 1 else "unclear"
@@ -43,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs, and the loads that only one side has."""
+    """All pairs, and the loads measured on one side only."""
 
     pairs: tuple[Pair, ...]
     only_before: tuple[Key, ...]
@@ -71,14 +71,14 @@ def _grouped(samples: Iterable[Sample]) -> dict[tuple[Key, str], list[float]]:
 
 
 def _pair(key: Key, name: str, before: Sequence[float], after: Sequence[float]) -> Pair:
-    """Equal numbers of runs are paired in their order; otherwise the extremes bound the gain.
+    """Pair equal numbers of runs in order; otherwise the extremes bound the gain.
 
-    Lines of a decode log are moments of one run, not runs: they are never paired one to one.
+    Lines of a decode log are moments of one run, so they are not paired one to one.
     """
     known = metric(name)
     assert known is not None
     old, new = spread(before), spread(after)
-    run_by_run = len(before) == len(after) and (key.load is not Load.DECODE or len(before) == 1)
+    run_by_run = len(before) == len(after) and (key.load is not LoadKind.DECODE or len(before) == 1)
     if run_by_run:
         gains = [_gain(known, b, a) for b, a in zip(before, after, strict=True)]
         middle, low, high = statistics.median(gains), min(gains), max(gains)
@@ -100,6 +100,6 @@ def _gain(known: Metric, before: float, after: float) -> float:
 
 
 def cut(gain: float) -> str:
-    """A gain to two decimals, cut and not rounded: 1.8854 is 1.88x, so none is overstated."""
-    # The small number undoes binary fractions: 1.15 is stored as 1.1499999...
+    """A gain cut to two decimals, so that it is never overstated: 1.8854 is 1.88x."""
+    # The small number corrects binary fractions: 1.15 is stored as 1.1499999...
     return f"{math.floor(gain * 100 + 1e-9) / 100:.2f}x" if math.isfinite(gain) else "-"

@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing from elsewhere: the picture inline, and every number."""
+"""The report as one HTML page with an inline picture; it loads no other file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ th:first-child, td:first-child { text-align: left; }
 td.better, td.worse, td.unclear { font-weight: 600; }
 td.better { color: #1a7f4b; } td.worse { color: #b3261e; } td.unclear { color: #5b6470; }
 """
-# No script, no style sheet, no picture and no font may come from elsewhere.
+# The page may load no script, style sheet, picture or font.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render_page(comparison: Comparison, before: str, after: str) -> str:
-    """The report. `before` and `after` name the two sides, e.g. their files."""
+    """The HTML page. `before` and `after` name the two sides, e.g. their files."""
     groups = by_metric(comparison.pairs)
     rows = "\n".join(_rows(pairs) for pairs in groups.values())
     alone = "\n".join(f'<p class="muted">{escape(line)}</p>' for line in unpaired(comparison))
@@ -63,7 +63,7 @@ values before/after.</p>
 
 
 def headline(comparison: Comparison) -> str:
-    """What was gained, in one sentence, from the first metric that was compared."""
+    """The gain in the first metric, as one sentence."""
     if not comparison.pairs:
         return "No load was measured on both sides."
     first = comparison.pairs[0].metric
@@ -76,8 +76,8 @@ def headline(comparison: Comparison) -> str:
 
 def _rows(pairs: list[Pair]) -> str:
     metric = pairs[0].metric
-    way = "higher is better" if metric.higher_is_better else "lower is better"
-    title = f"{escape(metric.title)} <span>{escape(metric.unit)}, {way}</span>"
+    direction = "higher is better" if metric.higher_is_better else "lower is better"
+    title = f"{escape(metric.title)} <span>{escape(metric.unit)}, {direction}</span>"
     return "\n".join(
         [f'<tr class="metric"><th colspan="6">{title}</th></tr>', *(_row(p) for p in pairs)]
     )

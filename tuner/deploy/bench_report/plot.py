@@ -1,4 +1,4 @@
-"""Draw a comparison as an SVG picture: bars before and after, for each load of each metric."""
+"""Draw a comparison as an SVG picture, with bars before and after for each metric and load."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from html import escape
 from tuner.deploy.bench_report.compare import Comparison, Pair, cut
 from tuner.deploy.bench_report.tables import by_metric
 
-# Metrics worth a panel; the rest stands in the table.
-# The first of each group that was measured.
+# Each group gets a panel for its first metric that was measured. Others are only in the table.
 _SHOWN = (
     ("decode_throughput",),
     ("output_throughput",),
@@ -24,7 +23,7 @@ _VERDICTS = {"better": "#1a7f4b", "worse": "#b3261e", "unclear": _MUTED}
 
 
 def render_svg(comparison: Comparison) -> str:
-    """A picture that stands alone; text comes out of the benchmark files, so it is escaped."""
+    """The SVG document. Text from benchmark files is escaped."""
     groups = by_metric(comparison.pairs)
     names = [next((n for n in group if n in groups), "") for group in _SHOWN]
     shown = [groups[n] for n in names if n] or list(groups.values())[:1]
@@ -54,12 +53,12 @@ def _legend(spread: bool) -> str:
 
 def _panel(pairs: Sequence[Pair], top: int) -> str:
     metric = pairs[0].metric
-    way = "higher is better" if metric.higher_is_better else "lower is better"
+    direction = "higher is better" if metric.higher_is_better else "lower is better"
     longest = max(s.high for p in pairs for s in (p.before, p.after))
     parts = [
         f'<line x1="{_MARGIN}" y1="{top}" x2="{_WIDTH - _MARGIN}" y2="{top}" stroke="{_RULE}"/>',
         _text(_MARGIN, top + 21, f"{metric.title} ({metric.unit})", 14, weight=600),
-        _text(_WIDTH - _MARGIN, top + 21, way, 12, _MUTED, "end"),
+        _text(_WIDTH - _MARGIN, top + 21, direction, 12, _MUTED, "end"),
     ]
     for i, pair in enumerate(pairs):
         parts.append(_row(pair, top + _TITLE + i * _ROW, longest))
@@ -67,28 +66,28 @@ def _panel(pairs: Sequence[Pair], top: int) -> str:
 
 
 def _row(pair: Pair, y: int, longest: float) -> str:
-    # Room after the longest bar for its value.
+    # 64 pixels are left after the longest bar for its value.
     scale = (_WIDTH - _LABELS - _GAINS - 2 * _MARGIN - 64) / longest
     x = _MARGIN + _LABELS
     label = str(pair.key)
     if len(label) > _LONGEST_LABEL:
         label = label[: _LONGEST_LABEL - 1] + "\u2026"
     parts = [_text(x - 10, y + 17, label, 12, _TEXT, "end")]
-    for place, spread, colour in ((0, pair.before, _BEFORE), (_BAR + 2, pair.after, _AFTER)):
+    for offset, spread, colour in ((0, pair.before, _BEFORE), (_BAR + 2, pair.after, _AFTER)):
         width = max(spread.median * scale, 1)
         parts.append(
-            f'<rect x="{x}" y="{y + place}" width="{width:.1f}" height="{_BAR}" rx="2" '
+            f'<rect x="{x}" y="{y + offset}" width="{width:.1f}" height="{_BAR}" rx="2" '
             f'fill="{colour}"/>'
         )
         end = width
         if spread.n > 1:
-            middle, end = y + place + _BAR / 2, max(width, spread.high * scale)
+            middle, end = y + offset + _BAR / 2, max(width, spread.high * scale)
             parts.append(
                 f'<line x1="{x + spread.low * scale:.1f}" y1="{middle}" '
                 f'x2="{x + spread.high * scale:.1f}" y2="{middle}" stroke="{_TEXT}"/>'
             )
         value = f"{spread.median:,.2f}" if spread.median < 1000 else f"{spread.median:,.0f}"
-        parts.append(_text(x + end + 6, y + place + 10, value, 11, _MUTED))
+        parts.append(_text(x + end + 6, y + offset + 10, value, 11, _MUTED))
     colour = _VERDICTS[pair.verdict]
     parts.append(_text(_WIDTH - _MARGIN, y + 19, cut(pair.gain), 16, colour, "end", 600))
     return "\n".join(parts)

@@ -1,7 +1,7 @@
 """Read benchmark results: printed tables, JSON lines, decode log lines, markdown tables.
 
-Forms are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A file may
-hold several runs, and several forms: each reader takes its own lines.
+The formats are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A
+file may hold several runs in several formats; each reader takes the lines that it knows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.samples import Key, Load, Sample, metric
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric
 from tuner.errors import MalformedBenchmark
 
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
@@ -28,7 +28,7 @@ _THROUGHPUT_LABELS = {
     "output token throughput (tok/s)": "output_throughput",
     "total token throughput (tok/s)": "total_throughput",
 }
-# sglang 0.4.4 misspells the first; vLLM writes the third.
+# The first is misspelt in sglang 0.4.4; vLLM writes the third.
 _CONCURRENCY_LABELS = (
     "max reqeuest concurrency",
     "max request concurrency",
@@ -51,14 +51,14 @@ _MARKDOWN = {
     "mean input len": "input_len",
     "mean output len": "output_len",
 }
-# Beyond these a number is damaged: requests, tokens, tokens a second, milliseconds.
+# Numbers outside this range are damaged, whatever their unit.
 _SMALLEST, _LARGEST = 1e-6, 1e12
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Every value in a file, or in the files of a folder in order of name.
+    """Every value in a file, or in the files of a folder, in the order of their names.
 
-    Raises MalformedBenchmark if there is none.
+    Raises MalformedBenchmark where there is none, or where a file cannot be read.
     """
     try:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
@@ -79,11 +79,11 @@ def _read_file(path: Path) -> list[Sample]:
 
 
 def parse_samples(lines: Iterable[str], name: str = "") -> list[Sample]:
-    """Every value in the lines, by whichever reader knows them. Keeps no more than it needs."""
+    """Every value in the lines, whatever their format. Only a JSON document is kept whole."""
     table = _ServingTable()
-    header: list[str] = []  # of the markdown table that the line stands in
+    header: list[str] = []  # of the markdown table that the line is in
     samples: list[Sample] = []
-    whole: list[str] | None = None  # of a JSON document that spans lines
+    whole: list[str] | None = None  # lines of a JSON document that spans lines
     for number, raw in enumerate(lines, 1):
         line, source = raw.rstrip("\r\n"), f"{name}:{number}"
         if number == 1 and line.strip() in ("{", "["):
@@ -107,7 +107,7 @@ def parse_samples(lines: Iterable[str], name: str = "") -> list[Sample]:
 
 
 class _ServingTable:
-    """Collects the lines between the table's borders."""
+    """Collects the lines of a printed table."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] | None = None
@@ -150,7 +150,7 @@ class _ServingTable:
 
 
 def parse_json(text: str, source: str) -> list[Sample]:
-    """Runs out of a JSON object or a list of objects; anything else gives none."""
+    """The values of a JSON object or a list of objects; none for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -186,11 +186,11 @@ def _saved(item: object, source: str) -> Sample | None:
     if not isinstance(item, dict) or not isinstance(item.get("key"), dict):
         return None
     key = item["key"]
-    if key.get("load") not in [x.value for x in Load]:
+    if key.get("load") not in [x.value for x in LoadKind]:
         return None
     rate = key.get("request_rate")
     rebuilt = Key(
-        Load(key["load"]),
+        LoadKind(key["load"]),
         _whole(key.get("concurrency")),
         _whole(key.get("input_len")),
         _whole(key.get("output_len")),
@@ -203,14 +203,14 @@ def _decode_line(line: str, source: str) -> list[Sample]:
     match = _DECODE.search(line)
     if not match:
         return []
-    key = Key(Load.DECODE, int(match.group(1)))
+    key = Key(LoadKind.DECODE, int(match.group(1)))
     return _samples(key, {"decode_throughput": match.group(2)}, source)
 
 
 def _markdown_row(
     header: list[str], cells: list[str], source: str
 ) -> tuple[list[str], list[Sample]]:
-    """(header from here on, values of this row)."""
+    """(header for the next rows, values of this row)."""
     names = [_MARKDOWN.get(cell.lower(), "") for cell in cells]
     if "concurrency" in names:
         return names, []
@@ -229,7 +229,7 @@ def _serving_key(
     number = _number(rate)
     text = f"{number:g}" if number is not None else str(rate) if rate == "trace" else "inf"
     return Key(
-        Load.SERVING,
+        LoadKind.SERVING,
         _whole(concurrency),
         _whole(input_len),
         _whole(output_len),
@@ -238,7 +238,7 @@ def _serving_key(
 
 
 def _samples(key: Key, values: dict[str, object], source: str) -> list[Sample]:
-    """Those values that are a metric and a sane number above zero: a ratio needs both."""
+    """Samples of the values that are a known metric and a number in the valid range."""
     found = []
     for name, value in values.items():
         number = _number(value)
@@ -248,7 +248,7 @@ def _samples(key: Key, values: dict[str, object], source: str) -> list[Sample]:
 
 
 def _latency_name(statistic: str, quantity: str) -> str:
-    """One name for what sglang calls E2E Latency and vLLM E2EL."""
+    """The name of a latency metric; sglang's E2E Latency and vLLM's E2EL are the same metric."""
     short = "e2e" if quantity.lower().startswith("e2e") else quantity.lower()
     return f"{statistic.lower()}_{short}_ms"
 

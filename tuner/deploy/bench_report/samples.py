@@ -1,4 +1,4 @@
-"""What a benchmark says: metrics with a direction, the load they were measured at, and values."""
+"""Benchmark values, the metrics that they belong to, and the load that they were measured at."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Load(str, Enum):
-    """What was run."""
+class LoadKind(str, Enum):
+    """The kind of benchmark."""
 
-    SERVING = "serving"  # a client sent requests; one value a run
-    DECODE = "decode"  # the server's own log lines; many values a run
+    SERVING = "serving"  # a client sent requests; one value per run
+    DECODE = "decode"  # the server's log lines; many values per run
 
 
 @dataclass(frozen=True, order=True)
 class Key:
     """The load that a value belongs to. Only values of equal keys are compared."""
 
-    load: Load
-    concurrency: int  # requests in flight at most; for decode: running requests
-    input_len: int = 0  # mean tokens a request; 0 where not given
+    load: LoadKind
+    concurrency: int  # most requests in flight; for decode: running requests
+    input_len: int = 0  # mean tokens per request; 0: unknown
     output_len: int = 0
-    request_rate: str = ""  # requests a second as given, "inf" or empty
+    request_rate: str = ""  # requests per second as given, "inf" or empty
 
     def __str__(self) -> str:
-        if self.load is Load.DECODE:
+        if self.load is LoadKind.DECODE:
             return f"{self.concurrency} running request{'s' * (self.concurrency != 1)}"
         lengths = f", {self.input_len}+{self.output_len} tokens" if self.output_len else ""
         rate = f", {self.request_rate} req/s" if self.request_rate not in ("", "inf") else ""
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity, its unit, and which way is better."""
+    """A quantity, its unit, and whether higher or lower is better."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ LATENCY_NAME = re.compile(r"(mean|median|max|p[0-9]{1,2})_(ttft|tpot|itl|e2e)_ms
 
 
 def metric(name: str) -> Metric | None:
-    """The metric of that name; None for one that says nothing about speed."""
+    """The metric of that name; None for a quantity that is not about speed."""
     if name in _THROUGHPUTS:
         title, unit = _THROUGHPUTS[name]
         return Metric(name, title, unit, True)
@@ -82,10 +82,10 @@ def metric(name: str) -> Metric | None:
 
 
 def metric_order(name: str) -> tuple[int, str, str]:
-    """Throughputs first, in the order above, then latencies by quantity."""
+    """Sort key of a metric: throughputs first, in the order above, then latencies by quantity."""
     if name in _THROUGHPUTS:
         return (list(_THROUGHPUTS).index(name), "", "")
     match = LATENCY_NAME.fullmatch(name)
     quantity, statistic = (match.group(2), match.group(1)) if match else ("", name)
-    place = list(_LATENCIES).index(quantity) if quantity else len(_LATENCIES)
-    return (len(_THROUGHPUTS) + place, quantity, statistic)
+    position = list(_LATENCIES).index(quantity) if quantity else len(_LATENCIES)
+    return (len(_THROUGHPUTS) + position, quantity, statistic)

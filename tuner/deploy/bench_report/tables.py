@@ -1,4 +1,4 @@
-"""A comparison as text, CSV and plain values; and runs kept beside the configs they ran with."""
+"""A comparison as text, CSV and JSON values; and runs saved beside the bundle that they used."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def render_text(comparison: Comparison) -> str:
 
 
 def spread_text(pair: Pair) -> str:
-    """The gain's range, or a dash for a single run on each side."""
+    """The range of the gain, or a dash for a single run on each side."""
     if pair.before.n == pair.after.n == 1:
         return "-"
     return f"{cut(pair.gain_low)}-{cut(pair.gain_high)}"
 
 
 def unpaired(comparison: Comparison) -> list[str]:
-    """A line for each side's loads that the other side lacks."""
+    """Lines that list the loads measured on one side only."""
     sides = (("before", comparison.only_before), ("after", comparison.only_after))
     return [f"only {side}: {'; '.join(map(str, keys))}" for side, keys in sides if keys]
 
 
 def render_csv(comparison: Comparison) -> str:
-    """One row a pair, full precision."""
+    """One row for each pair, in full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -93,7 +93,7 @@ def _load(key: Key) -> list[int | str]:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Plain values for JSON; each gain also as the text that the tables show."""
+    """Values for JSON; `gain_text` is the gain as tables show it."""
     pairs = [{**asdict(p), "gain_text": cut(p.gain)} for p in comparison.pairs]
     return {
         "pairs": pairs,
@@ -103,7 +103,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
-    """Keep runs beside the config release they ran with; `read_samples` reads the file again.
+    """Save runs with the sha256 of their bundle (`release`); `read_samples` reads the file.
 
     Raises UnwritableOutput.
     """
@@ -112,7 +112,7 @@ def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
 
 
 def write_all(texts: dict[Path, str]) -> None:
-    """Write files, making their folders. Raises UnwritableOutput."""
+    """Write files, and create their folders. Raises UnwritableOutput."""
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _number(value: float) -> str:
 
 
 def by_metric(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Pairs of each metric, in the comparison's order."""
+    """The pairs of each metric, in the comparison's order."""
     groups: dict[str, list[Pair]] = {}
     for pair in pairs:
         groups.setdefault(pair.metric.name, []).append(pair)

@@ -1,1 +1,1 @@
-"""One archive with everything an operator needs to start an engine with the tuned configs."""
+"""Bundles: one archive with everything needed to start an engine with tuned configs."""

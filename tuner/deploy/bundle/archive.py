@@ -1,8 +1,8 @@
-"""Files to one archive whose bytes depend on the files alone, and back without touching the disk.
+"""Pack files into an archive, and unpack it in memory.
 
-An archive is a gzipped tar: regular files below one folder, sorted, with neither owners nor times.
-Nothing can hide in what tar would also allow: `Unpacked.as_written` says whether writing the files
-again gives the very same tar.
+An archive is a gzipped tar with regular files below one folder, sorted, without owners and times.
+So its bytes depend only on the files. `Unpacked.as_written` tells whether packing the files again
+gives the same tar; if so, the tar holds nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST_ARCHIVE = 64 << 20  # bytes; the bundles of sglang are under 1 MiB
 LARGEST_CONTENT = 256 << 20  # bytes once decompressed
 MOST_FILES = 20_000
 MODES = (0o644, 0o755)
-# 1980: tar programs warn of a time at the very beginning of the clock.
+# 1980, because tar programs warn about the time 0.
 _TIME = 315_532_800
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"  # no name, no time, unknown system
 
@@ -35,7 +35,7 @@ class File:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What an archive holds."""
+    """The contents of an archive."""
 
     root: str
     files: Mapping[str, File]  # path below the root
@@ -43,12 +43,12 @@ class Unpacked:
 
 
 def pack(root: str, files: Mapping[str, File]) -> bytes:
-    """The archive of `files` (paths below `root`). Equal files give equal bytes."""
+    """Pack `files` (paths below `root`). Equal files give equal bytes."""
     return _gzip(plain_tar(root, files))
 
 
 def unpack(data: bytes) -> Unpacked:
-    """Read an archive. Raises BundleRefused, which names the first thing amiss."""
+    """Read an archive. Raises BundleRefused, which names the first fault."""
     if len(data) > LARGEST_ARCHIVE:
         raise BundleRefused(f"the archive is larger than {LARGEST_ARCHIVE >> 20} MiB")
     tar = _gunzip(data)
@@ -60,7 +60,7 @@ def unpack(data: bytes) -> Unpacked:
         if top != root or (not path and not member.isdir()):
             raise BundleRefused(f"{member.name!r} does not lie in the folder {root!r}")
         if member.isdir():
-            continue  # tar makes them; an archive that has them is not as it was written
+            continue  # other tar programs add folders; `as_written` is then false
         if path in files:
             raise BundleRefused(f"{member.name!r} is in the archive twice")
         if len(files) == MOST_FILES:
@@ -70,7 +70,10 @@ def unpack(data: bytes) -> Unpacked:
 
 
 def checked_path(name: str) -> str:
-    """A relative path that stays below its folder. Raises BundleRefused."""
+    """Return `name` if it is a relative path that stays below its folder.
+
+    Raises BundleRefused.
+    """
     if name.startswith("/") or "\\" in name or not name.isprintable():
         raise BundleRefused(f"{name!r} is not a relative path of plain names")
     parts = name.split("/")
@@ -82,7 +85,7 @@ def checked_path(name: str) -> str:
 
 
 def plain_tar(root: str, files: Mapping[str, File]) -> bytes:
-    """The archive before it is compressed."""
+    """The archive before compression."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(files):
@@ -93,7 +96,7 @@ def plain_tar(root: str, files: Mapping[str, File]) -> bytes:
 
 
 def _gzip(data: bytes) -> bytes:
-    # Not the gzip module: the header that it writes changed between versions of Python.
+    # The gzip module writes other headers in other versions of Python.
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = packer.compress(data) + packer.flush()
     return _GZIP_HEADER + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
@@ -116,7 +119,7 @@ def _gunzip(data: bytes) -> bytes:
 
 def _members(tar: bytes) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
     try:
-        # No tarfile filter is relied on: nothing is extracted, and each member is checked here.
+        # Needs no tarfile filter: each member is checked here, and nothing is extracted.
         with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
             for member in archive:
                 _check_kind(member)

@@ -1,7 +1,7 @@
-"""Whether a cluster's servers can use tuned attention, and what their operator should know of it.
+"""Whether a cluster's servers can use tuned attention, and notes about it for the operator.
 
-The files are for sglang's Triton attention backend. A bundle never chooses a server's backend, nor
-how it splits a sequence: the cluster file does, or sglang itself.
+The files are for sglang's Triton attention backend. A bundle never sets a server's backend or KV
+splits: the cluster file does, or else sglang chooses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.models.table import find_preset
 from tuner.problems.records import Winner
 
-# They go before the one flag for both.
+# These flags override the flag for both phases.
 _PHASE_FLAGS = {
     Phase.EXTEND: "--prefill-attention-backend",
     Phase.DECODE: "--decode-attention-backend",
@@ -34,9 +34,9 @@ _PHASE_FLAGS = {
 def usable_winners(
     winners: Sequence[Winner], cluster: Cluster, engine: Engine
 ) -> tuple[list[Winner], list[str]]:
-    """The winners that the cluster's servers can use, and why others are left out, as notes.
+    """(the winners that the cluster's servers can use, notes about winners left out).
 
-    Raises ExportRefused where none is left of them.
+    Raises ExportRefused where no winner is left.
     """
     others = [winner for winner in winners if not isinstance(winner.problem, Attention)]
     if len(others) == len(winners):
@@ -58,7 +58,7 @@ def usable_winners(
 def attention_notes(
     exported: Sequence[PlannedFile], cluster: Cluster, engine: Engine, device: Device
 ) -> list[str]:
-    """What an operator should know of the attention files, one sentence each."""
+    """Notes about the attention files for the operator, one sentence each."""
     files = [file for file in exported if isinstance(file, AttentionFileExport)]
     if not files:
         return []
@@ -99,10 +99,10 @@ def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Ite
 def _fit_notes(
     files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine, device: Device
 ) -> list[str]:
-    """Whether a model known by name runs any of the problems."""
+    """A note if no file is for the cluster's model, where the model is known by name."""
     parallel = cluster.parallel
     replicas = parallel.tp * parallel.dp == cluster.gpus
-    tp = parallel.tp if replicas else parallel.tp // parallel.dp  # of ranks that share the heads
+    tp = parallel.tp if replicas else parallel.tp // parallel.dp  # ranks that share the heads
     try:
         model = find_preset(cluster.model.name)
         wanted = attention_problems(model, tp, engine_version=engine.version, device=device)
@@ -114,18 +114,18 @@ def _fit_notes(
 
 
 def _shape(problem: Attention) -> Attention:
-    """The problem without what a server's flags decide."""
+    """The problem without the fields that a server's flags set."""
     return replace(problem, page_size=1, kv_splits=1)
 
 
 def _backends(cluster: Cluster) -> dict[Phase, str | None]:
-    """The backend that the flags ask for, by phase."""
+    """The backend that the engine's flags set for each phase; None: not set."""
     both = _flag(cluster, BACKEND_FLAG)
     return {phase: _flag(cluster, flag) or both for phase, flag in _PHASE_FLAGS.items()}
 
 
 def _flag(cluster: Cluster, name: str) -> str | None:
-    """A flag's value, as `--flag value` or `--flag=value`; the last one counts."""
+    """The value of `--flag value` or `--flag=value`; the last occurrence counts."""
     flags = cluster.engine.flags
     found = None
     for word, following in zip(flags, [*flags, ""][1:], strict=True):

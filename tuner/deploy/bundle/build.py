@@ -1,10 +1,10 @@
-"""Put a bundle together: configs, scripts, manifests, checks, and what is known of each."""
+"""Build a bundle: configs, launch scripts, manifests, checks, and the provenance of entries."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +16,7 @@ from tuner.deploy.bundle.commands import node_commands
 from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.environment import environment_notes, node_environments
-from tuner.deploy.bundle.kubernetes import manifest as lws_manifest
-from tuner.deploy.bundle.kubernetes import why_not
+from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
     FORMAT,
     KIND,
@@ -33,7 +32,7 @@ from tuner.deploy.bundle.scripts import CONFIGS, bare_script, docker_script
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
-from tuner.deploy.preflight import Report, build_single_file
+from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
@@ -54,7 +53,7 @@ class Bundle:
 
     @property
     def notes(self) -> list[str]:
-        """What the operator should know, one sentence each."""
+        """Notes for the operator, one sentence each."""
         return [str(note) for note in self.manifest["notes"]]
 
 
@@ -65,50 +64,31 @@ def build_bundle(
     device: Device,
     *,
     allow_predicted: bool,
-    report: Report | None = None,
+    report: PreflightReport | None = None,
 ) -> Bundle:
-    """The bundle; equal arguments give equal bytes. `engine` is the one whose kernels were tuned.
+    """Build a bundle. Equal arguments give equal bytes.
 
-    Raises ExportRefused for winners that must not or cannot be shipped, MalformedCluster for a
-    launch that the cluster's engine cannot do.
+    `engine` is the engine whose kernels were tuned. Raises ExportRefused for winners that must not
+    or cannot be shipped, and MalformedCluster for a launch that the cluster's engine cannot do.
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     usable, left_out = usable_winners(winners, cluster, engine)
     attention = any(isinstance(winner.problem, Attention) for winner in usable)
-    files = _launch_files(cluster, environments, name, attention=attention)
+    files = _launch_files(cluster, environments, name, attention=attention) | _check_files(cluster)
     folder = config_folder(usable, cluster, engine, device, allow_predicted=allow_predicted)
+    files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = _notes(cluster, engine, environments, statuses) + left_out
     notes += attention_notes(folder.exported, cluster, engine, device)
-    files |= _configs(folder)
-    files["preflight.py"] = File(_preflight(), _EXECUTABLE)
-    files["cluster.json"] = _text(cluster.expected().to_json())
-    files["sweep.sh"] = File(sweep_script(cluster).encode(), _EXECUTABLE)
-    files["README.md"] = _text(
-        readme_text(
-            name,
-            cluster,
-            device.name,
-            folder.hash,
-            statuses,
-            notes,
-            why_not(cluster, environments),
-            attention=attention,
-        )
-    )
-    tritons = sorted({str(environment["triton"]) for environment in known})
-    parts = {p: f.data for p, f in files.items() if p.startswith(CONFIGS) or p == "preflight.py"}
-    files["sbom.cdx.json"] = _text(sbom_text(name, cluster, engine, tritons, parts))
+    no_kubernetes = no_manifest_reason(cluster, environments)
+    facts = (name, cluster, device.name, folder.hash, statuses, notes, no_kubernetes)
+    files["README.md"] = _text(readme_text(*facts, attention=attention))
+    files["sbom.cdx.json"] = _text(_sbom(name, cluster, engine, known, files))
     files[SUMS] = _text(sums_text(files))
     manifest = {
-        "kind": KIND,
-        "format": FORMAT,
-        "name": name,
-        "tool": f"engine-tuner {version('engine-tuner')}",
-        "cluster": _cluster_row(cluster),
-        "device": device.name,
+        **_identity(name, cluster, device),
         "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
         "environments": known,
         "statuses": statuses,
@@ -121,11 +101,14 @@ def build_bundle(
 
 
 def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
-    """Write the archive, and its signature beside it. Raises UnwritableOutput."""
+    """Write the archive, and its signature beside it. Raises UnwritableOutput.
+
+    `sign` gives the signature of the archive's bytes; None: write no signature.
+    """
     beside = signature_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)  # of an older archive; it would not hold for this one
+        beside.unlink(missing_ok=True)  # a signature of an older archive would be wrong
         part = path.with_name(f".{path.name}.part")
         part.write_bytes(bundle.archive)
         part.replace(path)
@@ -139,15 +122,28 @@ def _text(text: str) -> File:
     return File(text.encode())
 
 
-def _preflight() -> bytes:
+def _check_files(cluster: Cluster) -> dict[str, File]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "preflight.py")
         build_single_file(path)
-        return path.read_bytes()
+        preflight = path.read_bytes()
+    return {
+        "preflight.py": File(preflight, _EXECUTABLE),
+        "cluster.json": _text(cluster.expected().to_json()),
+        "sweep.sh": File(sweep_script(cluster).encode(), _EXECUTABLE),
+    }
 
 
-def _configs(folder: ConfigFolder) -> dict[str, File]:
-    return {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
+def _sbom(
+    name: str,
+    cluster: Cluster,
+    engine: Engine,
+    environments: Sequence[Mapping[str, Any]],
+    files: Mapping[str, File],
+) -> str:
+    tritons = sorted({str(environment["triton"]) for environment in environments})
+    parts = {p: f.data for p, f in files.items() if p.startswith(CONFIGS) or p == "preflight.py"}
+    return sbom_text(name, cluster, engine, tritons, parts)
 
 
 def _launch_files(
@@ -164,23 +160,23 @@ def _launch_files(
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
             compose = compose_file(cluster, rank, variables, commands, attention=attention)
             files[f"{below}/compose.yaml"] = _text(compose)
-    if not why_not(cluster, environments):
-        place = f"/opt/tuner/{name}"
-        text = lws_manifest(cluster, environments[0], place, attention=attention)
+    if not no_manifest_reason(cluster, environments):
+        on_nodes = f"/opt/tuner/{name}"
+        text = lws_manifest(cluster, environments[0], on_nodes, attention=attention)
         files["kubernetes/leaderworkerset.yaml"] = _text(text)
     return files
 
 
 def _entries(folder: ConfigFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(a row for each entry, the environments that rows name by their place)."""
+    """(a row for each entry, the environments, which rows name by their index)."""
     known: list[dict[str, Any]] = []
     entries = []
     for tuned in folder.tuned:
         for row in tuned.rows:
             if row["environment"] not in known:
                 known.append(row["environment"])
-            place = known.index(row["environment"])
-            entries.append({"file": f"{CONFIGS}/{tuned.path}", **row, "environment": place})
+            index = known.index(row["environment"])
+            entries.append({"file": f"{CONFIGS}/{tuned.path}", **row, "environment": index})
     return entries, known
 
 
@@ -213,12 +209,19 @@ def _notes(
     return notes
 
 
-def _cluster_row(cluster: Cluster) -> dict[str, Any]:
+def _identity(name: str, cluster: Cluster, device: Device) -> dict[str, Any]:
     return {
-        "name": cluster.name,
-        "engine": cluster.engine.name,
-        "image": cluster.engine.image,
-        "model": cluster.model.name,
-        "parallel": asdict(cluster.parallel),
-        "nodes": [node.name for node in cluster.nodes],
+        "kind": KIND,
+        "format": FORMAT,
+        "name": name,
+        "tool": f"engine-tuner {version('engine-tuner')}",
+        "cluster": {
+            "name": cluster.name,
+            "engine": cluster.engine.name,
+            "image": cluster.engine.image,
+            "model": cluster.model.name,
+            "parallel": asdict(cluster.parallel),
+            "nodes": [node.name for node in cluster.nodes],
+        },
+        "device": device.name,
     }

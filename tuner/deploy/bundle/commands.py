@@ -1,4 +1,4 @@
-"""What each node runs: the engine's own command lines."""
+"""The commands that start the engine on each node."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Command = tuple[str, ...]
 
 
 def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -> list[Command]:
-    """The commands of a node in order; the last one runs for as long as the engine serves.
+    """The commands of a node, in order; the last one runs until the engine stops.
 
-    Raises MalformedCluster for a way to spread the model that the engine cannot run.
+    Raises MalformedCluster where the engine cannot spread the model as the cluster file says.
     """
     head = cluster.nodes[0].host
     if cluster.engine.name == "sglang":
@@ -28,7 +28,7 @@ def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
 
 
 def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Command:
-    """sglang's server on one node."""
+    """The command of sglang's server on one node."""
     parallel, several = cluster.parallel, len(cluster.nodes) > 1
     words = ["python3", "-m", "sglang.launch_server"]
     words += ["--model-path", cluster.model.path, "--served-model-name", cluster.model.name]
@@ -57,7 +57,7 @@ def _attention_over_dp(cluster: Cluster) -> list[str]:
 
 
 def vllm_command(cluster: Cluster) -> Command:
-    """vLLM's server, on the head alone: Ray starts its ranks on all nodes."""
+    """The command of vLLM's server on the head; Ray starts its ranks on all nodes."""
     parallel, several = cluster.parallel, len(cluster.nodes) > 1
     if parallel.dp > 1 and (several or parallel.tp * parallel.dp != cluster.gpus):
         raise MalformedCluster(
@@ -83,29 +83,29 @@ def vllm_command(cluster: Cluster) -> Command:
 
 
 def ray_head(cluster: Cluster, address: str) -> Command:
-    """Ray's head. It returns; vLLM then waits for the GPUs of the workers that join."""
+    """The command of Ray's head. It returns at once; vLLM then waits for the workers' GPUs."""
     words = ["ray", "start", "--head", "--port", str(cluster.ports.ray)]
     return (*words, *_ray_node(cluster.nodes[0].gpus, address), "--disable-usage-stats")
 
 
 def ray_worker(cluster: Cluster, head: str, gpus: int, address: str) -> Command:
-    """A node that joins the head, until it is stopped."""
+    """The command of a Ray worker, which joins the head and runs until it is stopped."""
     words = ["ray", "start", "--address", endpoint(head, cluster.ports.ray)]
     return (*words, *_ray_node(gpus, address), "--block")
 
 
 def _ray_node(gpus: int, address: str) -> list[str]:
-    own = ["--node-ip-address", address] if address else []
-    return [*own, "--num-gpus", str(gpus)]
+    node_address = ["--node-ip-address", address] if address else []
+    return [*node_address, "--num-gpus", str(gpus)]
 
 
 def endpoint(host: str, port: int) -> str:
-    """`host:port`, an IPv6 address in brackets."""
+    """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def one_line(commands: list[Command]) -> Command:
-    """Several commands as one, run by bash, which the last one replaces."""
+    """Join commands into one bash command; the last command replaces bash."""
     if len(commands) == 1:
         return commands[0]
     first = " && ".join(shlex.join(command) for command in commands[:-1])

@@ -1,4 +1,4 @@
-"""A node's engine as a compose file."""
+"""The compose file of a node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compose_file(
     *,
     attention: bool = False,
 ) -> str:
-    """compose.yaml of one node; it means what the node's docker script does."""
+    """compose.yaml of one node, which starts the same container as the node's docker script."""
     program, *arguments = one_line(commands)
     folder = folder_variables(cluster, attention=attention)
     variables = {**dict.fromkeys(folder, MOUNTED), **environment}
@@ -53,7 +53,7 @@ def compose_file(
 
 
 def _literal(text: str) -> str:
-    """Text that compose must not take for a variable of its own."""
+    """Escape text so that compose finds no variable in it."""
     return text.replace("$", "$$")
 
 

@@ -33,17 +33,17 @@ class TunedFile:
     """A config file with tuned entries."""
 
     path: str  # below the config folder
-    rows: Sequence[Mapping[str, Any]]  # what the manifest says of each entry
+    rows: Sequence[Mapping[str, Any]]  # the manifest's row for each entry
 
 
 @dataclass(frozen=True)
 class ConfigFolder:
-    """The files of the folder that the engine is pointed at."""
+    """The config folder that the engine reads."""
 
     files: Mapping[str, bytes]  # path below the folder -> content
     tuned: Sequence[TunedFile]
-    exported: Sequence[PlannedFile]  # as the engine's deliveries planned them
-    hash: str  # as the preflight hashes the folder on a node
+    exported: Sequence[PlannedFile]
+    hash: str  # the preflight computes the same hash on a node
 
 
 def config_folder(
@@ -54,10 +54,10 @@ def config_folder(
     *,
     allow_predicted: bool,
 ) -> ConfigFolder:
-    """The folder for the cluster's engine. `engine` is the one whose kernels were tuned.
+    """The folder for the cluster's engine. `engine` is the engine whose kernels were tuned.
 
-    Raises ExportRefused where there is nothing to put in, where entries are predicted and that is
-    not allowed, or where the engine reads no folder but its own.
+    Raises ExportRefused where there is nothing to ship, where entries are predicted and this is
+    not allowed, or where the engine only reads its own folder.
     """
     _check_winners(winners, cluster, device, allow_predicted)
     with tempfile.TemporaryDirectory() as folder:
@@ -89,13 +89,13 @@ def _check_winners(
 
 
 def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) -> None:
-    """A model known by name must have winners at the cluster's way of spreading it."""
+    """A model known by name must have winners at the cluster's tp and ep."""
     try:
         model = find_preset(cluster.model.name)
     except UnknownModel:
         return
     parallel = cluster.parallel
-    # Ranks that share the experts out hold whole experts; the others hold a slice of each.
+    # Expert-parallel ranks hold whole experts; the other ranks hold a slice of each expert.
     columns = model.intermediate // (parallel.tp // parallel.ep)
     layers = [winner.problem for winner in winners if isinstance(winner.problem, FusedMoe)]
     if (columns, model.hidden) not in {(layer.N, layer.K) for layer in layers}:
@@ -112,7 +112,7 @@ def _overlay(
     deliveries = deliveries_for(winners, engine)
     if any(delivery.variable is None for delivery in deliveries):
         raise ExportRefused(
-            f"{engine.name} {engine.version} reads no config folder but its own: use "
+            f"{engine.name} {engine.version} only reads its own config folder: use "
             "`tuner export --into-engine` in its image"
         )
     files = export(winners, engine, device, root, allow_predicted=True)
@@ -123,9 +123,10 @@ def _overlay(
 
 
 def _vllm(winners: Sequence[Winner], device: Device, root: Path) -> list[TunedFile]:
-    """vLLM runs one configuration for both products, and its own heuristic where none is given.
+    """Write vLLM's files, with the entries of the up product.
 
-    So the entries are those for up, and those that only repeat sglang's heuristic are left out.
+    vLLM uses one configuration for both products. Entries that repeat sglang's default are left
+    out, because vLLM has its own default.
     """
     chosen: dict[str, list[Winner]] = {}
     for winner in winners:

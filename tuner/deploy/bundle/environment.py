@@ -1,7 +1,7 @@
-"""The variables that each node's processes get: addresses, interfaces, RDMA devices.
+"""The environment variables of each node's processes: addresses, interfaces, RDMA devices.
 
-What the cluster file says in its environment tables goes first, then what a preflight proposes
-from captures, then what follows from the cluster file's other fields.
+The environment tables of the cluster file override what a preflight proposes, and that overrides
+what follows from other fields of the cluster file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.deploy.cluster import Cluster, ClusterNode
-from tuner.deploy.preflight import Report
+from tuner.deploy.preflight import PreflightReport
 from tuner.deploy.preflight.check_network import HOST_VARIABLES
 from tuner.deploy.preflight.network import is_ip
 from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as SGLANG_CONFIG_DIR
@@ -21,19 +21,21 @@ CONFIG_VARIABLES = {"sglang": SGLANG_CONFIG_DIR, "vllm": VLLM_CONFIG_DIR}
 
 
 def folder_variables(cluster: Cluster, *, attention: bool) -> tuple[str, ...]:
-    """The variables that name the config folder: to the engine, and to its attention plugin."""
+    """The variables that name the config folder to the engine and to the attention plugin."""
     engine = CONFIG_VARIABLES[cluster.engine.name]
     return (engine, ATTENTION_CONFIG_DIR) if attention else (engine,)
 
 
-def node_environments(cluster: Cluster, report: Report | None = None) -> list[dict[str, str]]:
-    """Each node's variables, in the cluster's order, but for the config folder's.
+def node_environments(
+    cluster: Cluster, report: PreflightReport | None = None
+) -> list[dict[str, str]]:
+    """The variables of each node, in the cluster's order, without those of the config folder.
 
-    Raises MalformedCluster where the cluster file sets what the launch sets itself.
+    Raises MalformedCluster where the cluster file sets a variable of the config folder.
     """
-    own = folder_variables(cluster, attention=cluster.engine.name == "sglang")
+    reserved = folder_variables(cluster, attention=cluster.engine.name == "sglang")
     for where, variables in _tables(cluster):
-        for name in own:
+        for name in reserved:
             if name in variables:
                 raise MalformedCluster(
                     f"{where} holds {name}, which the bundle's scripts set themselves"
@@ -58,7 +60,7 @@ def _environment(
         found["NCCL_SOCKET_IFNAME"] = node.interface
         found["GLOO_SOCKET_IFNAME"] = node.interface
     if node.rdma:
-        # NCCL takes names for prefixes, so that mlx5_1 would bring mlx5_10 along, without the "=".
+        # "=" makes NCCL match whole names; without it mlx5_1 also matches mlx5_10.
         found["NCCL_IB_HCA"] = "=" + ",".join(node.rdma)
     if is_ip(node.host):
         found.update(dict.fromkeys(HOST_VARIABLES[cluster.engine.name], node.host))
@@ -67,14 +69,14 @@ def _environment(
 
 
 def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """Variables that are not the same on every node; host addresses, which never are, left out."""
+    """Variables that differ between nodes, without host addresses, which always differ."""
     hosts = {name for names in HOST_VARIABLES.values() for name in names}
     names = sorted({name for variables in environments for name in variables} - hosts)
     return [n for n in names if len({variables.get(n) for variables in environments}) > 1]
 
 
 def environment_notes(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """What an operator should know of the variables, one sentence each."""
+    """Notes about the variables for the operator, one sentence each."""
     notes = []
     if len(cluster.nodes) > 1:
         for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX"):

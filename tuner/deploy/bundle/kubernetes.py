@@ -1,7 +1,7 @@
-"""The whole cluster as a Kubernetes LeaderWorkerSet, with a Service on its leader.
+"""The cluster as a Kubernetes LeaderWorkerSet, with a Service on its leader.
 
-Pods use the hosts' network, since the RDMA cards are the hosts', and read the bundle from there.
-Their variables are the same on every node but for its address, which Kubernetes fills in.
+Pods use the host's network and RDMA cards, and read the bundle from a folder of the host. Their
+variables are the same on every node, except for the node's address, which Kubernetes fills in.
 """
 
 from __future__ import annotations
@@ -10,8 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.deploy.bundle.commands import Command, one_line, ray_head, ray_worker, sglang_command
-from tuner.deploy.bundle.commands import vllm_command as serve
+from tuner.deploy.bundle.commands import (
+    Command,
+    one_line,
+    ray_head,
+    ray_worker,
+    sglang_command,
+    vllm_command,
+)
 from tuner.deploy.bundle.environment import differing, folder_variables
 from tuner.deploy.bundle.scripts import CONFIGS, HUB_CACHE, MOUNTED, is_folder, uses_rdma
 from tuner.deploy.bundle.yamltext import yaml_text
@@ -20,12 +26,12 @@ from tuner.deploy.preflight.check_network import HOST_VARIABLES
 
 API_VERSION = "leaderworkerset.x-k8s.io/v1"
 NODE_LABEL = "engine-tuner/cluster"
-# Filled in by the LeaderWorkerSet controller, before the container's own variables.
+# The LeaderWorkerSet controller sets these variables.
 _LEADER, _SIZE, _INDEX = "$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)"
 
 
-def why_not(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
-    """Why one pod template cannot serve all nodes; empty where it can."""
+def no_manifest_reason(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
+    """The reason why one pod template cannot serve all nodes; empty where it can."""
     if not cluster.engine.image:
         return "engine.image is not set"
     if len({node.gpus for node in cluster.nodes}) > 1:
@@ -34,21 +40,21 @@ def why_not(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
     return f"{', '.join(names)} differ between nodes" if names else ""
 
 
-def manifest(
+def lws_manifest(
     cluster: Cluster, environment: Mapping[str, str], folder: str, *, attention: bool = False
 ) -> str:
-    """The manifest; `folder` is where the bundle lies on every node.
+    """The manifest; `folder` is the bundle's path on every node.
 
-    `environment` is any node's, since `why_not` found no difference. `attention`: whether the
-    bundle holds attention files.
+    Any node's `environment` will do, because `no_manifest_reason` found no difference.
+    `attention`: whether the bundle holds attention files.
     """
     name = object_name(cluster.name)
-    places = dict.fromkeys(folder_variables(cluster, attention=attention), MOUNTED)
-    variables = {**places, **environment}
+    config_folders = dict.fromkeys(folder_variables(cluster, attention=attention), MOUNTED)
+    variables = {**config_folders, **environment}
     leader, worker = _commands(cluster)
     template = {
         "size": len(cluster.nodes),
-        # Ranks that lost one of them cannot go on.
+        # When one rank is lost, the others cannot go on.
         "restartPolicy": "RecreateGroupOnPodRestart",
         "leaderTemplate": _pod(cluster, variables, leader, folder, "leader"),
         "workerTemplate": _pod(cluster, variables, worker, folder, "worker"),
@@ -73,36 +79,38 @@ def manifest(
 
 
 def object_name(name: str) -> str:
-    """A name that Kubernetes takes for a Service: lower-case letters, digits and hyphens."""
+    """A valid name of a Kubernetes Service: lower-case letters, digits and hyphens."""
     folded = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return (folded if folded[:1].isalpha() else f"c-{folded}")[:50].rstrip("-")
 
 
 def _commands(cluster: Cluster) -> tuple[list[Command], list[Command]]:
-    own_address = "$(VLLM_HOST_IP)"
+    """(the leader's commands, a worker's commands)."""
     if cluster.engine.name == "sglang":
         escaped = _escaped(sglang_command(cluster, "\0leader", "\0size", "\0index"))
         return [escaped], [escaped]
+    serve = _escaped(vllm_command(cluster))
     if len(cluster.nodes) == 1:
-        return [_escaped(serve(cluster))], [_escaped(serve(cluster))]
-    head = [ray_head(cluster, own_address), _escaped(serve(cluster))]
-    return head, [ray_worker(cluster, _LEADER, cluster.nodes[0].gpus, own_address)]
+        return [serve], [serve]
+    address = "$(VLLM_HOST_IP)"
+    worker = ray_worker(cluster, _LEADER, cluster.nodes[0].gpus, address)
+    return [ray_head(cluster, address), serve], [worker]
 
 
 def _escaped(command: Command) -> Command:
-    """The controller's variables put in; the cluster file's words stay as they are."""
-    places = {"\0leader": _LEADER, "\0size": _SIZE, "\0index": _INDEX}
+    """Escape the words of the cluster file, and put the controller's variables in."""
+    placeholders = {"\0leader": _LEADER, "\0size": _SIZE, "\0index": _INDEX}
     words = []
     for word in command:
         text = _literal(word)
-        for place, variable in places.items():
-            text = text.replace(place, variable)
+        for placeholder, variable in placeholders.items():
+            text = text.replace(placeholder, variable)
         words.append(text)
     return tuple(words)
 
 
 def _literal(text: str) -> str:
-    """Text in which Kubernetes finds no variable of its own."""
+    """Escape text so that Kubernetes finds no variable in it."""
     return text.replace("$", "$$")
 
 
@@ -113,26 +121,9 @@ def _pod(
     folder: str,
     role: str,
 ) -> dict[str, Any]:
-    gpus = str(cluster.nodes[0].gpus)
-    container: dict[str, Any] = {
-        "name": "engine",
-        "image": cluster.engine.image,
-        "command": list(one_line(commands)),
-        "env": _variables(cluster, environment),
-        "resources": {"limits": {"nvidia.com/gpu": gpus}},
-        "volumeMounts": [
-            {"name": "configs", "mountPath": MOUNTED, "readOnly": True},
-            {
-                "name": "model",
-                "mountPath": _model_target(cluster),
-                "readOnly": _reads_only(cluster),
-            },
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount, not a file
-        ],
-    }
-    if uses_rdma(cluster, environment):
-        # For /dev/infiniband; a cluster with an RDMA device plugin asks for its resource instead.
-        container["securityContext"] = {"privileged": True}
+    path = cluster.model.path
+    model_folder = path if is_folder(path) else "/var/cache/huggingface"
+    container = _container(cluster, environment, commands)
     if role == "leader":
         port = cluster.ports.serve
         container["ports"] = [{"containerPort": port, "protocol": "TCP"}]
@@ -146,33 +137,47 @@ def _pod(
             "containers": [container],
             "volumes": [
                 _host_folder("configs", f"{folder}/{CONFIGS}"),
-                _host_folder("model", _model_source(cluster)),
+                _host_folder("model", model_folder),
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
             ],
         },
     }
 
 
+def _container(
+    cluster: Cluster, environment: Mapping[str, str], commands: list[Command]
+) -> dict[str, Any]:
+    path = cluster.model.path
+    container: dict[str, Any] = {
+        "name": "engine",
+        "image": cluster.engine.image,
+        "command": list(one_line(commands)),
+        "env": _variables(cluster, environment),
+        "resources": {"limits": {"nvidia.com/gpu": str(cluster.nodes[0].gpus)}},
+        "volumeMounts": [
+            {"name": "configs", "mountPath": MOUNTED, "readOnly": True},
+            {
+                "name": "model",
+                "mountPath": path if is_folder(path) else HUB_CACHE,
+                "readOnly": is_folder(path),  # the hub's cache is written to
+            },
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount, not a file
+        ],
+    }
+    if uses_rdma(cluster, environment):
+        # For /dev/infiniband. With an RDMA device plugin, ask for its resource instead.
+        container["securityContext"] = {"privileged": True}
+    return container
+
+
 def _variables(cluster: Cluster, environment: Mapping[str, str]) -> list[dict[str, Any]]:
     hosts = HOST_VARIABLES[cluster.engine.name]
-    own = [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}} for n in hosts]
-    return own + [
+    host_ip = {"valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
+    return [{"name": name, **host_ip} for name in hosts] + [
         {"name": name, "value": _literal(value)}
         for name, value in environment.items()
         if name not in hosts
     ]
-
-
-def _model_source(cluster: Cluster) -> str:
-    return cluster.model.path if is_folder(cluster.model.path) else "/var/cache/huggingface"
-
-
-def _model_target(cluster: Cluster) -> str:
-    return cluster.model.path if is_folder(cluster.model.path) else HUB_CACHE
-
-
-def _reads_only(cluster: Cluster) -> bool:
-    return is_folder(cluster.model.path)
 
 
 def _host_folder(name: str, path: str) -> dict[str, Any]:

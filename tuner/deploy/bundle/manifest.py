@@ -1,4 +1,4 @@
-"""MANIFEST.json: every file's size, mode and hash, and where every entry comes from."""
+"""MANIFEST.json: the size, mode and hash of every file, and the provenance of every entry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILE_FIELDS = {"path": str, "size": int, "mode": str, "sha256": str, "origin": 
 
 
 def file_rows(files: Mapping[str, File], origins: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What a manifest says of its files; those without an origin were made for this bundle."""
+    """The manifest's rows for files. A file without an origin was made for this bundle."""
     return [
         {
             "path": path,
@@ -47,7 +47,7 @@ def file_rows(files: Mapping[str, File], origins: Mapping[str, str]) -> list[dic
 
 
 def sums_text(files: Mapping[str, File]) -> str:
-    """What `sha256sum -c` reads."""
+    """The text that `sha256sum -c` reads."""
     return "".join(f"{sha256(file.data)}  {path}\n" for path, file in sorted(files.items()))
 
 
@@ -56,13 +56,13 @@ def sha256(data: bytes) -> str:
 
 
 def manifest_text(fields: Mapping[str, Any]) -> str:
-    """MANIFEST.json, with a digest of all that it says: nothing else holds its hash."""
+    """MANIFEST.json, with a digest of its other fields."""
     digest = sha256(_dump(fields).encode())
     return _dump({**fields, _DIGEST: digest})
 
 
 def read_manifest(data: bytes) -> dict[str, Any]:
-    """Read and check a manifest by itself. Raises BundleRefused."""
+    """Read a manifest and check its digest and its fields. Raises BundleRefused."""
     try:
         value = json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -86,7 +86,7 @@ def read_manifest(data: bytes) -> dict[str, Any]:
 
 
 def check_files(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
-    """Hold what the manifest lists against the archive's files. Raises BundleRefused."""
+    """Compare the manifest's rows with the archive's files. Raises BundleRefused."""
     listed = {row["path"]: row for row in manifest["files"]}
     for path in sorted(files.keys() - listed.keys() - {NAME}):
         raise BundleRefused(f"{path!r} is not listed in {NAME}")
@@ -98,7 +98,7 @@ def check_files(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
             raise BundleRefused(f"{path!r} has {len(file.data)} bytes, not {row['size']}")
         if sha256(file.data) != row["sha256"]:
             raise BundleRefused(f"{path!r} was changed: its SHA-256 is not the one in {NAME}")
-    # Last: whoever repacks a changed file is told of the file, not of its mode.
+    # Modes last: for a changed and repacked file, the changed contents matter more.
     modes = {NAME: "0644", **{path: row["mode"] for path, row in listed.items()}}
     for path, mode in modes.items():
         if f"{files[path].mode:04o}" != mode:

@@ -126,46 +126,56 @@ def readme_text(
     *,
     attention: bool,
 ) -> str:
-    """README.md. `no_kubernetes` says why there is no manifest; empty where there is one.
+    """The text of README.md. `no_kubernetes` is the reason for no Kubernetes manifest, or empty.
 
     `attention`: whether the bundle holds attention files.
     """
-    names = [node.name for node in cluster.nodes]
     variables = folder_variables(cluster, attention=attention)
-    image = cluster.engine.image
-    kubernetes = (
-        f"\nThere is no Kubernetes manifest: {no_kubernetes}.\n"
-        if no_kubernetes
-        else _KUBERNETES.format(name=name, label=NODE_LABEL, value=object_name(cluster.name))
-    )
-    several = "Start the head first, then the others. The first node is the head."
     return _TEXT.format(
         name=name,
         model=_code(cluster.model.name),
         engine=cluster.engine.name,
-        nodes=len(names),
+        nodes=len(cluster.nodes),
         gpus=cluster.nodes[0].gpus,
         device=device,
         tp=cluster.parallel.tp,
         counts=_counts(statuses),
         notes="".join(f"\n> {note}\n" for note in notes),
-        captures="\n".join(_capture(cluster, node) for node in names),
-        captured=" ".join(f"--node {node}=captures/{node}" for node in names),
         variable=CONFIG_VARIABLES[cluster.engine.name],
-        variables=" and ".join(f"`{name}`" for name in variables),
+        variables=" and ".join(f"`{variable}`" for variable in variables),
         points="points" if len(variables) == 1 else "point",
-        attention=_attention(image, device) if attention else "",
+        attention=_attention(cluster.engine.image, device) if attention else "",
         plugin=_PROOF if attention else "",
         hash=f"`{folder_hash}`",
-        order=several if len(names) > 1 else "",
-        columns="container | compose | bare" if image else "bare",
-        rules="---|---|---" if image else "---",
-        launches="\n".join(_launch(node, bool(image)) for node in names),
-        kubernetes=kubernetes,
-        logs=f"docker logs {container_name(cluster, 0)}" if image else f"nodes/{names[0]}/bare.sh",
+        kubernetes=_kubernetes(name, cluster, no_kubernetes),
         url=endpoint(cluster.nodes[0].host, cluster.ports.serve),
         configs=CONFIGS,
+        **_node_parts(cluster),
     )
+
+
+def _node_parts(cluster: Cluster) -> dict[str, str]:
+    """The parts of the text that list the nodes and how each is captured and launched."""
+    names = [node.name for node in cluster.nodes]
+    image = cluster.engine.image
+    order = "Start the head first, then the others. The first node is the head."
+    return {
+        "captures": "\n".join(_capture(cluster, node) for node in names),
+        "captured": " ".join(f"--node {node}=captures/{node}" for node in names),
+        "order": order if len(names) > 1 else "",
+        "columns": "container | compose | bare" if image else "bare",
+        "rules": "---|---|---" if image else "---",
+        "launches": "\n".join(_launch(node, bool(image)) for node in names),
+        "logs": f"docker logs {container_name(cluster, 0)}"
+        if image
+        else f"nodes/{names[0]}/bare.sh",
+    }
+
+
+def _kubernetes(name: str, cluster: Cluster, missing: str) -> str:
+    if missing:
+        return f"\nThere is no Kubernetes manifest: {missing}.\n"
+    return _KUBERNETES.format(name=name, label=NODE_LABEL, value=object_name(cluster.name))
 
 
 def _attention(image: str, device: str) -> str:

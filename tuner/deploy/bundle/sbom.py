@@ -1,6 +1,6 @@
-"""What a bundle is made of, as a CycloneDX 1.5 document.
+"""The components of a bundle, as a CycloneDX 1.5 document.
 
-Nothing here changes from run to run: no time, no random serial number.
+It holds no time and no random serial number, so equal bundles give equal documents.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tuner.engines.engine import Engine
 def sbom_text(
     name: str, cluster: Cluster, engine: Engine, tritons: list[str], files: dict[str, bytes]
 ) -> str:
-    """The components: this tool, the engine whose files are carried, the image, the files' hashes.
+    """The document with this tool, the engine, Triton's versions, the image, and hashes of `files`.
 
-    `files` are those that come out of the engine's package or run by themselves.
+    `files` are the engine's config files and the preflight script.
     """
     tool = _library("engine-tuner", version("engine-tuner"), "Apache-2.0")
     components = [tool, _library(engine.name, engine.version, "Apache-2.0")]

@@ -1,6 +1,6 @@
-"""A node's launch scripts: in a container, and with the engine installed on the node.
+"""A node's launch scripts: one for a container, one for an engine installed on the node.
 
-Every word that comes from the cluster file is quoted for the shell.
+Every word from the cluster file is quoted for the shell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuner.errors import MalformedCluster
 CONFIGS = "engine-configs"  # in the bundle
 MOUNTED = f"/opt/tuner/{CONFIGS}"  # in a container
 HUB_CACHE = "/root/.cache/huggingface"
-PLUGIN_IMPORT = "-c 'import tuner.plugin'"  # python3's words, for where the engine runs
+PLUGIN_IMPORT = "-c 'import tuner.plugin'"  # arguments of the engine's python3
 
 _HEAD = r"""#!/usr/bin/env bash
 # {title}
@@ -56,7 +56,7 @@ last() {
   if [[ $print == yes ]]; then show "$@"; else exec "$@"; fi
 }
 """
-# The engine serves without the plugin too, with its own launch constants.
+# Only a warning: without the plugin the engine serves with its own launch constants.
 _PLUGIN = r"""
 plugin() {
   if [[ $print == yes ]]; then
@@ -76,7 +76,7 @@ fi
 
 
 def script_head(title: str) -> str:
-    """A script's first lines. `title` is one line of names, which hold no line breaks."""
+    """A script's first lines. `title` must be one line."""
     return _HEAD.format(title=title)
 
 
@@ -88,9 +88,10 @@ def docker_script(
     *,
     attention: bool = False,
 ) -> str:
-    """`docker run` of one node's engine. `attention`: whether the bundle holds attention files.
+    """The script that runs a node's engine in a container.
 
-    Raises MalformedCluster for a path docker cannot mount.
+    `attention`: whether the bundle holds attention files. Raises MalformedCluster for a path that
+    docker cannot mount.
     """
     node = cluster.nodes[rank]
     words = ["docker run --rm --init", f"--name {quoted(container_name(cluster, rank))}"]
@@ -128,7 +129,7 @@ def bare_script(
     *,
     attention: bool = False,
 ) -> str:
-    """One node's engine as it is installed there."""
+    """The script that runs the engine installed on a node."""
     node = cluster.nodes[rank]
     title = (
         f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, without a container."
@@ -148,22 +149,25 @@ def container_name(cluster: Cluster, rank: int) -> str:
 
 
 def uses_rdma(cluster: Cluster, environment: Mapping[str, str]) -> bool:
-    """Whether the ranks talk over RDMA: several nodes, and NCCL not told otherwise."""
+    """Whether ranks use RDMA: there are several nodes, and NCCL_IB_DISABLE is not 1."""
     return len(cluster.nodes) > 1 and environment.get("NCCL_IB_DISABLE") != "1"
 
 
 def is_folder(path: str) -> bool:
-    """A model path on the node; anything else is a hub's name."""
+    """Whether a model path is a folder on the node; otherwise it is a name on the hub."""
     return path.startswith("/")
 
 
 def model_mounts(cluster: Cluster) -> list[str]:
-    """docker's words for the model's folder, or for the hub's cache and token."""
+    """docker's arguments for the model's folder, or for the hub's cache and token.
+
+    Raises MalformedCluster for a folder that docker cannot mount.
+    """
     path = cluster.model.path
     if not is_folder(path):
         return [
             f'--volume "${{HF_HOME:-$HOME/.cache/huggingface}}:{HUB_CACHE}"',
-            "--env HF_TOKEN",  # taken from the operator's shell, never written down
+            "--env HF_TOKEN",  # from the operator's shell; never written to a file
         ]
     if ":" in path:
         raise MalformedCluster(f"model.path {path!r}: docker cannot mount a path with a colon")
@@ -171,8 +175,8 @@ def model_mounts(cluster: Cluster) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """A word for the shell, quoted unless it is plainly harmless."""
-    # shlex leaves commas bare, which reads like a list between an array's words.
+    """A word for the shell, quoted where needed."""
+    # shlex does not quote commas, which would look like separators in an array.
     return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
 
 
@@ -182,7 +186,7 @@ def _command_line(function: str, command: Iterable[str]) -> str:
 
 
 def _by_option(words: Iterable[str]) -> list[str]:
-    """Quoted words, one line an option with its value."""
+    """Quoted words; each line holds an option with its value."""
     lines: list[str] = []
     for word in words:
         if (

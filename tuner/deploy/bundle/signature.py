@@ -1,6 +1,6 @@
-"""Ed25519 signatures over a bundle's bytes, by keys in PEM files, as `openssl genpkey` writes them.
+"""Ed25519 signatures of bundles, with keys in PEM files as `openssl genpkey` writes them.
 
-The signature is the 64 raw bytes, so that OpenSSL 3 alone can check it:
+A signature is 64 raw bytes, which OpenSSL 3 can check:
 `openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in FILE -sigfile FILE.sig`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.deploy.bundle.verify import SignatureCheck, read_limited
+from tuner.deploy.bundle.verify import SignatureCheck, read_at_most
 from tuner.errors import BundleRefused, UnusableKey
 
 try:
@@ -26,8 +26,8 @@ _MAKE = "make one with `openssl genpkey -algorithm ed25519 -out KEY.pem`"
 
 
 def signer(private_key: Path) -> Callable[[bytes], bytes]:
-    """Signs with an unencrypted private key. Raises UnusableKey."""
-    data = read_limited(private_key, _LARGEST_KEY)
+    """A function that signs with an unencrypted private key. Raises UnusableKey or BadInput."""
+    data = read_at_most(private_key, _LARGEST_KEY)
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -40,8 +40,11 @@ def signer(private_key: Path) -> Callable[[bytes], bytes]:
 
 
 def checker(public_key: Path) -> SignatureCheck:
-    """Checks against a public key. Raises UnusableKey; what it returns raises BundleRefused."""
-    data = read_limited(public_key, _LARGEST_KEY)
+    """A function that checks a signature with a public key, and raises BundleRefused.
+
+    Raises UnusableKey or BadInput.
+    """
+    data = read_at_most(public_key, _LARGEST_KEY)
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):

@@ -1,4 +1,4 @@
-"""The sweep: the engine's own benchmark over lengths and numbers of requests in flight."""
+"""The sweep: a script that runs the engine's benchmark over lengths and concurrencies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tuner.deploy.bundle.commands import endpoint
 from tuner.deploy.bundle.scripts import SHOW, model_mounts, quoted, script_head
 from tuner.deploy.cluster import Cluster
 
-LENGTHS = (128, 256)  # tokens in, and as many out
+LENGTHS = (128, 256)  # tokens of a prompt, and of its answer
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 512, 1024)
 
 _OPTIONS = r"""
@@ -38,7 +38,7 @@ if [[ $bare == no && $out$sharegpt == *:* ]]; then
   exit 2
 fi
 """
-# A load of one request still gets four prompts: a single one would time the first request alone.
+# At least four prompts, because the first request of a load is slower.
 _LOOP = r"""
 for run in $(seq "$runs"); do
   for length in {lengths}; do
@@ -57,7 +57,7 @@ _COMMON = """\
 "${{dataset[@]}}" --random-input-len "$length" --random-output-len "$length"
 --num-prompts "$prompts" --max-concurrency "$concurrency" --seed "$run"
 """
-# "random" draws its tokens from ShareGPT's conversations, which sglang would fetch for every load;
+# "random" uses ShareGPT's conversations, which sglang would download for every load;
 # "random-ids" (sglang 0.5 and later) needs no file.
 _SGLANG_DATASET = r"""
 dataset=(--dataset-name random-ids)
@@ -73,7 +73,7 @@ if [[ -n $sharegpt ]]; then
   exit 2
 fi
 """
-# sglang's ratio is the shortest length as a share of the longest, vLLM's how far lengths may stray.
+# Equal lengths: sglang's ratio is shortest / longest, vLLM's is the largest deviation.
 _SGLANG = """\
 --backend sglang-oai --random-range-ratio 1.0 --output-file "$results/run-$run.jsonl"
 """
@@ -103,7 +103,7 @@ results=$out
 
 
 def sweep_script(cluster: Cluster) -> str:
-    """The script that runs the sweep against a serving cluster and keeps each run's JSON."""
+    """The script that runs the sweep against a serving cluster and saves each run's JSON."""
     sglang = cluster.engine.name == "sglang"
     url = f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}"
     common = _COMMON.format(
@@ -123,7 +123,7 @@ def sweep_script(cluster: Cluster) -> str:
 
 
 def _client(cluster: Cluster) -> str:
-    """The benchmark's client: in the engine's image, or as it is installed here with --bare."""
+    """The part that sets the client: in the engine's image, or installed here with --bare."""
     sglang = cluster.engine.name == "sglang"
     client = "python3 -m sglang.bench_serving" if sglang else "vllm bench serve"
     if not cluster.engine.image:

@@ -1,4 +1,4 @@
-"""Check a bundle from its bytes alone: nothing is extracted before everything is known to hold."""
+"""Check a bundle in memory, without extracting anything."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tuner.deploy.bundle.archive import LARGEST_ARCHIVE, File, unpack
 from tuner.deploy.bundle.manifest import NAME, SUMS, check_files, read_manifest, sha256, sums_text
 from tuner.errors import BadInput, BundleRefused
 
-# Takes the archive's bytes and the signature's; raises BundleRefused.
+# Takes the bytes of the archive and of the signature; raises BundleRefused.
 SignatureCheck = Callable[[bytes, bytes], None]
-# A batch size; or attention's part, sequences, new tokens and status.
-_Place = str | tuple[str, str, str, str]
+# Batch size; for attention: (part, sequences, new tokens, status).
+_EntryKey = str | tuple[str, str, str, str]
 _LARGEST_SIGNATURE = 1024  # bytes
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A bundle that holds together."""
+    """A bundle that passed all checks."""
 
     path: Path
     sha256: str  # of the archive
@@ -54,7 +54,7 @@ class Verified:
 
 
 def signature_path(archive: Path) -> Path:
-    """Where an archive's signature lies."""
+    """The path of an archive's signature."""
     return archive.with_name(archive.name + ".sig")
 
 
@@ -63,17 +63,17 @@ def verify(path: Path, check: SignatureCheck | None = None) -> Verified:
 
     Raises BundleRefused with the reason, or BadInput where the file cannot be read.
     """
-    data = read_limited(path, LARGEST_ARCHIVE + 1)
+    data = read_at_most(path, LARGEST_ARCHIVE + 1)
     if check:
         beside = signature_path(path)
         if not beside.is_file():
             raise BundleRefused(f"the bundle is not signed: there is no {beside.name} beside it")
-        check(data, read_limited(beside, _LARGEST_SIGNATURE))
+        check(data, read_at_most(beside, _LARGEST_SIGNATURE))
     return Verified(path, sha256(data), check_bundle(data), check is not None)
 
 
 def check_bundle(data: bytes) -> dict[str, Any]:
-    """The manifest of an archive that holds together. Raises BundleRefused."""
+    """Check an archive and return its manifest. Raises BundleRefused."""
     archive = unpack(data)
     root, files = archive.root, archive.files
     if NAME not in files:
@@ -89,7 +89,7 @@ def check_bundle(data: bytes) -> dict[str, Any]:
     return manifest
 
 
-def read_limited(path: Path, limit: int) -> bytes:
+def read_at_most(path: Path, limit: int) -> bytes:
     """At most `limit` bytes of a file. Raises BadInput."""
     try:
         with path.open("rb") as file:
@@ -99,7 +99,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def _printable(line: str) -> str:
-    """A bundle that nobody signed may hold control characters, which would act on a terminal."""
+    """Replace control characters: an unsigned bundle could send them to the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)
 
 
@@ -110,13 +110,13 @@ def _check_sums(files: Mapping[str, File]) -> None:
 
 
 def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> None:
-    """The manifest's entries are those of the tuned files, all of them and no others."""
-    listed: dict[str, dict[_Place, Any]] = {}
+    """Check that the manifest lists exactly the entries of the tuned files."""
+    listed: dict[str, dict[_EntryKey, Any]] = {}
     counts: dict[str, int] = {}
     for row in manifest["entries"]:
         try:
             held = listed.setdefault(str(row["file"]), {})
-            held[_place(row)] = row["config"]
+            held[_entry_key(row)] = row["config"]
             counts[str(row["status"])] = counts.get(str(row["status"]), 0) + 1
         except (TypeError, KeyError):
             raise BundleRefused(f"{NAME}: an entry lacks a field") from None
@@ -130,15 +130,15 @@ def _check_entries(manifest: Mapping[str, Any], files: Mapping[str, File]) -> No
             raise BundleRefused(f"{path!r} holds other entries than {NAME} says")
 
 
-def _place(row: Mapping[str, Any]) -> _Place:
-    """Where a row's entry stands in its file."""
+def _entry_key(row: Mapping[str, Any]) -> _EntryKey:
+    """The key of a row's entry in its file."""
     if "part" not in row:
         return str(row["batch_size"])
     return str(row["part"]), str(row["batch_size"]), str(row["new_tokens"]), str(row["status"])
 
 
 def _entries_of(file: File) -> object:
-    """Every entry's configuration by its place; None where the file holds something else."""
+    """The configuration of every entry by its key; None where the file is malformed."""
     try:
         value = json.loads(file.data)
     except (ValueError, RecursionError):
@@ -150,9 +150,9 @@ def _entries_of(file: File) -> object:
     return value
 
 
-def _attention_entries(rows: Sequence[Any]) -> dict[_Place, Any] | None:
+def _attention_entries(rows: Sequence[Any]) -> dict[_EntryKey, Any] | None:
     try:
-        found = {_place(row): row["config"] for row in rows}
+        found = {_entry_key(row): row["config"] for row in rows}
     except (TypeError, KeyError):
         return None
     return found if len(found) == len(rows) else None

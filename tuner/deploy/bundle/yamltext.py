@@ -1,6 +1,6 @@
-"""Plain values as YAML: block style, every string in double quotes.
+"""Plain values as YAML, in block style, with every string in double quotes.
 
-Quoted so, no string can be taken for a number, a truth value or YAML's own syntax.
+A quoted string cannot be read as a number, a truth value or YAML syntax.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _item(value: object) -> Iterator[str]:
 
 def _scalar(value: object) -> str:
     if isinstance(value, str):
-        # JSON's escapes are YAML's too, but for characters beyond 16 bits.
+        # JSON's escapes are also YAML's, except for characters beyond 16 bits.
         return "".join(_character(c) for c in json.dumps(value, ensure_ascii=False))
     return json.dumps(value)
 

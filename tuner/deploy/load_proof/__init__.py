@@ -1,7 +1,7 @@
-"""Say from a server's log which config files it really runs with.
+"""Find in a server's log which config files the server loaded.
 
-Fused MoE's are named by the engine's own loader, attention's by this package's plugin. Both log a
-file once a process, so every rank has its own line and ranks may differ.
+The engine's loader logs files for fused MoE, and the tuner's plugin logs files for attention. Each
+process logs a file once, so every rank has a line, and ranks may differ.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.deploy.load_proof.attention import PluginLines
 from tuner.deploy.load_proof.messages import read_hooks, read_load, read_overrides
-from tuner.deploy.load_proof.proof import Hook, Load, LoadProof, Override, merged
+from tuner.deploy.load_proof.proof import FileLoad, Hook, LoadProof, Override, merged
 from tuner.deploy.load_proof.render import render_proof
 from tuner.errors import UnreadableLog
 
@@ -19,12 +19,12 @@ __all__ = ["LoadProof", "proof_of", "prove_loads", "render_proof"]
 
 
 def prove_loads(paths: Iterable[Path]) -> LoadProof:
-    """Read servers' logs, one or several of the same launch. Raises UnreadableLog."""
+    """Read one or several logs of the same launch. Raises UnreadableLog."""
     return proof_of(_read(paths))
 
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """(place, line), one by one: a server's log can be larger than the memory."""
+    """Yield (FILE:LINE, line) one by one, because a log may be larger than the memory."""
     for path in paths:
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
@@ -35,8 +35,8 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 
 def proof_of(lines: Iterable[tuple[str, str]]) -> LoadProof:
-    """Take the loaders' messages out of (place, line); other lines are passed over."""
-    loads: list[Load] = []
+    """Collect the loaders' messages from (FILE:LINE, line) pairs; ignore other lines."""
+    loads: list[FileLoad] = []
     overrides: dict[Override, None] = {}
     hooks: dict[Hook, None] = {}
     plugin = PluginLines()

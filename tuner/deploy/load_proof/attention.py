@@ -1,7 +1,7 @@
-"""The lines of this package's own plugin (`tuner.plugin.backend`), which applies attention files.
+"""Read the log lines of the tuner's plugin (`tuner.engines.sglang.plugin`) for attention files.
 
-A rank says which files it uses when its attention backend is built, and again where a second
-backend (a draft model's) changes that: its last word counts.
+A rank logs which files it uses when its attention backend is built, and again when a second
+backend (for a draft model) changes that. The last line of a rank counts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tuner.deploy.load_proof.messages import key_of, rank_of, triton_of
-from tuner.deploy.load_proof.proof import ATTENTION, EVERY_KEY, Load, Outcome
+from tuner.deploy.load_proof.proof import ATTENTION, EVERY_KEY, FileLoad, LoadOutcome
 
 _LINE = re.compile(r"\btuner attention: (.*)")
-# How the line begins that says what is used.
+# The start of the line that lists the used files.
 _SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
 # Between the items of a line; a reason may end in advice.
 _NEXT = re.compile(r"; (?!did you mean |the nearest )")
@@ -25,13 +25,13 @@ _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
 
 @dataclass
 class PluginLines:
-    """Gathers what the plugin says, line by line."""
+    """Collects the plugin's lines."""
 
-    _troubles: list[Load] = field(default_factory=list)
-    _said: dict[tuple[str, tuple[str, ...]], list[Load]] = field(default_factory=dict)
+    _troubles: list[FileLoad] = field(default_factory=list)
+    _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
     def read(self, line: str, where: str) -> None:
-        """Take a line of a log; any but the plugin's is passed over."""
+        """Take a line of a log; ignore it unless the plugin wrote it."""
         match = _LINE.search(line)
         if match is None:
             return
@@ -42,7 +42,7 @@ class PluginLines:
             launch = where.rpartition(":")[0], source.ranks
             self._said[launch] = [_item(item, source) for item in _NEXT.split(text)]
 
-    def loads(self) -> Iterator[Load]:
+    def loads(self) -> Iterator[FileLoad]:
         for said in self._said.values():
             yield from said
         yield from self._troubles
@@ -50,40 +50,42 @@ class PluginLines:
 
 @dataclass(frozen=True)
 class _Source:
-    """Who says it, and where."""
+    """The ranks and the place (FILE:LINE) of a log line."""
 
     ranks: tuple[str, ...]
     where: str
 
-    def load(self, outcome: Outcome, *, path: str = "", key: str = "", reason: str = "") -> Load:
-        used = path if outcome is Outcome.LOADED else ""
+    def load(
+        self, outcome: LoadOutcome, *, path: str = "", key: str = "", reason: str = ""
+    ) -> FileLoad:
+        used = path if outcome is LoadOutcome.LOADED else ""
         wanted = (path,) if path else ()
         key = key or key_of(path) or EVERY_KEY
         lines = (self.where,)
-        return Load(
+        return FileLoad(
             *(ATTENTION, key, outcome, wanted, used, triton_of(used), self.ranks, lines, reason)
         )
 
 
-def _trouble(text: str, source: _Source) -> Load | None:
-    """What is said by itself, whatever files are used."""
-    if refused := _REFUSED.fullmatch(text):  # beside a line that says what is used
-        return source.load(Outcome.MALFORMED, path=refused["path"], reason=refused["why"])
+def _trouble(text: str, source: _Source) -> FileLoad | None:
+    """A failure that the plugin logs in a separate line, whatever files are used."""
+    if refused := _REFUSED.fullmatch(text):  # not part of the line that lists the used files
+        return source.load(LoadOutcome.MALFORMED, path=refused["path"], reason=refused["why"])
     if failed := _NO_LAUNCH.fullmatch(text):
-        return source.load(Outcome.FAILED, key=failed["kernel"], reason=failed["why"])
+        return source.load(LoadOutcome.FAILED, key=failed["kernel"], reason=failed["why"])
     if text == "nothing is applied":
-        return source.load(Outcome.FAILED, reason=text)
+        return source.load(LoadOutcome.FAILED, reason=text)
     return None
 
 
-def _item(text: str, source: _Source) -> Load:
+def _item(text: str, source: _Source) -> FileLoad:
     if used := _USED.fullmatch(text):
         how = "predicted" if used["how"] else ""
-        return source.load(Outcome.LOADED, path=used["path"], reason=how)
+        return source.load(LoadOutcome.LOADED, path=used["path"], reason=how)
     if refused := _REFUSED.fullmatch(text):
-        return source.load(Outcome.REFUSED, path=refused["path"], reason=refused["why"])
+        return source.load(LoadOutcome.REFUSED, path=refused["path"], reason=refused["why"])
     if text == "no file applies":
-        return source.load(Outcome.DEFAULT, reason=text)
+        return source.load(LoadOutcome.DEFAULT, reason=text)
     if text.startswith("inference is deterministic"):
-        return source.load(Outcome.DETERMINISTIC)
-    return source.load(Outcome.FAILED, reason=text)
+        return source.load(LoadOutcome.DETERMINISTIC)
+    return source.load(LoadOutcome.FAILED, reason=text)

@@ -1,7 +1,7 @@
-"""The lines in which engines say which config files they loaded.
+"""Read the log lines in which engines name the config files that they loaded.
 
-They are those of sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the FP8 block kernel, the plugin
-registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
+The messages are those of sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the FP8 block kernel, the
+plugin registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
 """
 
 from __future__ import annotations
@@ -10,55 +10,55 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.deploy.load_proof.proof import EVERY_KEY, Hook, Load, Outcome, Override
+from tuner.deploy.load_proof.proof import EVERY_KEY, FileLoad, Hook, LoadOutcome, Override
 
 _JSON = r"(?P<{}>\S.*?\.json)"
 
 
 @dataclass(frozen=True)
 class _Message:
-    outcome: Outcome
+    outcome: LoadOutcome
     family: str
     pattern: re.Pattern[str]
 
 
-def _message(outcome: Outcome, family: str, pattern: str) -> _Message:
+def _message(outcome: LoadOutcome, family: str, pattern: str) -> _Message:
     return _Message(outcome, family, re.compile(pattern))
 
 
 _WANTED = _JSON.format("wanted")
 _USED = _JSON.format("used")
 _BLOCK = "W8A8 Block FP8 kernel"
-# The first that matches counts, so messages that begin alike stand in order of length.
+# The first match counts, so of messages with the same start the longer one comes first.
 _MESSAGES = (
     _message(
-        Outcome.FALLBACK,
+        LoadOutcome.FALLBACK,
         "moe",
         rf"Config file not found at {_WANTED}\. Fallback to triton version (?P<triton>\S+) and use "
         rf"MoE kernel config from {_USED}\.",
     ),
-    _message(Outcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
+    _message(LoadOutcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
     _message(
-        Outcome.REUSED,
+        LoadOutcome.REUSED,
         "moe",
         rf"Using MoE kernel config with down_moe=False\. .*Config file not found at {_WANTED}",
     ),
-    _message(Outcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
-    _message(Outcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
-    _message(Outcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
-    # vLLM lists every place it looked at.
+    _message(LoadOutcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
+    _message(LoadOutcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
+    _message(LoadOutcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
+    # vLLM lists every path that it looked at.
     _message(
-        Outcome.DEFAULT,
+        LoadOutcome.DEFAULT,
         "moe",
         r"Using default MoE (?:kernel )?config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
     _message(
-        Outcome.DEFAULT,
+        LoadOutcome.DEFAULT,
         "fp8_block",
         rf"Using default {_BLOCK} config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
     _message(
-        Outcome.DETERMINISTIC,
+        LoadOutcome.DETERMINISTIC,
         "moe",
         r"Deterministic inference is enabled, using default MoE kernel config",
     ),
@@ -72,22 +72,24 @@ _HOOK_FAILED = re.compile(r"Failed to (?:apply hooks to|execute general plugin:|
 _RANK = re.compile(
     r"\[[^\]]*\b((?:DP\d+ )?TP\d+(?: EP\d+)?)\]|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
 )
-_PLACE = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
+_PATH = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
 _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 
 
-def read_load(line: str, where: str) -> Load | None:
-    """What an engine's own loader says of a file in that line."""
+def read_load(line: str, where: str) -> FileLoad | None:
+    """The file that an engine's loader reports in a line; None for other lines."""
     for message in _MESSAGES:
         match = message.pattern.search(line)
         if match:
             found = match.groupdict()
             used = found.get("used") or ""
-            wanted = tuple(_PLACE.findall(found.get("wanted") or used))
+            wanted = tuple(_PATH.findall(found.get("wanted") or used))
             key = key_of((wanted or ("",))[0]) or EVERY_KEY
             triton = found.get("triton") or triton_of(used)
             rank = rank_of(line)
-            return Load(message.family, key, message.outcome, wanted, used, triton, rank, (where,))
+            return FileLoad(
+                message.family, key, message.outcome, wanted, used, triton, rank, (where,)
+            )
     return None
 
 
@@ -107,16 +109,16 @@ def read_hooks(line: str) -> Iterator[Hook]:
 
 
 def key_of(path: str) -> str:
-    """A config file's name without its ending."""
+    """A config file's name without .json."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
 
 
 def triton_of(path: str) -> str:
-    """The Triton version in whose folder a file lies; empty where the path does not tell."""
+    """The Triton version in a file's path; empty where the path has none."""
     found = _TRITON.search(path)
     return found.group(1).replace("_", ".") if found else ""
 
 
 def rank_of(line: str) -> tuple[str, ...]:
-    """The rank whose line it is, or none."""
+    """The rank that wrote a line, or nothing where the line does not name it."""
     return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]

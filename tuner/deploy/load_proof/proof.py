@@ -1,51 +1,51 @@
-"""What a server's log proves, as plain values."""
+"""The config files that a server's log proves to be loaded, as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
 EVERY_KEY = "every key"
-ATTENTION = "attention"  # the family of the files that this package's plugin reads
+ATTENTION = "attention"  # the family of files that the tuner's plugin reads
 
 
-class Outcome(str, Enum):
-    """Where a key's configurations came from, best first."""
+class LoadOutcome(str, Enum):
+    """Where the configurations of a key came from, best first."""
 
-    LOADED = "loaded"  # the file asked for
-    FALLBACK = "fallback"  # the same file of another Triton version
-    REUSED = "up file reused"  # no `_down` file: the up file's entries serve both products
-    REFUSED = "refused"  # attention: made for something else; a folder may hold such files
-    DEFAULT = "default"  # no file: the engine's own choice
-    DETERMINISTIC = "deterministic"  # files are ignored on purpose
-    MALFORMED = "malformed"  # attention: no file that could be read
-    FAILED = "failed"  # attention: the plugin could not do its work
+    LOADED = "loaded"  # the wanted file
+    FALLBACK = "fallback"  # the file of another Triton version
+    REUSED = "up file reused"  # no `_down` file: the up file serves both products
+    REFUSED = "refused"  # attention: the file is for another problem or environment
+    DEFAULT = "default"  # no file: the engine's default
+    DETERMINISTIC = "deterministic"  # files are ignored in deterministic inference
+    MALFORMED = "malformed"  # attention: the file could not be read
+    FAILED = "failed"  # attention: the plugin failed
 
 
-# A refused file is no trouble by itself: another one may serve in its place.
-_GOOD = (Outcome.LOADED, Outcome.REFUSED)
+# A refused file is no problem by itself, because another file may serve.
+_GOOD = (LoadOutcome.LOADED, LoadOutcome.REFUSED)
 
 
 @dataclass(frozen=True)
-class Load:
-    """What became of one config file in the processes that said so."""
+class FileLoad:
+    """The outcome for one config file, in the processes that logged it."""
 
     family: str  # moe, fp8_block or attention
     key: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
-    outcome: Outcome
+    outcome: LoadOutcome
     wanted: tuple[str, ...]  # paths looked at
     used: str  # path read, or empty
-    triton: str  # version whose file was read, where the path or the message tells
-    ranks: tuple[str, ...]  # as the log names them; empty where it names none
-    lines: tuple[str, ...]  # where it is said: FILE:LINE, or the line's number
-    reason: str = ""  # attention: what the plugin says of it
+    triton: str  # Triton version of the file, where the path or the message has it
+    ranks: tuple[str, ...]  # as named in the log; empty where it names none
+    lines: tuple[str, ...]  # FILE:LINE of each message
+    reason: str = ""  # attention: the plugin's reason
 
 
 @dataclass(frozen=True)
 class Override:
-    """The down product's BLOCK_SIZE_M was replaced by the up product's."""
+    """The engine replaced the down product's BLOCK_SIZE_M by the up product's."""
 
     batch_size: int
     down_block_m: int
@@ -54,7 +54,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Hook:
-    """A plugin's hook on a function of the engine."""
+    """Hooks of a plugin on one function of the engine."""
 
     target: str
     count: int  # 0: it failed
@@ -63,19 +63,21 @@ class Hook:
 
 @dataclass(frozen=True)
 class LoadProof:
-    """What a server's log proves."""
+    """Everything that a server's log tells about config files."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[FileLoad, ...]
     overrides: tuple[Override, ...]
     hooks: tuple[Hook, ...]
 
     @property
     def ok(self) -> bool:
-        """Files were loaded, all of them the ones asked for, and no hook failed."""
-        return any(load.outcome is Outcome.LOADED for load in self.loads) and not self.problems()
+        """Whether files were loaded, all of them the wanted ones, and no hook failed."""
+        return (
+            any(load.outcome is LoadOutcome.LOADED for load in self.loads) and not self.problems()
+        )
 
     def problems(self) -> list[str]:
-        """One line for each thing that is not as tuned."""
+        """One line for each deviation from the tuned files."""
         found = [_trouble(x) for x in self.loads if x.outcome not in _GOOD]
         found += _unserved(self.loads)
         found += [f"hook on {h.target} failed" for h in self.hooks if not h.count]
@@ -83,20 +85,20 @@ class LoadProof:
             f"M={o.batch_size}: down BLOCK_SIZE_M {o.down_block_m} replaced by {o.up_block_m}"
             for o in self.overrides
         ]
-        outcomes: dict[tuple[str, str], set[Outcome]] = {}
+        outcomes: dict[tuple[str, str], set[LoadOutcome]] = {}
         for load in self.loads:
             outcomes.setdefault((load.family, load.key), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (_, key), o in outcomes.items() if len(o) > 1]
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Values for JSON."""
         return {"ok": self.ok, "problems": self.problems(), **asdict(self)}
 
 
-def merged(loads: Iterable[Load]) -> tuple[Load, ...]:
-    """Each file once an outcome, with all ranks and lines that say so."""
-    found: dict[tuple[str, ...], Load] = {}
+def merged(loads: Iterable[FileLoad]) -> tuple[FileLoad, ...]:
+    """Merge messages about the same file and outcome; keep all their ranks and lines."""
+    found: dict[tuple[str, ...], FileLoad] = {}
     for new in loads:
         identity = new.family, new.key, new.outcome.value, new.used, new.reason
         old = found.get(identity)
@@ -104,27 +106,24 @@ def merged(loads: Iterable[Load]) -> tuple[Load, ...]:
     return tuple(found.values())
 
 
-def _both(old: Load, new: Load) -> Load:
+def _both(old: FileLoad, new: FileLoad) -> FileLoad:
     ranks = tuple(dict.fromkeys((*old.ranks, *new.ranks)))
-    places = tuple(dict.fromkeys((*old.wanted, *new.wanted)))
-    lines = (*old.lines, *new.lines)
-    return Load(
-        *(old.family, old.key, old.outcome, places, old.used, old.triton, ranks, lines, old.reason)
-    )
+    wanted = tuple(dict.fromkeys((*old.wanted, *new.wanted)))
+    return replace(old, wanted=wanted, ranks=ranks, lines=(*old.lines, *new.lines))
 
 
-def _trouble(load: Load) -> str:
+def _trouble(load: FileLoad) -> str:
     name = f"{ATTENTION}: {load.key}" if load.family == ATTENTION else load.key
     return ": ".join(text for text in (name, load.outcome.value, load.reason) if text)
 
 
-def _unserved(loads: Iterable[Load]) -> Iterator[str]:
-    """Phases of attention for which there are files, of which none is used."""
-    served: dict[str, list[Load]] = {}
+def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
+    """A line for each attention phase all of whose files were refused."""
+    served: dict[str, list[FileLoad]] = {}
     for load in loads:
         if load.family == ATTENTION and load.outcome in _GOOD:
             served.setdefault(load.key.partition(",")[0], []).append(load)
     for phase, some in served.items():
-        if all(load.outcome is Outcome.REFUSED for load in some):
+        if all(load.outcome is LoadOutcome.REFUSED for load in some):
             reasons = dict.fromkeys(load.reason for load in some)
             yield f"{phase}: every file was refused: {'; '.join(reasons)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tuner.deploy.load_proof.proof import ATTENTION, Load, LoadProof, Outcome
+from tuner.deploy.load_proof.proof import ATTENTION, FileLoad, LoadOutcome, LoadProof
 
 
 def render_proof(proof: LoadProof) -> str:
@@ -31,12 +31,12 @@ def render_proof(proof: LoadProof) -> str:
     return "\n".join(_printable(line) for line in [*lines, verdict]) + "\n"
 
 
-def _details(load: Load) -> Iterator[str]:
+def _details(load: FileLoad) -> Iterator[str]:
     if load.used:
         yield f"read {load.used}" + (f" (Triton {load.triton})" if load.triton else "")
     if load.reason:
         yield load.reason
-    if load.outcome is not Outcome.LOADED and load.family != ATTENTION:
+    if load.outcome is not LoadOutcome.LOADED and load.family != ATTENTION:
         for path in load.wanted:
             yield f"not found: {path}"
     yield f"{len(load.lines)} line(s)" + (f", {', '.join(load.ranks)}" if load.ranks else "")

@@ -1,6 +1,6 @@
-"""Capture what a node's tools say into a folder, and read such a folder back.
+"""Capture the outputs of a node's tools into a folder, and read such a folder.
 
-A check always reads a folder, so it sees the same on the node and on another machine.
+Checks always read a folder, so they give the same findings on the node and elsewhere.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tuner.deploy.preflight.network import (
 from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
 from tuner.errors import MalformedCapture
 
-TIME_LIMIT_S = 60  # nvidia-smi takes tens of seconds where its persistence mode is off
-LARGEST_OUTPUT = 16 * 2**20  # bytes read back of one captured output
+TIME_LIMIT_S = 60  # nvidia-smi takes tens of seconds without persistence mode
+LARGEST_OUTPUT = 16 * 2**20  # bytes that are read of one captured output
 COMMANDS = {
     "ibdev2netdev.txt": ("ibdev2netdev",),
     "show_gids.txt": ("show_gids",),
@@ -38,7 +38,7 @@ COMMANDS = {
     "hostname-addresses.txt": ("getent", "ahosts", "{hostname}"),
 }
 COPIES = {"tcp.txt": "/proc/net/tcp", "tcp6.txt": "/proc/net/tcp6"}
-# Only what the checks read: an environment holds secrets too.
+# Only variables that the checks read, because an environment also holds secrets.
 VARIABLES = ("NCCL_", "GLOO_", "UCX_", "SGLANG_HOST_IP", "HOST_IP", "VLLM_HOST_IP", "SGLANG_MOE_")
 _SYSFS_GLOBS = (
     "*/ports/*/state",
@@ -57,8 +57,9 @@ _SYSFS_GLOBS = (
 def capture(folder: Path, image: str = "", config_dir: str = "", root: Path = Path("/")) -> None:
     """Run the commands and store their outputs under `folder`.
 
-    `image` is a container image whose id is noted, `config_dir` a folder of engine configs whose
-    files are hashed. A tool that is missing, fails or takes too long is noted in capture.json.
+    `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs
+    to hash. A tool that is missing, fails or takes too long is noted in capture.json. Raises
+    MalformedCapture where `folder` cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +108,7 @@ def _copy_sysfs(source: Path, target: Path) -> str:
     for pattern in _SYSFS_GLOBS:
         for path in source.glob(pattern):
             _copy(path, target / path.relative_to(source))
-    # The interface's name is the name of a folder, which holds no file of ours.
+    # The name of this folder is the interface's name; its files are not needed.
     for path in source.glob("*/device/net/*"):
         (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)
     return "ok"
@@ -139,7 +140,7 @@ def _image_id(image: str) -> str:
 
 
 def hash_folder(folder: Path) -> str:
-    """sha256 over the names and contents of all files below `folder`, in order of name."""
+    """sha256 of the names and contents of all files below `folder`, in the order of names."""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -152,10 +153,10 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def read_capture(name: str, folder: Path) -> Node:
-    """Read a folder of captured outputs.
+    """Read a folder of captured outputs. Raises MalformedCapture.
 
-    Outputs saved by hand need not carry the capture's own names: the file whose name holds the
-    tool's name, and the node's name where several do, is taken. Raises MalformedCapture.
+    Outputs saved by hand may have other names: a file whose name contains the tool's name is
+    taken, and if there are several, the one that also contains the node's name.
     """
     if not folder.is_dir():
         raise MalformedCapture(f"{folder} is not a folder of captured outputs")
@@ -188,15 +189,14 @@ def read_capture(name: str, folder: Path) -> Node:
 
 
 def _find(folder: Path, node: str, source: str) -> str:
-    """The text of a source, empty when it was not captured."""
+    """The text of a source; empty where it was not captured."""
     if (folder / source).is_file():
         return _read(folder / source)
     stem = source.rpartition(".")[0]
     if source in COPIES:
-        return ""  # "tcp" is in too many names
+        return ""  # too many names contain "tcp"
     near = sorted(p for p in folder.iterdir() if stem in p.name and p.is_file())
-    own = [p for p in near if node in p.name]
-    chosen = own if len(near) > 1 else near
+    chosen = [p for p in near if node in p.name] if len(near) > 1 else near
     return _read(chosen[0]) if len(chosen) == 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""Checks that need more than one node: what must be equal, and what must fit together."""
+"""Checks that compare nodes: settings that must be equal, and counts that must fit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _gid_indexes(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
     usual = Counter(seen.values()).most_common(1)[0][0]
     odd = {key: value for key, value in seen.items() if value != usual}
     if not odd:
-        return  # devices without any such entry are reported by themselves
+        return  # check_rdma reports devices without such an entry
     yield Finding(
         Severity.ERROR,
         "gid-differs",
@@ -106,7 +106,7 @@ def _device_counts(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
 
 
 def _placements(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
-    """A device that sits beside other GPUs than on most nodes. Needs a majority to compare with."""
+    """A finding for each device that is near other GPUs than on the majority of nodes."""
     by_device: dict[str, dict[str, tuple[str, ...]]] = {}
     for node, links in nodes:
         topology = node.topology
@@ -115,11 +115,11 @@ def _placements(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
                 near = tuple(g for g in topology.gpus if topology.near(g, device))
                 by_device.setdefault(device, {})[node.name] = near
     captured = {node.name: node for node, _ in nodes}
-    for device, places in by_device.items():
-        usual, count = Counter(places.values()).most_common(1)[0]
-        if count * 2 <= len(places) or not usual:
+    for device, near_gpus in by_device.items():
+        usual, count = Counter(near_gpus.values()).most_common(1)[0]
+        if count * 2 <= len(near_gpus) or not usual:
             continue
-        for name, near in places.items():
+        for name, near in near_gpus.items():
             if near != usual:
                 origin = Switch(list(near), [device])
                 yield misplaced_finding(captured[name], device, origin, Switch(list(usual), []))

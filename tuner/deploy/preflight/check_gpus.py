@@ -1,15 +1,15 @@
-"""Checks of a node's GPUs: how many, how they are linked, whether the shard fits."""
+"""Checks of a node's GPUs: their number, their PCIe links, and whether the weights fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Gpu, Node, Severity
+from tuner.deploy.preflight.facts import Finding, Node, NodeGpu, Severity
 
-# The engine's context, graphs and key-value cache need the rest.
+# The share of memory for weights; the engine's context, graphs and KV cache need the rest.
 SHARD_PART = 0.9
-_BUSY = ("P0", "P1", "P2")  # an idle GPU lets its link drop to a lower generation
+_BUSY = ("P0", "P1", "P2")  # in other states a GPU lowers the generation of its link
 _GIB = 2**30
 
 
@@ -33,7 +33,7 @@ def check_gpus(
         yield from _memory(node, expected)
 
 
-def _link(node: Node, gpu: Gpu) -> Iterator[Finding]:
+def _link(node: Node, gpu: NodeGpu) -> Iterator[Finding]:
     link = gpu.pcie
     if link is None:
         return

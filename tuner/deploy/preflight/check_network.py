@@ -1,4 +1,4 @@
-"""Checks of addresses, interfaces and ports that the engine's processes meet at."""
+"""Checks of the addresses, interfaces and ports that the engine's processes use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tuner.deploy.preflight.links import Links, gid_indexes, interface_of
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
 
-# What each engine announces to the other ranks, in its own order of trust.
+# The variables with the address that each engine announces to the other ranks; the first one set
+# counts.
 HOST_VARIABLES = {
     "sglang": ("SGLANG_HOST_IP", "HOST_IP"),
     "vllm": ("VLLM_HOST_IP",),
@@ -21,13 +22,13 @@ _ON_HEAD = ("rendezvous", "ray")
 
 
 def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
-    """The variables a launch would have: the cluster file's go before the captured ones."""
+    """The variables of a launch: those of the cluster file override captured ones."""
     return {**node.environment, **(expected.environment if expected else {})}
 
 
 def check_network(node: Node, links: Links, expected: Expected | None) -> Iterator[Finding]:
     """Every finding about the node's addresses and ports."""
-    own = expected.node(node.name) if expected else None
+    expected_node = expected.node(node.name) if expected else None
     if not links.interface:
         yield Finding(
             Severity.WARNING,
@@ -36,8 +37,8 @@ def check_network(node: Node, links: Links, expected: Expected | None) -> Iterat
             f"the management interface is not known: {links.reason}",
             "capture `ip -j addr` and `ip -j route` too, or name the interface in the cluster file",
         )
-    environment = merged_environment(node, own)
-    yield from _named_interfaces(node, links, own, environment)
+    environment = merged_environment(node, expected_node)
+    yield from _named_interfaces(node, links, expected_node, environment)
     yield from _named_devices(node, environment)
     yield from _gid_index(node, links, environment)
     yield from _announced(node, links, expected, environment)
@@ -46,18 +47,18 @@ def check_network(node: Node, links: Links, expected: Expected | None) -> Iterat
 
 
 def _named_interfaces(
-    node: Node, links: Links, own: ExpectedNode | None, environment: dict[str, str]
+    node: Node, links: Links, expected_node: ExpectedNode | None, environment: dict[str, str]
 ) -> Iterator[Finding]:
     if not node.interfaces:
         return
     names = [i.name for i in node.interfaces]
     asked = [(v, environment[v]) for v in _INTERFACE_VARIABLES if environment.get(v)]
-    if own and own.interface:
-        asked.append(("interface", own.interface))
+    if expected_node and expected_node.interface:
+        asked.append(("interface", expected_node.interface))
     for variable, value in asked:
         exact = variable != "NCCL_SOCKET_IFNAME" or value.startswith("=")
         if value.startswith("^"):
-            continue  # a list of what not to use
+            continue  # a list of interfaces to avoid
         for wanted in filter(None, value.lstrip("=").split(",")):
             if any(n == wanted or (not exact and n.startswith(wanted)) for n in names):
                 continue
@@ -113,7 +114,7 @@ def _gid_index(node: Node, links: Links, environment: dict[str, str]) -> Iterato
 def _announced(
     node: Node, links: Links, expected: Expected | None, environment: dict[str, str]
 ) -> Iterator[Finding]:
-    """The address that this node would announce must be one that the others can reach."""
+    """Check that the address that this node announces can be reached by the others."""
     held = {ipaddress.ip_address(a.ip): i.name for i in node.interfaces for a in i.addresses}
     if not held:
         return
@@ -146,7 +147,7 @@ def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address,
 
 
 def _implicit(node: Node, links: Links, fix: str) -> Iterator[Finding]:
-    """No variable says what to announce: the engine guesses from the name and the routes."""
+    """Check what the engine would announce without a variable, from its name and routes."""
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:
         yield Finding(

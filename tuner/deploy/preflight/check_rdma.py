@@ -8,7 +8,7 @@ from tuner.deploy.preflight.expected import ExpectedNode
 from tuner.deploy.preflight.facts import Finding, Node, Severity, joined, natural
 from tuner.deploy.preflight.links import Links, gid_indexes, interface_of, is_infiniband
 
-_DISABLED = "Disabled"  # phys_state of a port that was switched off on this side
+_DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
 
 
 def check_rdma(node: Node, links: Links, expected: ExpectedNode | None) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def _absent_devices(node: Node, links: Links, expected: ExpectedNode | None) -> 
 
 
 def _down_ports(node: Node, links: Links, expected: ExpectedNode | None) -> Iterator[Finding]:
-    """All ports that exist and are down, as one finding: they tend to share one cause."""
+    """One finding for all ports that are down, because they often share a cause."""
     if node.ports:
         lines = {p.device: p.line for p in node.ports if not p.up}
         total = len(node.ports)
@@ -74,7 +74,7 @@ def _fix_down(node: Node, devices: list[str]) -> str:
 
 
 def _gids(node: Node, links: Links) -> Iterator[Finding]:
-    """A RoCE device that is up needs a RoCE v2 entry with an IPv4 address."""
+    """Check that each RoCE device that is up has a RoCE v2 GID with an IPv4 address."""
     if not node.gids:
         return
     bare = [d for d in links.usable if not is_infiniband(node, d) and not gid_indexes(node, d)]

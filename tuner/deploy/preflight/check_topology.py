@@ -1,4 +1,4 @@
-"""Checks of where NICs sit: each should share a PCIe switch with the GPUs that it serves."""
+"""Check that each NIC shares a PCIe switch with the GPUs that it serves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from tuner.deploy.preflight.facts import Finding, Node, Severity, Topology, joined, natural
 from tuner.deploy.preflight.links import Links
 
-# What joins two devices: a PCIe switch, or at least a processor socket.
+# Relations of two devices on one PCIe switch, or on one processor socket.
 SWITCH = ("PIX", "PXB")
 SOCKET = ("PIX", "PXB", "PHB", "NODE")
 
 
 @dataclass
 class Switch:
-    """GPUs that share a PCIe switch (or a socket), and the RDMA devices beneath it."""
+    """The GPUs and the RDMA devices below one PCIe switch (or one socket)."""
 
     gpus: list[str]
     nics: list[str]
@@ -28,9 +28,9 @@ class Switch:
 def find_switches(
     topology: Topology, devices: tuple[str, ...], kinds: tuple[str, ...] = SWITCH
 ) -> list[Switch]:
-    """Switches with a GPU; one may have no device. Empty where no NIC is near any GPU.
+    """The switches with a GPU; some may have no RDMA device. Empty where no NIC is near a GPU.
 
-    NVLink hides how two GPUs are wired, so GPUs that are near the same NIC are on one switch too.
+    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as one switch.
     """
     nics = [n for n in topology.nics if n in devices]
     if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):
@@ -53,18 +53,18 @@ def find_switches(
 
 
 def misplaced(node: Node, links: Links) -> list[tuple[str, Switch, Switch]]:
-    """(device, switch it is under, switch that lacks it).
+    """(device, the switch that it is under, the switch that lacks it) for each misplaced device.
 
-    A switch's fair share is in proportion to its GPUs. A device is out of place when one switch
-    has less than its share while the device is under another one that has more, or under none.
-    Where there are fewer devices than switches, sockets are compared instead.
+    A switch's share of the devices is in proportion to its GPUs. A device is misplaced where one
+    switch has less than its share, and the device is under a switch with more, or under none.
+    With fewer devices than switches, sockets are compared instead.
     """
     switches = find_switches(node.topology, links.compute)
     present = sum(d in node.topology.nics for d in links.compute)
     if present < len(switches):
         switches = find_switches(node.topology, links.compute, SOCKET)
     if len({len(s.nics) / len(s.gpus) for s in switches}) < 2:
-        return []  # evenly spread: a device under no GPU's switch is for something else
+        return []  # evenly spread: other devices serve another purpose
     gpus = sum(len(s.gpus) for s in switches)
     placed = {n for s in switches for n in s.nics}
     nowhere = [d for d in links.compute if d in node.topology.nics and d not in placed]
@@ -86,7 +86,7 @@ def misplaced(node: Node, links: Links) -> list[tuple[str, Switch, Switch]]:
 def _surplus(
     switches: list[Switch], nowhere: list[str], total: int, gpus: int
 ) -> tuple[str, Switch] | None:
-    """A device under no GPU's switch, else the last of the switch most above its share."""
+    """A device to move: one under no GPU's switch, or the last of the fullest switch."""
     if nowhere:
         return nowhere[0], Switch([], nowhere)
     full = max(switches, key=lambda s: len(s.nics) / len(s.gpus))
@@ -96,7 +96,7 @@ def _surplus(
 
 
 def check_topology(node: Node, links: Links) -> Iterator[Finding]:
-    """Devices out of place, and switches without any."""
+    """Every finding about misplaced devices, and about switches without devices."""
     wrong = misplaced(node, links)
     for device, origin, lacking in wrong:
         yield misplaced_finding(node, device, origin, lacking)
@@ -120,7 +120,7 @@ def check_topology(node: Node, links: Links) -> Iterator[Finding]:
 
 
 def far_devices(node: Node, links: Links) -> list[str]:
-    """Devices under no GPU's switch, while each of those has devices of its own."""
+    """Devices that are under no GPU's switch, where every GPU's switch has other devices."""
     switches = find_switches(node.topology, links.compute)
     if not switches or not all(s.nics for s in switches):
         return []
@@ -156,8 +156,9 @@ def _uneven(node: Node, switches: list[Switch]) -> Iterator[Finding]:
 
 
 def misplaced_finding(node: Node, device: str, origin: Switch, lacking: Switch) -> Finding:
+    """The finding for one misplaced device."""
     numa = node.topology.numa.get(lacking.gpus[0], "")
-    place = f"{lacking}{f' (NUMA node {numa})' if numa else ''}"
+    target = f"{lacking}{f' (NUMA node {numa})' if numa else ''}"
     others = [n for n in origin.nics if n != device] if origin.gpus else []
     either = f" (or one of {joined(others)}, which share it)" if others else ""
     rows = [device, *sorted(lacking.gpus, key=natural)]
@@ -166,7 +167,7 @@ def misplaced_finding(node: Node, device: str, origin: Switch, lacking: Switch) 
         "nic-wrong-switch",
         (node.name,),
         f"{device} is under {origin}, while {lacking} has fewer RDMA devices than its share",
-        f"move {device}{either} to a slot below {place}; until then leave {device} out of "
+        f"move {device}{either} to a slot below {target}; until then leave {device} out of "
         "NCCL_IB_HCA",
         tuple(node.topology.lines[r] for r in rows if r in node.topology.lines),
     )

@@ -1,4 +1,4 @@
-"""What the cluster file expects of its nodes, as the single-file form can carry it."""
+"""What the cluster file expects of its nodes, in a form that the single file can read."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class ExpectedNode:
     """A node of the cluster. The first node is the head."""
 
     name: str
-    host: str  # address or name that the other nodes reach it by
-    interface: str  # the management interface; empty when the preflight is to find it
-    rdma: tuple[str, ...] | None  # RDMA devices; None when the preflight is to find them
+    host: str  # the address or name that other nodes use
+    interface: str  # the management interface; empty: the preflight finds it
+    rdma: tuple[str, ...] | None  # RDMA devices; None: the preflight finds them
     gpus: int
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a launch needs."""
+    """The requirements of a launch."""
 
     engine: str  # sglang or vllm
     image: str
@@ -35,15 +35,16 @@ class Expected:
     weight_bytes: int | None = None  # of the whole model
 
     def node(self, name: str) -> ExpectedNode | None:
+        """The node of that name or host."""
         return next((n for n in self.nodes if name in (n.name, n.host)), None)
 
     def to_json(self) -> str:
-        """Text that `read_expected` reads; equal values give equal text."""
+        """The text that `read_expected` reads. Equal values give equal text."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
 
 def read_expected(path: Path) -> Expected:
-    """Read what `Expected.to_json` wrote. Raises MalformedCluster."""
+    """Read a file that `Expected.to_json` wrote. Raises MalformedCluster."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

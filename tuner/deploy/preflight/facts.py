@@ -1,6 +1,6 @@
-"""What is known of a node, and what was found wrong with it.
+"""Facts about a node, and findings about it, as plain data.
 
-Everything is plain data: the parsers make it, the checks read it.
+Parsers make the facts, and checks turn them into findings.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know before a launch."""
+    """One thing that the operator should know before a launch."""
 
     severity: Severity
     check: str  # the check's name, e.g. "ports-down"
     nodes: tuple[str, ...]
     message: str
     fix: str
-    evidence: tuple[str, ...] = ()  # lines as they were captured
+    evidence: tuple[str, ...] = ()  # captured lines
 
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """A port of an RDMA device and the network interface that stands on it."""
+    """A port of an RDMA device, and its network interface."""
 
     device: str  # mlx5_1
     port: int
@@ -57,7 +57,7 @@ class Gid:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A link as it runs and as both its ends could run it."""
+    """The generation and width of a link, and the most that both of its ends support."""
 
     generation: int
     max_generation: int
@@ -91,20 +91,20 @@ class Topology:
     lines: dict[str, str] = field(default_factory=dict)  # GPU or NIC -> its row
 
     def near(self, gpu: str, other: str, kinds: tuple[str, ...] = ("PIX", "PXB")) -> bool:
-        """Whether the two meet in one of these ways: by default, below one PCIe host bridge."""
+        """Whether the two have one of these relations; by default, they share a PCIe switch."""
         return self.relations.get((gpu, other)) in kinds
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU as `nvidia-smi -q` shows it. Values it did not give are None."""
+class NodeGpu:
+    """A GPU as `nvidia-smi -q` shows it. None marks values that it did not show."""
 
     bus_id: str
     name: str = ""
     memory_bytes: int | None = None
     performance_state: str = ""  # P0 is busy, P8 is idle
     pcie: PcieLink | None = None
-    device_max_generation: int | None = None  # what the card alone could do
+    device_max_generation: int | None = None  # PCIe generation that the card supports
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class Listener:
 
 @dataclass
 class Node:
-    """Everything captured from one node. Parts that were not captured are empty."""
+    """Everything captured from one node. A field that was not captured is empty."""
 
     name: str
     ports: tuple[RdmaPort, ...] = ()
     gids: tuple[Gid, ...] = ()
     devices: tuple[RdmaDevice, ...] = ()
     topology: Topology = field(default_factory=Topology)
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[NodeGpu, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     default_interface: str = ""  # of the default route
     listeners: tuple[Listener, ...] = ()
-    hostname_addresses: tuple[str, ...] = ()  # what the node's own name resolves to
+    hostname_addresses: tuple[str, ...] = ()  # addresses that the node's hostname resolves to
     environment: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # image, engine, triton, config hashes
     missing: tuple[str, ...] = ()  # sources that were not captured
@@ -156,7 +156,7 @@ class Node:
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key under which mlx5_10 comes after mlx5_9."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    # The length of a run of digits stands in for its value: int() refuses very long ones.
+    # Numbers are compared by length first, because int() refuses very long ones.
     return tuple(
         (len(p.lstrip("0")) if p[0] in "0123456789" else 0, p.lstrip("0") or p) for p in parts
     )

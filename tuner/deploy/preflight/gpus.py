@@ -1,11 +1,11 @@
-"""Read `nvidia-smi topo -m` and `nvidia-smi -q`. Lines of another form are passed over."""
+"""Read `nvidia-smi topo -m` and `nvidia-smi -q`. Unknown lines are ignored."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from tuner.deploy.preflight.facts import Gpu, PcieLink, Topology
+from tuner.deploy.preflight.facts import NodeGpu, PcieLink, Topology
 
 _RELATION = re.compile(r"^(X|NV[0-9]+|PIX|PXB|PHB|NODE|SYS|SOC)$")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")  # the header is underlined, even in a file
@@ -14,7 +14,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def parse_topology(text: str) -> Topology:
-    """The matrix, with NICs under their RDMA names where the legend or the header gives them."""
+    """The matrix; NICs have their RDMA names where the legend or the header gives them."""
     lines = _ANSI.sub("", text).splitlines()
     start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
@@ -32,7 +32,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def _columns(header: str) -> list[str]:
-    """The header's devices: all before `CPU Affinity`."""
+    """The devices in the header, which come before `CPU Affinity`."""
     words = header.split()
     return words[: words.index("CPU")] if "CPU" in words else words
 
@@ -53,13 +53,13 @@ def _add_row(topology: Topology, columns: list[str], names: dict[str, str], line
         topology.numa[name] = rest[1]
 
 
-def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """GPUs out of `nvidia-smi -q`."""
+def parse_nvidia_smi(text: str) -> tuple[NodeGpu, ...]:
+    """The GPUs in the output of `nvidia-smi -q`."""
     return tuple(_gpu(bus_id, values) for bus_id, values in _blocks(text))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """(bus id, "section/section/key" -> value) for each GPU; indentation makes the sections."""
+    """(bus id, "section/section/key" -> value) for each GPU; indentation shows the sections."""
     bus_id = ""
     values: dict[str, str] = {}
     sections: list[tuple[int, str]] = []
@@ -83,7 +83,7 @@ def _blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield bus_id, values
 
 
-def _gpu(bus_id: str, values: dict[str, str]) -> Gpu:
+def _gpu(bus_id: str, values: dict[str, str]) -> NodeGpu:
     link = "PCI/GPU Link Info/"
     generation = _whole(values.get(f"{link}PCIe Generation/Current"))
     max_generation = _whole(values.get(f"{link}PCIe Generation/Max"))
@@ -92,7 +92,7 @@ def _gpu(bus_id: str, values: dict[str, str]) -> Gpu:
     pcie = None
     if generation and max_generation and width and max_width:
         pcie = PcieLink(generation, max_generation, width, max_width)
-    return Gpu(
+    return NodeGpu(
         bus_id,
         values.get("Product Name", ""),
         _bytes(values.get("FB Memory Usage/Total")),

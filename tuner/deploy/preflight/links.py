@@ -1,4 +1,4 @@
-"""Which link of a node manages it, which RDMA devices carry the collectives, at which GID index."""
+"""Find a node's management interface, its RDMA devices for collectives, and their GID index."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tuner.deploy.preflight.network import is_ip
 class Links:
     """How a node is connected."""
 
-    interface: str  # management interface; empty when nothing tells
+    interface: str  # management interface; empty: unknown
     address: str  # its IPv4 address, or empty
-    device: str  # the RDMA device it stands on, or empty
-    reason: str  # what told
-    compute: tuple[str, ...]  # RDMA devices meant for collectives, up or down
-    usable: tuple[str, ...]  # those of them that are up
+    device: str  # its RDMA device, or empty
+    reason: str  # why this interface was chosen
+    compute: tuple[str, ...]  # RDMA devices for collectives, up or down
+    usable: tuple[str, ...]  # the devices of `compute` that are up
 
 
 def find_links(node: Node, expected: ExpectedNode | None = None) -> Links:
-    """Work out a node's links; the cluster file's word goes before everything seen."""
+    """Work out a node's links. The cluster file overrides what was captured."""
     interface, reason = _management(node, expected)
     device = next((d for d, i in interface_of(node).items() if i == interface and i), "")
     up = up_devices(node)
@@ -32,7 +32,7 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> Links:
     if expected and expected.rdma is not None:
         compute = expected.rdma
     elif device in up and len(up) == 1:
-        compute = tuple(known)  # the only link that works has to serve both ends
+        compute = tuple(known)  # the only working link serves management and collectives
     else:
         compute = tuple(d for d in known if d != device)
     usable = tuple(d for d in compute if d in up)
@@ -40,7 +40,7 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> Links:
 
 
 def interface_of(node: Node) -> dict[str, str]:
-    """RDMA device -> network interface, from whichever source has it."""
+    """RDMA device -> network interface, from all captured sources."""
     found = {d.device: d.interface for d in node.devices}
     found.update({g.device: g.interface for g in node.gids if g.interface})
     found.update({p.device: p.interface for p in node.ports})
@@ -58,7 +58,7 @@ def up_devices(node: Node) -> set[str]:
 
 
 def _management(node: Node, expected: ExpectedNode | None) -> tuple[str, str]:
-    """(interface, what told)."""
+    """(interface, the reason for it)."""
     if expected and expected.interface:
         return expected.interface, "named in the cluster file"
     if expected and is_ip(expected.host):
@@ -79,11 +79,11 @@ def _holder(node: Node, ip: str) -> str:
 
 
 def _odd_one_out(node: Node) -> tuple[str, str]:
-    """The RDMA link whose address lies apart from all the others.
+    """The RDMA link whose address lies apart from all others, as (interface, reason).
 
-    The rails of a fabric are numbered side by side, and the management network is another one.
-    So the sorted addresses have one gap wider than everything else together, and the smaller
-    side of it manages. Evenly numbered addresses have no such gap, and then nothing is said.
+    The rails of a fabric have adjacent addresses, and the management network has others. So one
+    gap between sorted addresses is wider than all other gaps together, and a single address on
+    one side of it is the management address. Without such a gap the interface is empty.
     """
     by_address = {int(ipaddress.ip_address(g.ipv4)): g for g in node.gids if is_ip(g.ipv4)}
     addresses = sorted(by_address)
@@ -121,12 +121,12 @@ def gid_indexes(node: Node, device: str) -> tuple[int, ...]:
 
 
 def is_infiniband(node: Node, device: str) -> bool:
-    """InfiniBand ports need no GID index."""
+    """Whether a device's link is InfiniBand, which needs no GID index."""
     return any(d.device == device and d.link_layer == "InfiniBand" for d in node.devices)
 
 
 def common_gid_index(nodes: Iterable[tuple[Node, Links]]) -> int | None:
-    """The lowest index that is RoCE v2 with IPv4 on every usable RoCE device, if there is one."""
+    """The lowest index that is RoCE v2 with IPv4 on every usable RoCE device; None: no such."""
     sets = [
         set(gid_indexes(node, device))
         for node, links in nodes
@@ -139,8 +139,8 @@ def common_gid_index(nodes: Iterable[tuple[Node, Links]]) -> int | None:
 def hca_list(node: Node, links: Links, leave_out: Iterable[str] = ()) -> str:
     """The value of NCCL_IB_HCA, or an empty string.
 
-    NCCL takes each name for a prefix: a leading `=` asks for the very name, and is needed only
-    where a name that is left out begins with one that is listed.
+    NCCL reads each name as a prefix. A leading `=` makes it match whole names; it is added only
+    where a listed name is a prefix of another device's name.
     """
     out = set(leave_out)
     chosen = sorted((d for d in links.usable if d not in out), key=natural)

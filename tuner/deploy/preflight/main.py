@@ -1,4 +1,4 @@
-"""The command line of the single-file form: Python's standard library alone."""
+"""The command line of the single file, which uses only Python's standard library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.deploy.preflight.capture import capture
 from tuner.deploy.preflight.expected import Expected, read_expected
-from tuner.deploy.preflight.report import Report, render, run_preflight
+from tuner.deploy.preflight.report import PreflightReport, render, run_preflight
 from tuner.errors import BadInput
 
 
@@ -28,26 +28,44 @@ def parse_nodes(pairs: list[str]) -> dict[str, Path]:
     return found
 
 
-def check_here(image: str = "", config_dir: str = "", expected: Expected | None = None) -> Report:
-    """Capture this machine into a folder that does not stay, and check it."""
+def check_here(
+    image: str = "", config_dir: str = "", expected: Expected | None = None
+) -> PreflightReport:
+    """Capture this machine into a temporary folder, and check it."""
     with tempfile.TemporaryDirectory() as folder:
         capture(Path(folder), image or (expected.image if expected else ""), config_dir)
         return run_preflight({socket.gethostname(): Path(folder)}, expected)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 nothing stands against a launch, 1 an error was found, 2 bad input."""
+    """Run the command. Returns 0: no error found; 1: an error found; 2: bad input."""
     parser = argparse.ArgumentParser(
         description="Check GPU nodes and their network before an engine is launched on them."
     )
     parser.add_argument(
-        "--node", action="append", default=[], metavar="NAME=DIR", help="a captured node; repeat"
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="a node and the folder with its captured outputs; may be given again; "
+        "default: check this machine",
     )
-    parser.add_argument("--cluster", type=Path, help="cluster.json of the bundle")
-    parser.add_argument("--capture", type=Path, metavar="DIR", help="only capture into DIR")
-    parser.add_argument("--image", default="", help="container image whose id is captured")
-    parser.add_argument("--config-dir", default="", help="folder of configs that is hashed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--cluster", type=Path, help="the bundle's cluster.json to check against; default: none"
+    )
+    parser.add_argument(
+        "--capture",
+        type=Path,
+        metavar="DIR",
+        help="capture this machine into DIR and check nothing; default: check",
+    )
+    parser.add_argument("--image", default="", help="container image whose id is recorded")
+    parser.add_argument(
+        "--config-dir",
+        default="",
+        help="folder of configs to hash, to compare nodes; default: none",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; default: text")
     options = parser.parse_args(arguments)
     try:
         if options.capture:

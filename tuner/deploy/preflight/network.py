@@ -1,6 +1,6 @@
 """Read `ip -j addr`, `ip -j route`, /proc/net/tcp and `getent ahosts`.
 
-Values of another form are passed over.
+Malformed values are ignored.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ENVIRONMENT_LINE = re.compile(r"^(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 
 
 def parse_ip_addr(text: str) -> tuple[Interface, ...]:
-    """Interfaces and their addresses out of `ip -j addr`."""
+    """The interfaces and their addresses in the output of `ip -j addr`."""
     found = []
     for entry in _objects(text):
         name = entry.get("ifname")
         if not isinstance(name, str) or not name:
             continue
         flags = entry.get("flags")
-        # operstate is UNKNOWN for loopback and tunnels that work: only DOWN says that it is not.
+        # operstate is UNKNOWN for working loopback interfaces and tunnels.
         up = entry.get("operstate") not in ("DOWN", "LOWERLAYERDOWN", "NOTPRESENT")
         if isinstance(flags, list) and "UP" not in flags:
             up = False
@@ -44,7 +44,7 @@ def _addresses(value: object) -> list[Address]:
 
 
 def parse_ip_route(text: str) -> str:
-    """The interface of the default route out of `ip -j route`, or an empty string."""
+    """The interface of the default route in `ip -j route`, or an empty string."""
     best: tuple[int, str] | None = None
     for entry in _objects(text):
         metric = entry.get("metric", 0)
@@ -55,7 +55,7 @@ def parse_ip_route(text: str) -> str:
 
 
 def parse_listeners(text: str) -> tuple[Listener, ...]:
-    """Listening TCP sockets out of /proc/net/tcp or /proc/net/tcp6."""
+    """The listening TCP sockets in /proc/net/tcp or /proc/net/tcp6."""
     found = []
     for line in text.splitlines():
         cells = line.split()
@@ -68,19 +68,19 @@ def parse_listeners(text: str) -> tuple[Listener, ...]:
 
 
 def _kernel_ip(digits: str) -> str:
-    """The kernel prints each 32-bit word in the machine's order: little-endian where GPUs are."""
+    """The address in the kernel's hexadecimal form, with little-endian 32-bit words."""
     words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]
     return str(ipaddress.ip_address(b"".join(words)))
 
 
 def parse_ahosts(text: str) -> tuple[str, ...]:
-    """Addresses out of `getent ahosts NAME`, in the resolver's order, each once."""
+    """The addresses in `getent ahosts NAME`, in the resolver's order, without repeats."""
     words = [line.split()[0] for line in text.splitlines() if line.split()]
     return tuple(dict.fromkeys(word for word in words if is_ip(word)))
 
 
 def parse_environment(text: str) -> dict[str, str]:
-    """Variables out of lines `NAME=value`."""
+    """The variables in lines of the form `NAME=value`."""
     matches = (_ENVIRONMENT_LINE.match(line.strip()) for line in text.splitlines())
     return {m.group(1): m.group(2).strip("\"'") for m in matches if m}
 

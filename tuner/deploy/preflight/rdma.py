@@ -1,4 +1,4 @@
-"""Read what the RDMA tools and /sys/class/infiniband say. Lines of another form are passed over."""
+"""Read the output of RDMA tools, and /sys/class/infiniband. Unknown lines are ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.deploy.preflight.facts import Gid, PcieLink, RdmaDevice, RdmaPort, natural
 
-# Plain: `mlx5_1 port 1 ==> xgbe1 (Up)`. With -v the bus, card and firmware stand around the device.
+# `mlx5_1 port 1 ==> xgbe1 (Up)`. With -v, the line also has the bus, the card and the firmware.
 _IBDEV2NETDEV = re.compile(
     r"^\s*(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\s+)?(\S+)\s+(?:.*\s)?port\s+([0-9]{1,3})\s+"
     r"(?:\(\w+\)\s+)?==>\s+(\S+)\s+\((\w+)\)",
@@ -20,14 +20,14 @@ _SHOW_GIDS = re.compile(
     r"(?:([0-9]{1,3}(?:\.[0-9]{1,3}){3})\s+)?(v1|v2)(?:\s+(\S+))?\s*$",
     re.IGNORECASE,
 )
-_MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address written as an IPv6 one
-_LARGEST_FILE = 4096  # bytes: what a sysfs file can hold
+_MAPPED = "0000:0000:0000:0000:0000:ffff:"  # prefix of an IPv4 address in IPv6 form
+_LARGEST_FILE = 4096  # bytes; a sysfs file is not larger
 _SPEED_OF_GENERATION = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4}
 _SPEED_OF_GENERATION.update({"32": 5, "32.0": 5, "64": 6, "64.0": 6})
 
 
 def parse_ibdev2netdev(text: str) -> tuple[RdmaPort, ...]:
-    """Ports out of `ibdev2netdev` or `ibdev2netdev -v`."""
+    """The ports in the output of `ibdev2netdev` or `ibdev2netdev -v`."""
     found = []
     for line in text.splitlines():
         match = _IBDEV2NETDEV.match(line)
@@ -39,7 +39,7 @@ def parse_ibdev2netdev(text: str) -> tuple[RdmaPort, ...]:
 
 
 def parse_show_gids(text: str) -> tuple[Gid, ...]:
-    """GID table entries out of `show_gids`."""
+    """The GID table entries in the output of `show_gids`."""
     found = []
     for line in text.splitlines():
         match = _SHOW_GIDS.match(line)
@@ -70,7 +70,7 @@ def mapped_ipv4(gid: str) -> str:
 
 
 def read_sysfs(root: Path) -> tuple[tuple[RdmaDevice, ...], tuple[Gid, ...]]:
-    """Devices and GIDs out of /sys/class/infiniband, or a copied tree of it."""
+    """The devices and GIDs in /sys/class/infiniband, or in a copy of it."""
     devices: list[RdmaDevice] = []
     gids: list[Gid] = []
     for device in _folders(root):
@@ -94,7 +94,7 @@ def _device(device: Path, port: Path, interface: str) -> RdmaDevice:
         _word(port / "link_layer"),
         _word(port / "rate"),
         interface,
-        int(numa) if re.fullmatch(r"[0-9]{1,4}", numa) else None,  # -1: the firmware does not say
+        int(numa) if re.fullmatch(r"[0-9]{1,4}", numa) else None,  # -1: unknown to the firmware
         _pcie(device / "device"),
     )
 
@@ -135,7 +135,7 @@ def _state(path: Path) -> str:
 
 def _word(path: Path) -> str:
     try:
-        if not path.is_file():  # a pipe in a copied tree would never answer
+        if not path.is_file():  # reading a pipe would block
             return ""
         with path.open("rb") as file:
             return file.read(_LARGEST_FILE).decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""Run every check and put the outcome into words."""
+"""Run all checks, and print the findings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node looks like and the environment proposed for it."""
+    """A node's links, and the environment proposed for it."""
 
     name: str
     links: Links
-    environment: dict[str, str]  # proposed variables; only those that the capture supports
+    environment: dict[str, str]  # proposed variables, where the capture is sufficient
 
 
 @dataclass(frozen=True)
-class Report:
+class PreflightReport:
     """The outcome of a preflight."""
 
     nodes: tuple[NodeReport, ...]
@@ -39,32 +39,34 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands against a launch."""
+        """Whether no error was found."""
         return not any(f.severity is Severity.ERROR for f in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Values for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
-def run_preflight(captures: Mapping[str, Path], expected: Expected | None = None) -> Report:
-    """Check captured nodes (name -> folder), one by one and together. Raises BadInput."""
+def run_preflight(
+    captures: Mapping[str, Path], expected: Expected | None = None
+) -> PreflightReport:
+    """Check captured nodes (name -> folder), each alone and all together. Raises BadInput."""
     if not captures:
         raise BadInput("no node was given: use --node NAME=DIR, or run on a node without it")
     return check_nodes([read_capture(name, folder) for name, folder in captures.items()], expected)
 
 
-def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Report:
+def check_nodes(nodes: list[Node], expected: Expected | None = None) -> PreflightReport:
     """Check nodes that are already read."""
     findings: list[Finding] = []
     linked: list[tuple[Node, Links]] = []
     for node in nodes:
-        own = expected.node(node.name) if expected else None
-        links = find_links(node, own)
+        expected_node = expected.node(node.name) if expected else None
+        links = find_links(node, expected_node)
         linked.append((node, links))
-        findings += check_rdma(node, links, own)
+        findings += check_rdma(node, links, expected_node)
         findings += check_topology(node, links)
-        findings += check_gpus(node, expected, own)
+        findings += check_gpus(node, expected, expected_node)
         findings += check_network(node, links, expected)
         findings += _unread(node)
     findings += check_cluster(linked, expected)
@@ -73,15 +75,15 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Report:
         NodeReport(node.name, links, _propose(node, links, gid_index, expected))
         for node, links in linked
     )
-    return Report(reports, tuple(_unique(findings)))
+    return PreflightReport(reports, tuple(_unique(findings)))
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
-    """Errors first; of two findings about the same check, nodes and message opening, the first."""
+    """The findings, errors first, without repeats."""
     kept: dict[tuple[str, tuple[str, ...], str], Finding] = {}
     for finding in sorted(findings, key=lambda f: _ORDER[f.severity]):
         subject = finding.message
-        if finding.check == "nic-wrong-switch":  # found both in the node and against the others
+        if finding.check == "nic-wrong-switch":  # two checks may find the same device
             subject = finding.message.split(" ")[0]
         kept.setdefault((finding.check, finding.nodes, subject), finding)
     return list(kept.values())
@@ -115,11 +117,11 @@ def _unread(node: Node) -> list[Finding]:
 def _propose(
     node: Node, links: Links, gid_index: int | None, expected: Expected | None
 ) -> dict[str, str]:
-    """The environment that the capture supports."""
+    """The environment that follows from the capture."""
     proposed = {}
-    own = expected.node(node.name) if expected else None
+    expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
-    if own is None or own.rdma is None:  # devices that the cluster file names are used as they are
+    if expected_node is None or expected_node.rdma is None:  # none named in the cluster file
         leave_out = [device for device, _, _ in misplaced(node, links)]
         leave_out += far_devices(node, links)
     hcas = hca_list(node, links, leave_out)
@@ -136,7 +138,7 @@ def _propose(
     return proposed
 
 
-def render(report: Report) -> str:
+def render(report: PreflightReport) -> str:
     """The report as text for a terminal, without colours."""
     lines: list[str] = []
     for node in report.nodes:
@@ -156,12 +158,12 @@ def render(report: Report) -> str:
     return "\n".join(_printable(line) for line in lines) + "\n"
 
 
-def _count(report: Report, severity: Severity) -> str:
+def _count(report: PreflightReport, severity: Severity) -> str:
     count = sum(f.severity is severity for f in report.findings)
     plural = "" if count == 1 or severity is Severity.INFO else "s"
     return f"{count} {severity.value}{plural}"
 
 
 def _printable(line: str) -> str:
-    """Captured text may hold control characters, which would act on the reader's terminal."""
+    """Replace control characters, which captured text could send to the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)

@@ -1,7 +1,7 @@
-"""Write the preflight as one plain Python file, for machines with nothing but a Python >= 3.8.
+"""Write the preflight as one Python file, for machines that have only Python 3.8 or later.
 
-The modules are laid end to end in order of import, without their imports of each other. So they
-share one namespace: names at their top level must differ, and are imported as they are.
+The modules are joined in the order of import, without their imports of each other. They share one
+namespace, so top-level names must differ, and imports between them must not rename anything.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-# In order of import; `python -m tuner.deploy.preflight.single_file` is not part of its own output.
+# In the order of import.
 MODULES = (
     "errors",
     "deploy.preflight.facts",
@@ -38,7 +38,7 @@ from __future__ import annotations
 
 
 def build_single_file(path: Path) -> None:
-    """Write the file. Equal sources give equal bytes. Raises RuntimeError if two names clash."""
+    """Write the file. Equal sources give equal bytes. Raises RuntimeError where names clash."""
     package = Path(__file__).parents[2]
     parts = [_HEAD]
     owner: dict[str, str] = {}
@@ -72,10 +72,10 @@ def _body(source: str, tree: ast.Module) -> str:
     lines = source.splitlines()
     for node in tree.body:
         docstring = node is tree.body[0] and isinstance(node, ast.Expr)
-        own = isinstance(node, ast.ImportFrom) and (
+        internal = isinstance(node, ast.ImportFrom) and (
             node.module == "__future__" or (node.module or "").startswith("tuner")
         )
-        if docstring or own:
+        if docstring or internal:
             end = node.end_lineno or node.lineno
             lines[node.lineno - 1 : end] = [""] * (end - node.lineno + 1)
     return "\n".join(lines).strip("\n") + "\n"

@@ -21,7 +21,7 @@ from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
-from tuner.measure.timing import LAUNCHES, Kernel, blocks
+from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
 from tuner.problems.points import Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
@@ -35,7 +35,7 @@ class Batch:
     point: Point
     inputs: Sequence[Inputs]  # several if the cache of one would stay in L2
 
-    def arguments(self, kernel: Kernel) -> list[list[Any]]:
+    def arguments(self, kernel: BoundKernel) -> list[list[Any]]:
         """The kernel's arguments for each launch of a graph."""
         some = [launch_values(kernel.binding, inputs.tensors) for inputs in self.inputs]
         return [some[i % len(some)] for i in range(LAUNCHES)]
@@ -120,7 +120,9 @@ class Batches:
         )
 
 
-def check(kernels: Mapping[Stage, tuple[Kernel, Kernel]], batches: Batches, batch: Batch) -> float:
+def check(
+    kernels: Mapping[Stage, tuple[BoundKernel, BoundKernel]], batches: Batches, batch: Batch
+) -> float:
     """The worst error of a phase's kernels, on outputs that were filled with NaN.
 
     `kernels` has two for each stage: one bound to the edge cases, one bound to the batch.
@@ -136,7 +138,7 @@ def check(kernels: Mapping[Stage, tuple[Kernel, Kernel]], batches: Batches, batc
     return max(errors)
 
 
-def _run(batch: Batch, kernels: Sequence[Kernel]) -> None:
+def _run(batch: Batch, kernels: Sequence[BoundKernel]) -> None:
     """Run all stages once on the batch's first inputs."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))

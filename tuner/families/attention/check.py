@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.compile import Farm, Job
+from tuner.compile import CompileJob, Farm
 from tuner.compile.candidates import fit
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
@@ -133,7 +133,7 @@ def _compile(
     jobs = []
     for problem, candidate in asked:
         binding = kernels.bind(problem, candidate.point, candidate.config, device.target)
-        jobs.append(Job(kernels.lifted(problem.phase), binding.variant(), device.target))
+        jobs.append(CompileJob(kernels.lifted(problem.phase), binding.variant(), device.target))
     farm.submit(jobs)
     results = dict(farm.completed())
     return [fit(results[job], device.shared_optin_bytes) for job in jobs]

@@ -17,7 +17,7 @@ from tuner.families.attention.batch import Batches, check
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.measure.messages import measurement_fields, read_point
-from tuner.measure.timing import Kernel, capture, race, time_graph
+from tuner.measure.timing import BoundKernel, capture, race, time_graph
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
@@ -96,7 +96,7 @@ class AttentionOnGpu:
             WORST_ERROR[self._problem.dtype], DEFAULT_ERROR_FACTOR * self._default_error[point]
         )
 
-    def _checked(self, point: Point, config: Config) -> tuple[Kernel, float]:
+    def _checked(self, point: Point, config: Config) -> tuple[BoundKernel, float]:
         """The point's kernel and its worst error, beside the engine's kernels of other stages."""
         edge = self._batches.edges.point
         pairs = {}
@@ -126,11 +126,11 @@ class AttentionOnGpu:
             return default
         return Config({**default, **{name: v for name, v in LEAST.items() if name in default}})
 
-    def _kernel(self, point: Point, config: Config) -> Kernel:
+    def _kernel(self, point: Point, config: Config) -> BoundKernel:
         binding = self._kernels.bind(self._problem, point, config, self._target)
         compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
         grid = self._kernels.grid(self._problem, point, config, self._target)
-        return Kernel(compiled, binding, grid)
+        return BoundKernel(compiled, binding, grid)
 
 
 def open_session(problem: Attention, request: Fields) -> AttentionOnGpu:

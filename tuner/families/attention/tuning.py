@@ -24,7 +24,7 @@ from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import Listed, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
 # The first configurations of a search: each was the fastest somewhere in the H200 sweep.
 SEEDS = (
@@ -141,7 +141,7 @@ class AttentionRun(TuningRun):
         return self._listed(lambda config: everything or _worth_compiling(config))
 
     def _listed(self, wanted: Callable[[Config], bool]) -> Strategy:
-        return Listed(
+        return FixedStrategy(
             [
                 Candidate(point, config)
                 for point in self.points

@@ -20,7 +20,7 @@ from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.families.fused_moe.routing import load_routing
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.routing_file import RoutingFile
-from tuner.measure.timing import Kernel, capture, race, time_graph
+from tuner.measure.timing import BoundKernel, capture, race, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
 
@@ -80,12 +80,12 @@ class MoeOnGpu:
             ]
         }
 
-    def _kernel(self, point: Point, config: Config) -> Kernel:
+    def _kernel(self, point: Point, config: Config) -> BoundKernel:
         binding = self._kernels.bind(
             self._layer.problem, gemm_of(point), point.batch_size, config, self._target
         )
         compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
-        return Kernel(compiled, binding, (grid_size(binding),))
+        return BoundKernel(compiled, binding, (grid_size(binding),))
 
 
 def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:

@@ -33,7 +33,7 @@ from tuner.families.fused_moe.slots import padded_slots, sorted_slots
 from tuner.kernels.binding import Descriptor
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
-from tuner.measure.timing import LAUNCHES, Kernel, blocks
+from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -70,7 +70,7 @@ class PointInputs:
         """The expected output (M * top_k, n) float32, for each of the CHECKED routings."""
         return [reference(self.weights[0], self.activations, self.routings[i]) for i in CHECKED]
 
-    def launches(self, kernel: Kernel, config: Config) -> list[list[Any]]:
+    def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
         block_m = config["BLOCK_SIZE_M"]
         slots = self._slots_of(block_m)
@@ -174,7 +174,7 @@ class Layer:
         return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
 
 
-def check(inputs: PointInputs, kernel: Kernel, launches: Sequence[list[Any]]) -> float:
+def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]]) -> float:
     """The worst error against the references, on outputs that were filled with NaN."""
     worst = 0.0
     for expected, i in zip(inputs.references, CHECKED, strict=True):

@@ -27,7 +27,7 @@ from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
 from tuner.tuning.search import Budget, Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import Listed, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
 # Kernels compiled for a prediction; each takes one core about 0.4 s.
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
@@ -146,7 +146,7 @@ class MoeRun(TuningRun):
             for point, some in chosen.items()
             for config in _best_of_each_block(some)
         ]
-        return SerialBench(self._compiler, predictor, self.points), Listed(listed)
+        return SerialBench(self._compiler, predictor, self.points), FixedStrategy(listed)
 
     def _legal(self, point: Point) -> Sequence[Config]:
         """The configurations of a point's space that share a stored partner's BLOCK_SIZE_M."""
@@ -159,7 +159,7 @@ class MoeRun(TuningRun):
     def _search(self) -> Strategy:
         request = self.request
         if request.effort is Effort.EXHAUSTIVE:  # trying everything needs no search
-            return Listed(
+            return FixedStrategy(
                 [
                     Candidate(point, config)
                     for point in self.points

@@ -15,7 +15,7 @@ from tuner.devices.table import architecture
 from tuner.devices.target import Target
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import Attention, Phase
-from tuner.kernels.launcher import Tensor
+from tuner.kernels.launcher import TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
@@ -64,7 +64,7 @@ def launcher_arguments(
         "v_scale": 1.0,
         "sm_scale": scale,
         "logit_cap": problem.logit_cap,
-        "sinks": Tensor("sinks", (problem.q_heads,), ELEMENT[problem.dtype])
+        "sinks": TensorSpec("sinks", (problem.q_heads,), ELEMENT[problem.dtype])
         if problem.sinks
         else None,
         "page_size": problem.page_size,
@@ -90,62 +90,62 @@ def launcher_arguments(
     }
 
 
-def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
+def extend_tensors(problem: Attention, point: Point, indices: Indices) -> dict[str, TensorSpec]:
     """The new tokens' queries, keys and values, and the cache, by the launcher's names."""
     rows = point.batch_size * point.new_tokens
     kind = ELEMENT[problem.dtype]
     heads, kv_heads = problem.q_heads, problem.kv_heads
     return {
-        "q_extend": Tensor("q_extend", (rows, heads, problem.Lq), kind),
-        "k_extend": Tensor("k_extend", (rows, kv_heads, problem.Lq), kind),
-        "v_extend": Tensor("v_extend", (rows, kv_heads, problem.Lv), kind),
-        "o_extend": Tensor("o_extend", (rows, heads, problem.Lv), kind),
-        "qo_indptr": Tensor("qo_indptr", (point.batch_size + 1,), indices.qo_indptr),
+        "q_extend": TensorSpec("q_extend", (rows, heads, problem.Lq), kind),
+        "k_extend": TensorSpec("k_extend", (rows, kv_heads, problem.Lq), kind),
+        "v_extend": TensorSpec("v_extend", (rows, kv_heads, problem.Lv), kind),
+        "o_extend": TensorSpec("o_extend", (rows, heads, problem.Lv), kind),
+        "qo_indptr": TensorSpec("qo_indptr", (point.batch_size + 1,), indices.qo_indptr),
         **_cache(problem, point, indices),
     }
 
 
 def decode_tensors(
     problem: Attention, point: Point, takes: tuple[str, ...], indices: Indices
-) -> dict[str, Tensor]:
+) -> dict[str, TensorSpec]:
     """One query per sequence, the cache, and the splits' results, by the launcher's names."""
     batch, heads, splits = point.batch_size, problem.q_heads, problem.kv_splits
     kind = ELEMENT[problem.dtype]
     # sglang 0.4.4 stores a split's log-sum-exp after its values.
     columns = problem.Lv + ("attn_lse" not in takes)
     return {
-        "q": Tensor("q", (batch, heads, problem.Lq), kind),
-        "o": Tensor("o", (batch, heads, problem.Lv), kind),
-        "attn_logits": Tensor("attn_logits", (batch, heads, splits, columns), "fp32"),
-        "attn_lse": Tensor("attn_lse", (batch, heads, splits), "fp32"),
-        "num_kv_splits": Tensor("num_kv_splits", (batch,), "i32"),
+        "q": TensorSpec("q", (batch, heads, problem.Lq), kind),
+        "o": TensorSpec("o", (batch, heads, problem.Lv), kind),
+        "attn_logits": TensorSpec("attn_logits", (batch, heads, splits, columns), "fp32"),
+        "attn_lse": TensorSpec("attn_lse", (batch, heads, splits), "fp32"),
+        "num_kv_splits": TensorSpec("num_kv_splits", (batch,), "i32"),
         **_cache(problem, point, indices),
     }
 
 
-def prefill_tensors(problem: Attention, point: Point) -> dict[str, Tensor]:
+def prefill_tensors(problem: Attention, point: Point) -> dict[str, TensorSpec]:
     """Queries, keys and values, by the launcher's names."""
     rows, kind = point.batch_size * point.new_tokens, ELEMENT[problem.dtype]
     return {
-        "q": Tensor("q", (rows, problem.q_heads, problem.Lq), kind),
-        "k": Tensor("k", (rows, problem.kv_heads, problem.Lq), kind),
-        "v": Tensor("v", (rows, problem.kv_heads, problem.Lv), kind),
-        "o": Tensor("o", (rows, problem.q_heads, problem.Lv), kind),
-        "b_start_loc": Tensor("b_start_loc", (point.batch_size,), "i32"),
-        "b_seq_len": Tensor("b_seq_len", (point.batch_size,), "i32"),
+        "q": TensorSpec("q", (rows, problem.q_heads, problem.Lq), kind),
+        "k": TensorSpec("k", (rows, problem.kv_heads, problem.Lq), kind),
+        "v": TensorSpec("v", (rows, problem.kv_heads, problem.Lv), kind),
+        "o": TensorSpec("o", (rows, problem.q_heads, problem.Lv), kind),
+        "b_start_loc": TensorSpec("b_start_loc", (point.batch_size,), "i32"),
+        "b_seq_len": TensorSpec("b_seq_len", (point.batch_size,), "i32"),
     }
 
 
-def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, Tensor]:
+def _cache(problem: Attention, point: Point, indices: Indices) -> dict[str, TensorSpec]:
     slots = point.batch_size * (point.cached_tokens + point.new_tokens)
     kind, kv_heads = ELEMENT[problem.dtype], problem.kv_heads
     row = kv_heads * problem.Lq
     views = (row, problem.Lq, 1) if problem.shares_kv else None
     return {
-        "k_buffer": Tensor("k_buffer", (slots, kv_heads, problem.Lq), kind),
-        "v_buffer": Tensor("v_buffer", (slots, kv_heads, problem.Lv), kind, views),
-        "kv_indptr": Tensor("kv_indptr", (point.batch_size + 1,), "i32"),
-        "kv_indices": Tensor("kv_indices", (slots,), indices.kv_indices),
+        "k_buffer": TensorSpec("k_buffer", (slots, kv_heads, problem.Lq), kind),
+        "v_buffer": TensorSpec("v_buffer", (slots, kv_heads, problem.Lv), kind, views),
+        "kv_indptr": TensorSpec("kv_indptr", (point.batch_size + 1,), "i32"),
+        "kv_indices": TensorSpec("kv_indices", (slots,), indices.kv_indices),
     }
 
 

@@ -22,7 +22,7 @@ from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
-from tuner.kernels.launcher import Launch, Launcher, Tensor
+from tuner.kernels.launcher import Launch, Launcher, TensorSpec
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 
@@ -191,7 +191,7 @@ def _stage_of(phase: Phase, kernel: str) -> Stage:
 
 
 def _argument(name: str, value: object) -> Argument:
-    if isinstance(value, Tensor):
+    if isinstance(value, TensorSpec):
         return Pointer(value.dtype, value.name)
     if value is None or isinstance(value, bool | str):
         return Constant(value)
