@@ -14,11 +14,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from api.words import in_api_words
 from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
+    OptionsRefused,
     TunerError,
     UnknownJob,
     UnusableStore,
@@ -93,7 +93,7 @@ def problem_response(
         type=kind,
         title=title,
         status=status,
-        detail=in_api_words(detail) or title,
+        detail=detail or title,
         request_id=request_id,
         errors=list(errors),
     )
@@ -102,17 +102,25 @@ def problem_response(
 
 
 async def _on_tuner_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TunerError)
     kinds = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
-    status, detail, headers = next(kinds), str(error), {}
+    status, detail, headers = next(kinds), error.in_api_words(), {}
     if status >= 500:
         # The client can do nothing with where the store is, and need not know it.
-        log.error("%s", detail)
+        log.error("%s", error)
         detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
         headers["Retry-After"] = str(RETRY_S)
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
-    kind = f"urn:engine-tuner:error:{_kebab(type(error).__name__)}"
-    return problem_response(request_id(request), status, detail, kind=kind, headers=headers)
+    refused = error.by_field if isinstance(error, OptionsRefused) else {}
+    return problem_response(
+        request_id(request),
+        status,
+        detail,
+        kind=f"urn:engine-tuner:error:{_kebab(type(error).__name__)}",
+        headers=headers,
+        errors=[Mistake(pointer=f"/{name}", detail=text) for name, text in refused.items()],
+    )
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -17,21 +17,11 @@ from tuner.problems.registry import families, find_family
 from workers.settings import Settings
 from workers.watches import Watch, engine_version
 
-# Fields that mean nothing to an attention problem, and why.
-_OF_LAYERS = {
-    "gemms": "are a fused-MoE layer's",
-    **dict.fromkeys(("tp", "dtype"), "is for a model, of which the problem is one rank's part"),
-    **dict.fromkeys(
-        ("ep", "block_shape", "fuse_shared", "hidden_size", "top_k", "wide"),
-        "is a fused-MoE layer's",
-    ),
-}
-
 
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
     """The job, and what was assumed of its model.
 
-    Raises BadInput, or RequestValidationError for a field that does not apply to the problem.
+    Raises BadInput; for fields that do not apply to the problem, OptionsRefused.
     """
     check_measure(body.measure, settings)
     target, label = _target(body)
@@ -78,7 +68,7 @@ def _target(body: SubmitJob) -> tuple[Target, str]:
         dtype=body.dtype,
         options=body.fields(shaping),
     )
-    given = body.model_fields_set
+    given = body.given()
     if isinstance(body.model, dict):
         name = body.name or "config.json"
         data = json.dumps(body.model).encode()

@@ -77,6 +77,12 @@ class _SubmitJob(Strict):
         values = self.model_dump(mode="json", include={option.name for option in options})
         return {name: value for name, value in values.items() if value is not None}
 
+    def given(self) -> list[str]:
+        """The names of the fields that were sent with another value than their default."""
+        fields = type(self).model_fields.items()
+        sent = self.model_fields_set
+        return [n for n, f in fields if n in sent and getattr(self, n) != f.default]
+
     def canonical(self) -> bytes:
         """Equal for equal requests, however their JSON was written."""
         values = self.model_dump(mode="json")

@@ -37,7 +37,8 @@ TunerError                      the root: catch this to catch them all
     ├── RunInHand
     └── StaleLease
 
-An error's message defaults to the first line of its class's docstring.
+An error's message defaults to the first line of its class's docstring. `cli` and `api` end the
+message with what to do next, in the words of the command line and of the API.
 """
 
 from __future__ import annotations
@@ -51,8 +52,14 @@ class TunerError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").partition("\n")[0])
+    def __init__(self, message: str | None = None, *, cli: str = "", api: str = "") -> None:
+        self.message = message or (type(self).__doc__ or "").partition("\n")[0]
+        self.cli, self.api = cli, api
+        super().__init__(self.message + cli)
+
+    def in_api_words(self) -> str:
+        """The message with the API's next step; `str(error)` has the command line's."""
+        return self.message + self.api
 
 
 class BadInput(TunerError):
@@ -65,10 +72,13 @@ class OptionsRefused(BadInput):
     """Options do not apply to what is asked for."""
 
     def __init__(self, reasons: Mapping[str, str], flags: Mapping[str, str]) -> None:
-        """By the name of a field: what it is for, and its flag at the command line."""
-        self.reasons = reasons
-        said = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
-        super().__init__("; ".join(said))
+        """Both by the name of a field: what the field is for, and its command-line flag."""
+        self.by_field = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
+        in_flags = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
+        super().__init__("; ".join(in_flags))
+
+    def in_api_words(self) -> str:
+        return "; ".join(self.by_field.values())
 
 
 class UnknownDevice(BadInput):

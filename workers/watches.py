@@ -169,7 +169,8 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
     except MalformedWatchList:
         raise
     except BadInput as error:
-        raise MalformedWatchList(f"{where}: {error}") from None
+        text = f"{where}: {error.message}"
+        raise MalformedWatchList(text, cli=error.cli, api=error.api) from None
     return watch
 
 

@@ -16,9 +16,9 @@ from api.schemas_in import JobPage, SubmitJob
 from api.schemas_out import JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.text import JobId
-from api.words import in_api_words
 from tuner.devices.table import find_device
 from tuner.jobs.job import Job, Priority, Submitted
+from tuner.models.serving import Note
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -81,7 +81,7 @@ def submit(
     return {
         **answer.job.as_json(),
         "created": answer.created,
-        "notes": [in_api_words(note) for note in notes],
+        "notes": [note.api if isinstance(note, Note) else note for note in notes],
     }
 
 

@@ -89,7 +89,7 @@ def export(
     try:
         card = find_device(device)
     except UnknownDevice as error:
-        raise HTTPException(404, str(error)) from None
+        raise HTTPException(404, error.in_api_words()) from None
     found = find_engine(wanted.engine)
     problems = [parse_problem(wanted.problem)] if wanted.problem is not None else []
     tuned, _ = loadable(stored_winners(api.store, card, found, problems), found)

@@ -73,8 +73,9 @@ def stored_winners(
     winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
-            f"the store has no winners for {device.name} with {engine.name} {engine.version}: "
-            f"run `tuner tune MODEL --device {device.name}` first"
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
+            cli=f"run `tuner tune MODEL --device {device.name}` first",
+            api=f"post a job for the device {device.name} first",
         )
     return select(winners, wanted) if wanted else winners
 
@@ -191,5 +192,7 @@ def _refuse_predicted(winners: Iterable[Winner]) -> None:
     if predicted:
         raise ExportRefused(
             f"{len(predicted)} of the winners for {predicted[0].problem.spec()} were predicted, "
-            f"not measured: measure them, or pass --allow-predicted"
+            "not measured: measure them, or pass ",
+            cli="--allow-predicted",
+            api="allow_predicted=true",
         )

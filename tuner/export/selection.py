@@ -33,8 +33,9 @@ def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
         first = seen.setdefault(path, problem.spec())
         if first != problem.spec():
             raise ExportRefused(
-                f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with "
-                "--problem SPEC or --model NAME"
+                f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with ",
+                cli="--problem SPEC or --model NAME",
+                api="problem=SPEC",
             )
 
 

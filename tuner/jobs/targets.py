@@ -58,18 +58,14 @@ def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = F
     (`of_problem`) not to a problem whose sizes are one rank's already.
     """
     known = {option.name for option in family.options}
-    others = {
-        option.name: (other.title, option.flag)
-        for other in families()
-        for option in other.options
-        if option.name not in known
-    }
-    reasons = {name: f"for {others[name][0]}" for name in given if name in others}
+    others = [(one.title, o) for one in families() for o in one.options if o.name not in known]
     flags = {"tp": "--tp", "dtype": "--dtype"} | {o.name: o.flag for o in family.shaping}
+    refused = {option.name: f"for {title}" for title, option in others}
     if of_problem:
-        reasons |= {name: "for a model, and this is one problem" for name in given if name in flags}
+        refused |= dict.fromkeys(flags, "for a model, and this is one problem")
+    reasons = {name: refused[name] for name in given if name in refused}
     if reasons:
-        raise OptionsRefused(reasons, flags | {name: flag for name, (_, flag) in others.items()})
+        raise OptionsRefused(reasons, flags | {option.name: option.flag for _, option in others})
 
 
 def reader_of(text: str) -> Family | None:

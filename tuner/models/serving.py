@@ -23,6 +23,17 @@ class Serving:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the family: `Family.shaping`
 
 
+class Note(str):
+    """A sentence for the user that ends in the command line's words; `api` has the API's."""
+
+    api: str
+
+    def __new__(cls, text: str, *, cli: str, api: str) -> Note:
+        note = super().__new__(cls, text + cli)
+        note.api = text + api
+        return note
+
+
 @dataclass(frozen=True)
 class Resolved:
     """Problems, and what was assumed on the way to them."""
