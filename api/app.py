@@ -64,14 +64,14 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     return app
 
 
-class _Nobody:
+class _SilentAnnouncer:
     def announce(self, job: Job) -> None:
         """Workers find the job when they look."""
 
 
 def _announcer(settings: Settings) -> Announces:
     if settings.broker_url is None:
-        return _Nobody()
+        return _SilentAnnouncer()
     from workers.queue import Announcer  # noqa: PLC0415 (without a broker, no Celery is needed)
 
     return Announcer(settings)
@@ -84,7 +84,9 @@ def _describe_problems(app: FastAPI) -> None:
         schema = make()
         schemas = schema["components"]["schemas"]
         if "Problem" not in schemas:
-            problem = errors.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            problem = errors.ProblemDetails.model_json_schema(
+                ref_template="#/components/schemas/{model}"
+            )
             schemas |= problem.pop("$defs")
             schemas["Problem"] = problem
         return schema

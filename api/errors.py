@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from tuner.errors import (
@@ -48,8 +48,10 @@ class Mistake(BaseModel):
     detail: str
 
 
-class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
+class ProblemDetails(BaseModel):
+    """An error, in the form of RFC 9457."""
+
+    model_config = ConfigDict(title="Problem")  # its name in the OpenAPI schema
 
     type: str = Field(description="about:blank, or a urn that names the kind of error.")
     title: str
@@ -89,7 +91,7 @@ def problem_response(
 ) -> JSONResponse:
     """A problem as a response."""
     title = HTTPStatus(status).phrase
-    problem = Problem(
+    problem = ProblemDetails(
         type=kind,
         title=title,
         status=status,

@@ -10,12 +10,12 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import Target, reader_of, resolve_target
+from tuner.jobs.targets import TuningTarget, engine_version_here, reader_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.registry import families, find_family
 from workers.settings import Settings
-from workers.watches import Watch, engine_version
+from workers.watches import Watch
 
 
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
@@ -56,13 +56,13 @@ def check_measure(measure: str, settings: Settings) -> None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
-def _target(body: SubmitJob) -> tuple[Target, str]:
+def _target(body: SubmitJob) -> tuple[TuningTarget, str]:
     """The problem, what was assumed of its model, and the model's name where it has one."""
     shaping = tuple(option for family in families() for option in family.shaping)
     name, _ = parse_spec(body.engine)
     serving = Serving(
         engine=name,
-        engine_version=engine_version(body.engine),
+        engine_version=engine_version_here(body.engine),
         device=find_device(body.device),
         tp=body.tp,
         dtype=body.dtype,

@@ -126,7 +126,7 @@ class StoredPage(Page):
 
 
 class WatchedPage(Page):
-    """Which watched keys to judge."""
+    """Which watched keys to show."""
 
     device: DeviceName | None = None
     limit: int = Field(20, ge=1, le=100)

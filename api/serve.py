@@ -26,7 +26,7 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
 
     Raises BadInput for an address that others can reach, while the store has no key.
     """
-    refuse_open_door(settings, host)
+    refuse_without_key(settings, host)
     log_json()
     # Uvicorn ends its work, and then the signal comes again: now to end ours.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,7 +53,7 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def refuse_open_door(settings: ApiSettings, host: str) -> None:
+def refuse_without_key(settings: ApiSettings, host: str) -> None:
     """Raises BadInput for an address beyond loopback while there is no key."""
     with KeyStore.open(settings.service.database_url) as keys:
         if not is_loopback(host) and not keys.any():

@@ -34,7 +34,7 @@ TunerError                      the root: catch this to catch them all
     ├── BundleRefused
     ├── ServerUnavailable
     ├── IdempotencyKeyInUse
-    ├── RunInHand
+    ├── RunAlreadyActive
     └── StaleLease
 
 An error's message defaults to the first line of its class's docstring. `cli` and `api` end the
@@ -205,7 +205,7 @@ class IdempotencyKeyInUse(WorkFailed):
     """Another request with this idempotency key is being worked on: try again in a moment."""
 
 
-class RunInHand(WorkFailed):
+class RunAlreadyActive(WorkFailed):
     """Another worker is at the same run, asked for in other words."""
 
 

@@ -17,7 +17,7 @@ GPU_VARIABLE = "TUNER_GPU"  # the GPU that the child measures on, as CUDA names 
 JOBS_A_CHILD = 200  # then a new one: what leaks, leaks no further
 
 
-class Outcome(str, Enum):
+class AttemptOutcome(str, Enum):
     """How an attempt ended."""
 
     DONE = "done"  # its winners are published
@@ -29,10 +29,10 @@ class Outcome(str, Enum):
 
 
 @dataclass(frozen=True)
-class Result:
+class AttemptResult:
     """An attempt's end, and the reason for it."""
 
-    outcome: Outcome
+    outcome: AttemptOutcome
     reason: str = ""
 
     def as_json(self) -> dict[str, str]:
@@ -63,20 +63,20 @@ class Runner:
                 }
             )
 
-    def poll(self, timeout_s: float) -> Result | None:
+    def poll(self, timeout_s: float) -> AttemptResult | None:
         """How the job ended, or None while it goes on."""
         assert self._child is not None
         try:
             answer: dict[str, Any] | None = self._child.poll(timeout_s)
         except ChildDied as death:
             self.kill()
-            return Result(Outcome.RETRY, str(death))
+            return AttemptResult(AttemptOutcome.RETRY, str(death))
         if answer is None or "ready" in answer:
             return None
         self._jobs_left -= 1
         if not self._jobs_left:
             self.kill()
-        return Result(Outcome(answer["outcome"]), answer["reason"])
+        return AttemptResult(AttemptOutcome(answer["outcome"]), answer["reason"])
 
     def kill(self) -> None:
         """End the child and all it started, at once."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from tuner.jobs.job import Job
 from tuner.store import Leases
-from workers.gpus import Gpu, detect_gpus
+from workers.gpus import LocalGpu, detect_gpus
 from workers.service import Service
 from workers.settings import Settings
 
-LOOK_S = 1.0  # for jobs that another process put into the same database
+POLL_S = 1.0  # for jobs that another process put into the same database
 
 
 class EmbeddedWorker:
@@ -20,11 +20,11 @@ class EmbeddedWorker:
     defaults to those of the machine.
     """
 
-    def __init__(self, settings: Settings, gpus: Sequence[Gpu] | None = None) -> None:
+    def __init__(self, settings: Settings, gpus: Sequence[LocalGpu] | None = None) -> None:
         self._leases = Leases.open(settings.database_url)
-        found: Sequence[Gpu | None] = detect_gpus() if gpus is None else gpus
+        found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
         self._services = [
-            Service(self._leases, self, gpu, look_s=LOOK_S) for gpu in found or (None,)
+            Service(self._leases, self, gpu, poll_s=POLL_S) for gpu in found or (None,)
         ]
 
     def start(self) -> None:

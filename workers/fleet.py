@@ -13,16 +13,16 @@ from types import FrameType
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
-from workers.gpus import FLEET_VARIABLE, Gpu, worker_environ
-from workers.service import asks_for
+from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
+from workers.service import job_filters
 from workers.settings import Settings
 
 RESTART_S = 2.0  # a process that cannot start must not be started in a loop
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 def run_fleet(
-    settings: Settings, gpus: Sequence[Gpu], devices: Sequence[str] | None, processes: int
+    settings: Settings, gpus: Sequence[LocalGpu], devices: Sequence[str] | None, processes: int
 ) -> None:
     """Keep the processes going until SIGTERM or SIGINT; then let each give its job back.
 
@@ -44,7 +44,7 @@ def run_fleet(
     while not stopping:
         for member in members:
             member.keep_alive()
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     for member in members:  # all at once: whoever waits for us does not wait for long
         member.ask_to_stop()
     for member in members:
@@ -54,7 +54,7 @@ def run_fleet(
 class Member:
     """One worker process."""
 
-    def __init__(self, number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> None:
+    def __init__(self, number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> None:
         self._command = celery_command(number, gpu, devices)
         self._environ = {
             **os.environ,
@@ -85,12 +85,12 @@ class Member:
             self._process.wait()
 
 
-def celery_command(number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> list[str]:
+def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
     """The command of one worker process."""
     from workers.broker import CONTROL_QUEUE  # noqa: PLC0415  # Celery is an extra
     from workers.queue import queue_names  # noqa: PLC0415
 
-    queues = [*queue_names(asks_for(gpu, devices)), CONTROL_QUEUE]
+    queues = [*queue_names(job_filters(gpu, devices)), CONTROL_QUEUE]
     name = f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),

@@ -19,14 +19,14 @@ log = logging.getLogger("tuner.gpus")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LocalGpu:
     """One GPU that jobs can be measured on."""
 
     uuid: str  # GPU-..., which CUDA_VISIBLE_DEVICES takes whatever the order of the cards
     device: str  # the device table's name
 
 
-def detect_gpus() -> list[Gpu]:
+def detect_gpus() -> list[LocalGpu]:
     """The GPUs that the device table knows; none where there is no driver, with a log line why."""
     try:
         import pynvml  # noqa: PLC0415  # an optional extra, and only a worker needs it
@@ -51,24 +51,24 @@ def detect_gpus() -> list[Gpu]:
     return known_gpus(named)
 
 
-def known_gpus(named: list[tuple[str, str]]) -> list[Gpu]:
+def known_gpus(named: list[tuple[str, str]]) -> list[LocalGpu]:
     """(uuid, name) pairs to the GPUs of the device table; others are left out with a log line."""
     gpus = []
     for uuid, name in named:
         try:
-            gpus.append(Gpu(uuid, find_device(name).name))
+            gpus.append(LocalGpu(uuid, find_device(name).name))
         except UnknownDevice as error:
             log.warning("GPU %s is left out: %s", uuid, error)
     return gpus
 
 
-def gpu_of(environ: Mapping[str, str] = os.environ) -> Gpu | None:
+def gpu_of(environ: Mapping[str, str] = os.environ) -> LocalGpu | None:
     """The GPU that `tuner worker` gave to this process."""
     text = environ.get(WORKER_VARIABLE)
-    return Gpu(*text.split("=", 1)) if text else None
+    return LocalGpu(*text.split("=", 1)) if text else None
 
 
-def worker_environ(gpu: Gpu | None, devices: Sequence[str] | None) -> dict[str, str]:
+def worker_environ(gpu: LocalGpu | None, devices: Sequence[str] | None) -> dict[str, str]:
     """What `gpu_of` and `devices_of` read back."""
     return {
         WORKER_VARIABLE: f"{gpu.uuid}={gpu.device}" if gpu else "",

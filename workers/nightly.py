@@ -14,6 +14,7 @@ from typing import Any
 from tuner.engines.engine import find_engine, kernel_hash
 from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
+from tuner.jobs.targets import engine_version_here
 from tuner.problems.records import Published
 from tuner.problems.registry import family_of
 from tuner.problems.results import MeasureKind, Status
@@ -22,7 +23,7 @@ from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from workers.queue import Announcer
 from workers.settings import Settings
-from workers.watches import WatchList, engine_version, read_watch, read_watch_list
+from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 
 SCHEDULE = "nightly"
 _OF_KERNELS = ("engine_version", "kernel_hash", "triton")
@@ -30,7 +31,7 @@ _OF_GPU = ("torch", "cuda", "driver")
 NOT_FRESH = timedelta(0)  # the plan knows better than a job's age what must be done again
 
 
-class Standing(str, Enum):
+class WatchState(str, Enum):
     """How a watched key stands."""
 
     TUNED = "tuned"
@@ -40,25 +41,25 @@ class Standing(str, Enum):
 
 
 @dataclass(frozen=True)
-class Judged:
+class WatchStatus:
     """A watched request, how it stands, and why."""
 
     request: JobRequest
-    standing: Standing
+    standing: WatchState
     why: str = ""
     tuned_at: datetime | None = None  # the oldest of its results
 
 
 @dataclass(frozen=True)
-class Plan:
+class NightPlan:
     """What a night is to do."""
 
-    watched: Sequence[Judged]
+    watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
     errors: Sequence[tuple[str, str]]
 
     def requests(self) -> list[JobRequest]:
-        new = [one.request for one in self.watched if one.standing is not Standing.TUNED]
+        new = [one.request for one in self.watched if one.standing is not WatchState.TUNED]
         return [*new, *self.revalidate]
 
     def summary(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Plan:
                     for one in self.watched
                     if one.standing is standing
                 ]
-                for standing in (Standing.MISSING, Standing.STALE)
+                for standing in (WatchState.MISSING, WatchState.STALE)
             },
             "revalidated": [_named(request) for request in self.revalidate],
             "errors": [{"what": what, "why": why} for what, why in self.errors],
@@ -113,42 +114,42 @@ def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
     return replace(listed, watches=(*listed.watches, *added))
 
 
-def plan(watch_list: WatchList, store: Store, day: date) -> Plan:
+def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     """Compare what is watched with what is stored; writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
     for watch in watch_list.watches:
         for request in watch.requests():
-            if isinstance(request, JobRequest):
-                found[request.key] = request
+            if isinstance(request, Unresolved):
+                errors.append((f"{request.model} on {request.device}", str(request.error)))
             else:
-                errors.append(request)
-    judged = judge(found.values(), Lookups.sharing(store))
+                found[request.key] = request
+    judged = watch_statuses(found.values(), Lookups.sharing(store))
     errors += [
         (f"{one.request.problem.spec()} on {one.request.device}", one.why)
         for one in judged
-        if one.standing is Standing.ERROR
+        if one.standing is WatchState.ERROR
     ]
-    judged = [one for one in judged if one.standing is not Standing.ERROR]
-    return Plan(judged, _oldest(judged, watch_list.revalidate, day), errors)
+    judged = [one for one in judged if one.standing is not WatchState.ERROR]
+    return NightPlan(judged, _oldest(judged, watch_list.revalidate, day), errors)
 
 
-def judge(requests: Collection[JobRequest], lookups: Lookups) -> list[Judged]:
+def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
     """How each request stands in the store."""
     found = lookups.published(
         {request.device for request in requests},
         {_engine(request) for request in requests},
         {request.problem for request in requests},
     )
-    stored = {place: _answers(found, *place) for place in map(_place, requests)}
-    return [_judge(request, stored[_place(request)]) for request in requests]
+    stored = {place: _answers(found, *place) for place in map(_result_source, requests)}
+    return [_judge(request, stored[_result_source(request)]) for request in requests]
 
 
 def _engine(request: JobRequest) -> str:
     return request.engine.partition("==")[0].strip()
 
 
-def _place(request: JobRequest) -> tuple[str, str, str]:
+def _result_source(request: JobRequest) -> tuple[str, str, str]:
     return request.device, _engine(request), request.measure.partition(":")[0]
 
 
@@ -168,21 +169,21 @@ def _answers(found: Iterable[Published], device: str, engine: str, measure: str)
     ]
 
 
-def _judge(request: JobRequest, stored: Sequence[Published]) -> Judged:
+def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
     kernels = _kernels_now(request)
     if kernels.error:
-        return Judged(request, Standing.ERROR, kernels.error)
+        return WatchStatus(request, WatchState.ERROR, kernels.error)
     stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
     mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
     wanted = request.points or set(mine)  # of a recording, whatever it has was tuned
     lacking = wanted - set(mine)
     if lacking or not wanted:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
-        return Judged(request, Standing.MISSING, why)
+        return WatchStatus(request, WatchState.MISSING, why)
     used = {mine[point] for point in wanted}
     if stale := _why_stale(request, used, stored, kernels):
-        return Judged(request, Standing.STALE, stale)
-    return Judged(request, Standing.TUNED, tuned_at=min(one.published_at for one in used))
+        return WatchStatus(request, WatchState.STALE, stale)
+    return WatchStatus(request, WatchState.TUNED, tuned_at=min(one.published_at for one in used))
 
 
 def _why_stale(
@@ -216,7 +217,7 @@ class _Kernels:
 
 
 def _kernels_now(request: JobRequest) -> _Kernels:
-    version = engine_version(request.engine)
+    version = engine_version_here(request.engine)
     family = family_of(request.problem).name
     return _kernels(request.engine, version, family, int(time.monotonic() // 60))
 
@@ -233,10 +234,10 @@ def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kerne
     return _Kernels(version, found)
 
 
-def _oldest(judged: Sequence[Judged], count: int, day: date) -> list[JobRequest]:
-    by_device: dict[str, list[Judged]] = defaultdict(list)
+def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:
+    by_device: dict[str, list[WatchStatus]] = defaultdict(list)
     for one in judged:
-        if one.standing is Standing.TUNED and not one.request.measure.startswith("replay:"):
+        if one.standing is WatchState.TUNED and not one.request.measure.startswith("replay:"):
             by_device[one.request.device].append(one)
     oldest = [
         one.request
@@ -247,7 +248,7 @@ def _oldest(judged: Sequence[Judged], count: int, day: date) -> list[JobRequest]
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 
-def _submit(todo: Plan, store: Store, announcer: Announcer) -> dict[str, Any]:
+def _submit(todo: NightPlan, store: Store, announcer: Announcer) -> dict[str, Any]:
     jobs = JobStore.sharing(store)
     submitted: list[str] = []
     waiting: list[str] = []

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from tuner.devices.table import devices
-from tuner.jobs.job import Ask, Job, Priority
+from tuner.jobs.job import Job, JobFilter, Priority
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")
 
-REST_S = 5.0
+BACKOFF_S = 5.0
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
@@ -21,14 +21,14 @@ def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
     return f"{kind}.{device}" + (".urgent" if priority is Priority.URGENT else "")
 
 
-def queue_names(asks: Iterable[Ask]) -> list[str]:
+def queue_names(filters: Iterable[JobFilter]) -> list[str]:
     """The queues of a worker that does the jobs asked for, the urgent ones first."""
     everything = tuple(device.name for device in devices())
     return [
-        queue_name(device, priority, needs_gpu=ask.needs_gpu)
+        queue_name(device, priority, needs_gpu=wanted.needs_gpu)
         for priority in Priority
-        for ask in asks
-        for device in (everything if ask.devices is None else ask.devices)
+        for wanted in filters
+        for device in (everything if wanted.devices is None else wanted.devices)
     ]
 
 
@@ -55,5 +55,5 @@ class Announcer:
         try:
             self._send(queue)
         except ConnectionError as error:
-            self._again_at = time.monotonic() + REST_S
+            self._again_at = time.monotonic() + BACKOFF_S
             log.warning("job %s: nobody was woken: %s", job.id, error, extra={"job_id": job.id})

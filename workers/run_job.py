@@ -18,7 +18,7 @@ from tuner.engines.engine import find_engine
 from tuner.errors import (
     BadInput,
     NothingFits,
-    RunInHand,
+    RunAlreadyActive,
     StaleLease,
     TunerError,
     UnknownEngine,
@@ -29,7 +29,7 @@ from tuner.problems.results import MeasureKind
 from tuner.store import Leases
 from tuner.tuning.request import Source, parse_source
 from tuner.tuning.run import Request, open_run
-from workers.child import GPU_VARIABLE, Outcome, Result
+from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
 
 # Answers about the request itself, the same on every attempt, but for those that are bad input as
@@ -52,25 +52,25 @@ def read_lease(values: Mapping[str, Any]) -> Lease:
     return Lease(**{**values, "request": read_request(values["request"])})
 
 
-def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
+def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
     """Tune what the lease's job asks for, and publish."""
     try:
         with open_run(_session_request(lease.request, settings)) as session:
             session.run(leases.store(lease), progress=lambda trial: None)
     except StaleLease:
-        return Result(Outcome.STALE)
-    except RunInHand as error:
-        return Result(Outcome.WAIT, str(error))
+        return AttemptResult(AttemptOutcome.STALE)
+    except RunAlreadyActive as error:
+        return AttemptResult(AttemptOutcome.WAIT, str(error))
     except UnknownEngine as error:
-        return Result(Outcome.ELSEWHERE, str(error))
+        return AttemptResult(AttemptOutcome.ELSEWHERE, str(error))
     except UnusableStore as error:
-        return Result(Outcome.RETRY, str(error))
+        return AttemptResult(AttemptOutcome.RETRY, str(error))
     except _FINAL as error:
-        return Result(Outcome.FAILED, str(error))
+        return AttemptResult(AttemptOutcome.FAILED, str(error))
     except Exception as error:  # the next attempt, perhaps elsewhere, decides
         said = str(error) if isinstance(error, TunerError) else f"{type(error).__name__}: {error}"
-        return Result(Outcome.RETRY, said)
-    return Result(Outcome.DONE)
+        return AttemptResult(AttemptOutcome.RETRY, said)
+    return AttemptResult(AttemptOutcome.DONE)
 
 
 def _session_request(request: JobRequest, settings: Settings) -> Request:

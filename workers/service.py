@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from tuner.jobs.job import Ask
+from tuner.jobs.job import JobFilter
 from tuner.store import Leases
 from workers.child import child_environ
-from workers.gpus import Gpu
+from workers.gpus import LocalGpu
 from workers.reconcile import EVERY_S, Announces, Reconciler
 from workers.worker import Worker
 
@@ -17,22 +17,22 @@ log = logging.getLogger("tuner.service")
 
 
 class Service:
-    """Does jobs when woken, and at the latest every `look_s`; reconciles beside it."""
+    """Does jobs when woken, and at the latest every `poll_s`; reconciles beside it."""
 
     def __init__(
         self,
         leases: Leases,
         announcer: Announces,
-        gpu: Gpu | None,
+        gpu: LocalGpu | None,
         devices: Sequence[str] | None = None,
-        look_s: float = EVERY_S,
+        poll_s: float = EVERY_S,
     ) -> None:
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._stopping = threading.Event()
         self._woken = threading.Event()
         name = f"gpu-{gpu.uuid}" if gpu else "cpu"
         environ = child_environ(gpu.uuid if gpu else None)
-        self.worker = Worker(leases, asks_for(gpu, devices), environ, name)
+        self.worker = Worker(leases, job_filters(gpu, devices), environ, name)
         self._threads = [
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
             for name, step, pause in (
@@ -75,13 +75,13 @@ class Service:
         self.worker.drain(wait=False)
 
     def _sleep(self) -> None:
-        self._woken.wait(self._look_s)
+        self._woken.wait(self._poll_s)
 
     def _tick(self) -> None:
         self._stopping.wait(EVERY_S)
 
 
-def asks_for(gpu: Gpu | None, devices: Sequence[str] | None) -> list[Ask]:
+def job_filters(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[JobFilter]:
     """What a worker with that GPU, or without one, takes: first what only it can do."""
-    others = Ask(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
-    return [Ask(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]
+    others = JobFilter(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
+    return [JobFilter(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]

@@ -21,18 +21,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine, parse_spec
-from tuner.errors import BadInput, MalformedWatchList, TunerError, UnknownEngine
+from tuner.engines.engine import parse_spec
+from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import refuse_options, resolve_target
+from tuner.jobs.targets import engine_version_here, refuse_options, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import parse_dtype
 from tuner.toml_table import Table, parse_toml
@@ -79,19 +77,18 @@ class Watch:
             for name, value in vars(self).items()
         }
 
-    def requests(self) -> Iterator[JobRequest | tuple[str, str]]:
-        """The jobs that it stands for, or (what, why not) for those that cannot be."""
-        version = engine_version(self.engine)
+    def requests(self) -> Iterator[JobRequest | Unresolved]:
+        """A job for each combination; Unresolved where there can be none."""
+        version = engine_version_here(self.engine)
         choices = itertools.product(
             self.models, self.devices, self.tp, self.ep, self.dtypes or (None,)
         )
         for model, device, tp, ep, dtype in choices:
-            name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
             try:
-                parse_spec(self.engine)
                 yield self._request(model, tp, ep, dtype, version, device)
             except TunerError as error:
-                yield f"{name} on {device}", str(error)
+                name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
+                yield Unresolved(name, device, error)
 
     def _request(
         self, model: str, tp: int, ep: int, dtype: str | None, version: str | None, device: str
@@ -117,6 +114,15 @@ class Watch:
             effort=parse_effort(self.effort),
             model=model,
         )
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """A combination of a watch that no job can be made of."""
+
+    model: str  # with the parallel sizes and the dtype
+    device: str  # as the watch spells it
+    error: TunerError
 
 
 @dataclass(frozen=True)
@@ -172,19 +178,6 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
         text = f"{where}: {error.message}"
         raise MalformedWatchList(text, cli=error.cli, api=error.api) from None
     return watch
-
-
-def engine_version(spec: str) -> str | None:
-    """The version that `spec` means here, as of a minute ago; None where there is no engine."""
-    return _engine_version(spec, int(time.monotonic() // 60))
-
-
-@lru_cache(maxsize=64)
-def _engine_version(spec: str, minute: int) -> str | None:
-    try:
-        return find_engine(spec).version
-    except UnknownEngine:
-        return spec.partition("==")[2].strip() or None
 
 
 def _counts(table: Table, name: str, default: list[int]) -> tuple[int, ...]:

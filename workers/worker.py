@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from tuner.errors import StaleLease, UnusableStore
-from tuner.jobs.job import HEARTBEAT, LEASE, Ask, Lease
+from tuner.jobs.job import HEARTBEAT, LEASE, JobFilter, Lease
 from tuner.store import Leases
-from workers.child import Outcome, Result, Runner
+from workers.child import AttemptOutcome, AttemptResult, Runner
 
 log = logging.getLogger("tuner.worker")
 
-LOOK_S = 2.0  # how soon a cancel is seen
-SETTLE_EVERY_S = 1.0
+POLL_S = 2.0  # how soon a cancel is seen
+RETRY_EVERY_S = 1.0
 WAIT = timedelta(seconds=30)  # for another worker to be done with the same work
 # After an attempt that should have gone well, doubled with every other such: a machine on which
 # nothing works must not use up the attempts of every job in the queue.
-REST_S = 2.0
-LONGEST_REST_S = 60.0
+BACKOFF_S = 2.0
+LONGEST_BACKOFF_S = 60.0
 
 
 class Worker:
@@ -34,16 +34,20 @@ class Worker:
     """
 
     def __init__(
-        self, leases: Leases, asks: Sequence[Ask], environ: Mapping[str, str], name: str = ""
+        self,
+        leases: Leases,
+        filters: Sequence[JobFilter],
+        environ: Mapping[str, str],
+        name: str = "",
     ) -> None:
         self.owner = f"{name or 'worker'}@{socket.gethostname()}:{os.getpid()}"
         self.owner += f":{secrets.token_hex(3)}"  # process numbers come again after a reboot
         self._leases = leases
-        self._asks = asks
+        self._filters = filters
         self._runner = Runner(environ)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
-        self._rest_s = REST_S
+        self._backoff_s = BACKOFF_S
 
     def drain(self, *, wait: bool = True) -> int:
         """Do jobs until no more can be claimed; the number done.
@@ -55,10 +59,10 @@ class Worker:
         done = 0
         try:
             while not self._stopping.is_set():
-                lease = self._leases.claim(self._asks, self.owner)
+                lease = self._leases.claim(self._filters, self.owner)
                 if lease is None:
                     break
-                self._rest_after(self._do(lease))
+                self._back_off(self._do(lease))
                 done += 1
         finally:
             self._turn.release()
@@ -74,14 +78,14 @@ class Worker:
         with self._turn:
             self._runner.kill()
 
-    def _rest_after(self, result: Result) -> None:
-        if result.outcome is Outcome.RETRY:
-            self._stopping.wait(self._rest_s)
-            self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
-        elif result.outcome in (Outcome.DONE, Outcome.FAILED):
-            self._rest_s = REST_S
+    def _back_off(self, result: AttemptResult) -> None:
+        if result.outcome is AttemptOutcome.RETRY:
+            self._stopping.wait(self._backoff_s)
+            self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+        elif result.outcome in (AttemptOutcome.DONE, AttemptOutcome.FAILED):
+            self._backoff_s = BACKOFF_S
 
-    def _do(self, lease: Lease) -> Result:
+    def _do(self, lease: Lease) -> AttemptResult:
         log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
         self._runner.start(lease)
         try:
@@ -94,11 +98,11 @@ class Worker:
         log.info(text, lease.job_id, result.outcome.value, reason, extra={"job_id": lease.job_id})
         return result
 
-    def _watch(self, lease: Lease) -> Result:
+    def _watch(self, lease: Lease) -> AttemptResult:
         """Keep the lease until the attempt has ended, and say in the database how it did."""
         kept = beaten = time.monotonic()
         while True:
-            result = self._runner.poll(LOOK_S)
+            result = self._runner.poll(POLL_S)
             if result is not None:
                 return self._settle(lease, result)
             if self._stopping.is_set():
@@ -116,22 +120,22 @@ class Worker:
                 if now - kept >= LEASE.total_seconds():
                     return self._abandon(lambda: None, str(error))
 
-    def _abandon(self, say: Callable[[], object], reason: str) -> Result:
+    def _abandon(self, say: Callable[[], object], reason: str) -> AttemptResult:
         self._runner.kill()
-        _insist(say)
-        return Result(Outcome.STALE, reason)
+        _retry_until_stored(say)
+        return AttemptResult(AttemptOutcome.STALE, reason)
 
-    def _settle(self, lease: Lease, result: Result) -> Result:
-        if result.outcome is Outcome.FAILED:
-            _insist(lambda: self._leases.fail(lease, result.reason))
-        elif result.outcome in (Outcome.RETRY, Outcome.ELSEWHERE):
-            _insist(lambda: self._leases.retry(lease, result.reason))
-        elif result.outcome is Outcome.WAIT:
-            _insist(lambda: self._leases.release(lease, result.reason, WAIT))
+    def _settle(self, lease: Lease, result: AttemptResult) -> AttemptResult:
+        if result.outcome is AttemptOutcome.FAILED:
+            _retry_until_stored(lambda: self._leases.fail(lease, result.reason))
+        elif result.outcome in (AttemptOutcome.RETRY, AttemptOutcome.ELSEWHERE):
+            _retry_until_stored(lambda: self._leases.retry(lease, result.reason))
+        elif result.outcome is AttemptOutcome.WAIT:
+            _retry_until_stored(lambda: self._leases.release(lease, result.reason, WAIT))
         return result
 
 
-def _insist(say: Callable[[], object]) -> None:
+def _retry_until_stored(say: Callable[[], object]) -> None:
     """Say it to a database that may be away for a moment; then leave it to the lease's expiry."""
     deadline = time.monotonic() + LEASE.total_seconds()
     while True:
@@ -143,4 +147,4 @@ def _insist(say: Callable[[], object]) -> None:
         except UnusableStore:
             if time.monotonic() > deadline:
                 return
-            time.sleep(SETTLE_EVERY_S)
+            time.sleep(RETRY_EVERY_S)

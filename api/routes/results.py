@@ -28,7 +28,7 @@ from tuner.export import loadable, packaged_files, stored_winners
 from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Trial, entry_json
-from tuner.store.lookups import parse_trial_place, trial_place
+from tuner.store.lookups import parse_trial_cursor, trial_cursor
 
 router = APIRouter(prefix="/v1", tags=["results"])
 
@@ -60,9 +60,9 @@ def trials(
     job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
     """List what a job tried, by gemm or stage, size and configuration."""
-    job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_place)
+    job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_cursor)
     found = api.lookups.trials(job.run_id, after, page.limit) if job.run_id is not None else []
-    cursor = next_cursor(found, page.limit, trial_place)
+    cursor = next_cursor(found, page.limit, trial_cursor)
     return {"trials": [_trial(trial) for trial in found], "next": cursor}
 
 

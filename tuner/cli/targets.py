@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tuner.cli.family_options import FamilyChoice
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
-    from tuner.jobs.targets import Target
+    from tuner.jobs.targets import TuningTarget
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family, Selection
 
@@ -31,7 +31,7 @@ class Asked:
     dtype: str | None = None
 
 
-def resolve(asked: Asked, choice: FamilyChoice) -> Target:
+def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
     """The problems that a command line names; raises as `resolve_target` does."""
     from tuner.jobs.targets import resolve_target
     from tuner.models.serving import Serving

@@ -47,7 +47,7 @@ class PlannedFile(Protocol):
         ...
 
 
-class ServerFlags(Protocol):
+class ServerAdvice(Protocol):
     """Advice on how to start servers; `str()` puts it in words."""
 
     def as_json(self) -> dict[str, Any]: ...
@@ -90,7 +90,7 @@ class Delivery(Protocol):
         """The engine's own files that a root replaces: the path under a root, and the file."""
         ...
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
         """How to start servers, where that is not theirs to know."""
         ...
 

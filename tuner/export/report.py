@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.export.delivery import PlannedFile, ServerFlags
+from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.problems.results import Status
 from tuner.render import table
 
@@ -23,7 +23,7 @@ class ExportReport:
     files: Sequence[PlannedFile]
     carried: int  # packaged files copied beside them
     variables: Sequence[str]  # each names the root to a server; none where it needs no telling
-    server_flags: Sequence[ServerFlags] = ()
+    server_flags: Sequence[ServerAdvice] = ()
     notes: Sequence[str] = ()  # what an operator should know of the files
     left_out: str = ""  # which families were not written, and why
 

@@ -72,14 +72,14 @@ class RemoteQueue:
         if request.model:
             body["name"] = request.model
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        answer = self._insist("POST", "/v1/jobs", body, headers)
-        with self._understanding():
+        answer = self._ask_with_retries("POST", "/v1/jobs", body, headers)
+        with self._expecting_this_version():
             return Submitted(_read_job(answer), created=bool(answer["created"]))
 
     def get(self, job_id: str) -> Job:
         """Raises UnknownJob."""
         answer = self._ask("GET", _job_path(job_id))
-        with self._understanding():
+        with self._expecting_this_version():
             return _read_job(answer)
 
     def list(
@@ -94,27 +94,27 @@ class RemoteQueue:
         wanted = {"device": device, "model": model, "state": state and state.value, "limit": limit}
         query = urllib.parse.urlencode({k: v for k, v in wanted.items() if v is not None})
         answer = self._ask("GET", f"/v1/jobs?{query}")
-        with self._understanding():
+        with self._expecting_this_version():
             return [_read_job(values) for values in answer["jobs"]]
 
     def cancel(self, job_id: str) -> Job:
         """Raises UnknownJob."""
         answer = self._ask("POST", f"{_job_path(job_id)}/cancel")
-        with self._understanding():
+        with self._expecting_this_version():
             return _read_job(answer)
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """A job's events above `after`, as they happen, to its end or the stream's."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         stream = self._open("GET", f"{_job_path(job_id)}/events", None, headers)
-        with stream as answer, self._understanding():
+        with stream as answer, self._expecting_this_version():
             try:
                 for data in _event_data(answer):
                     yield _read_event(job_id, data)
             except (OSError, http.client.HTTPException, ValueError):
                 return  # it broke: whoever follows asks again
 
-    def _insist(
+    def _ask_with_retries(
         self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
         for pause_s in PAUSES_S:
@@ -135,11 +135,11 @@ class RemoteQueue:
                 values = json.loads(answer.read(LARGEST_ANSWER))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise ServerUnavailable(f"{self._url}: no whole answer came: {error}") from None
-        with self._understanding():
+        with self._expecting_this_version():
             return dict(values)
 
     @contextlib.contextmanager
-    def _understanding(self) -> Iterator[None]:
+    def _expecting_this_version(self) -> Iterator[None]:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:

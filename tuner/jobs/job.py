@@ -210,7 +210,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Ask:
+class JobFilter:
     """Jobs that a worker can do."""
 
     needs_gpu: bool

@@ -5,17 +5,20 @@ The command line, the API and the watch list all resolve their requests here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from tuner.errors import OptionsRefused
+from tuner.engines.engine import find_engine
+from tuner.errors import OptionsRefused, UnknownEngine
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, find_family, parse_problem
 
 
 @dataclass(frozen=True)
-class Target:
+class TuningTarget:
     """The problems of one family that a text, or a config.json, stands for."""
 
     family: Family
@@ -31,7 +34,7 @@ def resolve_target(
     family: Family | None = None,
     name: str = "config.json",
     given: Iterable[str] = (),
-) -> Target:
+) -> TuningTarget:
     """The problems that `target` stands for: a problem's text, an engine's warning line, a preset,
     the path of a config.json, or (bytes) a config.json itself, which `name` is for messages.
 
@@ -43,14 +46,14 @@ def resolve_target(
         chosen = family or families()[0]
         refuse_options(chosen, given)
         resolved: Resolved = chosen.module("models").resolve_config(target, name, serving)
-        return Target(chosen, resolved.problems, resolved.notes, is_model=True)
+        return TuningTarget(chosen, resolved.problems, resolved.notes, is_model=True)
     of_problem = find_family(target)
     chosen = of_problem or family or reader_of(target) or families()[0]
     refuse_options(chosen, given, of_problem=of_problem is not None)
     if of_problem is not None and family in (None, of_problem):
-        return Target(of_problem, (parse_problem(target),), (), is_model=False)
+        return TuningTarget(of_problem, (parse_problem(target),), (), is_model=False)
     resolved = (family or chosen).module("models").resolve(target, serving)
-    return Target(chosen, resolved.problems, resolved.notes, is_model=True)
+    return TuningTarget(chosen, resolved.problems, resolved.notes, is_model=True)
 
 
 def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = False) -> None:
@@ -66,6 +69,22 @@ def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = F
     reasons = {name: refused[name] for name in given if name in refused}
     if reasons:
         raise OptionsRefused(reasons, flags | {option.name: option.flag for _, option in others})
+
+
+def engine_version_here(spec: str) -> str | None:
+    """The version that `spec` means on this machine, at most a minute old.
+
+    Without that engine here, the version that `spec` names, or None.
+    """
+    return _engine_version_here(spec, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=64)
+def _engine_version_here(spec: str, minute: int) -> str | None:
+    try:
+        return find_engine(spec).version
+    except UnknownEngine:
+        return spec.partition("==")[2].strip() or None
 
 
 def reader_of(text: str) -> Family | None:

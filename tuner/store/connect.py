@@ -62,13 +62,13 @@ def connect(text: str) -> Engine:
         _take_over_transactions(engine)
         # Between processes SQLite lets writers sleep and try again, for up to 0.1 s each time, and
         # some for long; the threads of one process need not.
-        engine.update_execution_options(write_turn=threading.Lock())
+        engine.update_execution_options(write_lock=threading.Lock())
     return engine
 
 
-def turn_of(writer: Engine) -> AbstractContextManager[object]:
+def write_lock_of(writer: Engine) -> AbstractContextManager[object]:
     """What a writing transaction of this process waits for."""
-    turn: AbstractContextManager[object] | None = writer.get_execution_options().get("write_turn")
+    turn: AbstractContextManager[object] | None = writer.get_execution_options().get("write_lock")
     return turn or contextlib.nullcontext()
 
 

@@ -10,14 +10,14 @@ from tuner.problems.records import Published, Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import WINNING, Status
 
-Result = Winner | Published
-Place = tuple[str, str, Problem]  # device, engine, problem: each has results that count
+Stored = Winner | Published
+ResultGroup = tuple[str, str, Problem]  # device, engine, problem: each has results that count
 Size = tuple[int, int]  # batch size, new tokens: all of its entries come from one source
 Source = tuple[object, ...]
-Counting = Mapping[Place, Mapping[Point, Source]]
+Counting = Mapping[ResultGroup, Mapping[Point, Source]]
 
 
-def in_force(found: Sequence[Winner]) -> list[Winner]:
+def current_winners(found: Sequence[Winner]) -> list[Winner]:
     """The winners that count, of all winners of their problems.
 
     Entries that were chosen together stay together. At each batch size of a fused-MoE layer they
@@ -29,29 +29,29 @@ def in_force(found: Sequence[Winner]) -> list[Winner]:
     environment says of the other gemm without tuning it then stands beside it.
     """
     counting = _counting(found)
-    return [one for one in found if counting[_place(one)].get(one.entry.point) == _source(one)]
+    return [one for one in found if counting[_group(one)].get(one.entry.point) == _source(one)]
 
 
-def points_in_force(found: Sequence[Published]) -> list[Published]:
-    """Like `in_force`, for groups of winners: each keeps only its points that count."""
+def current_points(found: Sequence[Published]) -> list[Published]:
+    """Like `current_winners`, for groups of winners: each keeps only its points that count."""
     counting = _counting(found)
 
     def kept(one: Published) -> frozenset[Point]:
-        mine, source = counting[_place(one)], _source(one)
+        mine, source = counting[_group(one)], _source(one)
         return frozenset(point for point in one.points if mine.get(point) == source)
 
     left = ((one, kept(one)) for one in found)
     return [replace(one, points=points) for one, points in left if points]
 
 
-def _counting(found: Iterable[Result]) -> Counting:
+def _counting(found: Iterable[Stored]) -> Counting:
     """The source that counts at each point that has one."""
-    results: dict[Place, dict[Size, dict[Source, list[Result]]]] = {}
+    results: dict[ResultGroup, dict[Size, dict[Source, list[Stored]]]] = {}
     for one in found:
-        sizes, source = results.setdefault(_place(one), {}), _source(one)
+        sizes, source = results.setdefault(_group(one), {}), _source(one)
         for size in set(map(_size, one.points)):
             sizes.setdefault(size, {}).setdefault(source, []).append(one)
-    counting: dict[Place, dict[Point, Source]] = {}
+    counting: dict[ResultGroup, dict[Point, Source]] = {}
     for place, sizes in results.items():
         mine = counting.setdefault(place, {})
         for size, sources in sizes.items():
@@ -62,7 +62,7 @@ def _counting(found: Iterable[Result]) -> Counting:
     return counting
 
 
-def _place(one: Result) -> Place:
+def _group(one: Stored) -> ResultGroup:
     return one.environment.device, one.environment.engine, one.problem
 
 
@@ -70,11 +70,11 @@ def _size(point: Point) -> Size:
     return point.batch_size, point.new_tokens
 
 
-def _points(size: Size, results: Iterable[Result]) -> set[Point]:
+def _points(size: Size, results: Iterable[Stored]) -> set[Point]:
     return {point for one in results for point in one.points if _size(point) == size}
 
 
-def _source(one: Result) -> Source:
+def _source(one: Stored) -> Source:
     if not family_of(one.problem).joins_runs:
         # Another workload has other cached tokens: only what was published at once was
         # chosen together. A gemm may be tuned in a run of its own.
@@ -82,12 +82,12 @@ def _source(one: Result) -> Source:
     return one.environment, one.status
 
 
-def _untuned_beside(place: Place, source: Source) -> Source:
+def _untuned_beside(place: ResultGroup, source: Source) -> Source:
     """The entries that an environment has without tuning, which nobody chose in a pair."""
     return (source[0], Status.INCUMBENT) if family_of(place[2]).joins_runs else source
 
 
-def _rank(size: Size, results: Collection[Result]) -> tuple[object, ...]:
+def _rank(size: Size, results: Collection[Stored]) -> tuple[object, ...]:
     """For results of one source: what counts is the source with the highest."""
     newest = max(results, key=lambda one: (WINNING.index(one.status), one.published_at, one.run_id))
     needed = newest.problem.parts if family_of(newest.problem).joins_runs else ()

@@ -131,7 +131,7 @@ class JobStore(Database):
     ) -> AbstractContextManager[Connection]:
         if idempotency_key is None:
             return self._write()
-        return self._write_alone(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+        return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
 
 
 def _answered(connection: Connection, client: str, key: str, body_hash: str) -> Job | None:
@@ -165,7 +165,7 @@ def _find_or_add(
     )
     while True:
         if found := _equal(connection, request.key, now - fresh):
-            return _hurried(connection, found, priority), False
+            return _raise_priority(connection, found, priority), False
         if connection.execute(addition, row).rowcount:
             append_event(connection, row["id"], now, "submitted", {"client": client})
             return get_job(connection, row["id"]), True
@@ -186,7 +186,7 @@ def _equal(connection: Connection, request_key: str, done_since: datetime) -> Jo
     return None
 
 
-def _hurried(connection: Connection, job: Job, priority: Priority) -> Job:
+def _raise_priority(connection: Connection, job: Job, priority: Priority) -> Job:
     if job.state is JobState.QUEUED and priority < job.priority:
         mine = jobs.c.id == job.id
         change = update(jobs).where(mine).values(priority=int(priority))

@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, select, update
 
-from tuner.errors import RunInHand, StaleLease
-from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
+from tuner.errors import RunAlreadyActive, StaleLease
+from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Job, JobFilter, JobState, Lease, read_request
 from tuner.problems.records import Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, Database, time_of
@@ -36,11 +36,11 @@ class Leases(Database):
         super().__init__(engine)
         self._clock = clock
 
-    def claim(self, asks: Sequence[Ask], owner: str) -> Lease | None:
+    def claim(self, filters: Sequence[JobFilter], owner: str) -> Lease | None:
         """The most urgent, then oldest queued job of the first ask that has one."""
         with self._write() as connection:
             now = time_of(connection, self._clock)
-            while row := _next_queued(connection, asks, now):
+            while row := _next_queued(connection, filters, now):
                 values = {
                     "owner": owner,
                     "fence": row["fence"] + 1,
@@ -61,7 +61,7 @@ class Leases(Database):
     def heartbeat(self, lease: Lease) -> None:
         """Keep the lease for another `LEASE`."""
         with self._write() as connection:
-            mine = _hold(connection, lease)["id"]
+            mine = _leased_row(connection, lease)["id"]
             expiry = time_of(connection, self._clock) + LEASE
             connection.execute(
                 update(jobs).where(jobs.c.id == mine).values(lease_expires_at=expiry)
@@ -70,7 +70,7 @@ class Leases(Database):
     def must_stop(self, lease: Lease) -> bool:
         """Whether the job's cancelling was asked for. Writes nothing."""
         with self._read() as connection:
-            return bool(_hold(connection, lease, lock=False)["cancel_requested"])
+            return bool(_leased_row(connection, lease, lock=False)["cancel_requested"])
 
     def fail(self, lease: Lease, reason: str) -> None:
         """End the job FAILED: another attempt would fail as well."""
@@ -83,7 +83,7 @@ class Leases(Database):
     def retry(self, lease: Lease, reason: str) -> JobState:
         """Give a failed attempt back: QUEUED after a delay, or DEAD without attempts left."""
         with self._write() as connection:
-            row, now = _hold(connection, lease), time_of(connection, self._clock)
+            row, now = _leased_row(connection, lease), time_of(connection, self._clock)
             return _give_back(
                 connection, row, now, reason, RETRY_DELAY * 2 ** (row["attempts"] - 1)
             )
@@ -96,7 +96,7 @@ class Leases(Database):
     ) -> None:
         """Give the job back untried, not to be claimed for `delay`: the attempt does not count."""
         with self._write() as connection:
-            row, now = _hold(connection, lease), time_of(connection, self._clock)
+            row, now = _leased_row(connection, lease), time_of(connection, self._clock)
             _set(connection, row["id"], attempts=row["attempts"] - 1)
             _give_back(connection, row, now, reason, delay, capped=False)
 
@@ -149,7 +149,7 @@ class Leases(Database):
         self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
     ) -> None:
         with self._write() as connection:
-            job_id, now = _hold(connection, lease)["id"], time_of(connection, self._clock)
+            job_id, now = _leased_row(connection, lease)["id"], time_of(connection, self._clock)
             move(connection, job_id, state, now, **values)
             append_event(connection, job_id, now, state.value, data)
 
@@ -159,7 +159,7 @@ class LeasedStore(Store):
 
     Each is refused with StaleLease once the lease is lost. Beginning the run makes the job
     RUNNING; finishing it publishes and makes the job DONE in one transaction, so that nothing
-    is published twice. A run that another job is at cannot be begun: RunInHand.
+    is published twice. A run that another job is at cannot be begun: RunAlreadyActive.
     """
 
     def __init__(self, engine: Engine, lease: Lease, clock: Clock | None = None) -> None:
@@ -170,7 +170,7 @@ class LeasedStore(Store):
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         with super()._write() as connection:
-            _hold(connection, self._lease)
+            _leased_row(connection, self._lease)
             yield connection
 
     def _begin(self, connection: Connection, key: RunKey) -> Run:
@@ -178,7 +178,7 @@ class LeasedStore(Store):
         same = jobs.c.run_id == run.id, jobs.c.state == JobState.RUNNING.value
         other = select(jobs.c.id).where(*same, jobs.c.id != self._lease.job_id).limit(1)
         if found := connection.execute(other).scalar_one_or_none():
-            raise RunInHand(f"job {found} is at the same run")
+            raise RunAlreadyActive(f"job {found} is at the same run")
         now = time_of(connection, self._clock)
         move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
         data = {"run_id": run.id, "environment": asdict(key.environment)}
@@ -203,7 +203,7 @@ class LeasedStore(Store):
         append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)
 
 
-def _hold(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
+def _leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
     """The job's row, and the row itself until the transaction ends; StaleLease if not ours."""
     query = select(jobs).where(
         jobs.c.id == lease.job_id, jobs.c.fence == lease.fence, jobs.c.state.in_(_HELD)
@@ -214,17 +214,19 @@ def _hold(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapp
     return row
 
 
-def _next_queued(connection: Connection, asks: Sequence[Ask], now: datetime) -> RowMapping | None:
-    for ask in asks:
+def _next_queued(
+    connection: Connection, filters: Sequence[JobFilter], now: datetime
+) -> RowMapping | None:
+    for wanted in filters:
         query = (
             select(jobs)
-            .where(IS_QUEUED, jobs.c.needs_gpu == ask.needs_gpu, jobs.c.available_at <= now)
+            .where(IS_QUEUED, jobs.c.needs_gpu == wanted.needs_gpu, jobs.c.available_at <= now)
             .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
         )
-        if ask.devices is not None:
-            query = query.where(jobs.c.device.in_(ask.devices))
+        if wanted.devices is not None:
+            query = query.where(jobs.c.device.in_(wanted.devices))
         if row := connection.execute(query).mappings().one_or_none():
             return row
     return None

@@ -22,7 +22,7 @@ from tuner.problems.points import Problem
 from tuner.problems.records import Published, Winner
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import WINNING, Environment, Status, Trial
-from tuner.store.current_winners import points_in_force
+from tuner.store.current_winners import current_points
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
 from tuner.store.rows import (
@@ -74,14 +74,14 @@ _NEWEST = (
     .label("newest")
 )
 # Part, batch size, new tokens, cached tokens, config key.
-TrialPlace = tuple[str, int, int, int, str]
+TrialCursor = tuple[str, int, int, int, str]
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredSummary:
     """What the store holds for one problem in one environment."""
 
-    place: tuple[int, int]  # (environment, problem): where the next page goes on
+    cursor: tuple[int, int]  # (environment id, problem id)
     environment: Environment
     problem: Problem
     points: dict[Status, int]  # how many points have a winner of that status
@@ -90,7 +90,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Seen:
+class EnvironmentSeen:
     """An environment with winners. It is one family's, or attention's: each has its kernels."""
 
     environment: Environment
@@ -101,7 +101,7 @@ class Seen:
 class Lookups(Database):
     """Every method is one transaction, and raises UnusableStore when the database fails."""
 
-    def trials(self, run_id: int, after: TrialPlace | None, limit: int) -> Sequence[Trial]:
+    def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
         """A page of a run's trials, by part, size and configuration."""
         place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
@@ -148,9 +148,9 @@ class Lookups(Database):
 
             newest = read(winners.c.id.in_([row["newest"] for row in rows]))
             known = [replace(one, points=frozenset()) for one in newest]
-            return points_in_force(read(mine)) + known
+            return current_points(read(mine)) + known
 
-    def environments(self, devices: Collection[str]) -> Sequence[Seen]:
+    def environments(self, devices: Collection[str]) -> Sequence[EnvironmentSeen]:
         """The environments of those devices that have winners."""
         mine = winners.c.environment_id == environments.c.id
         newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
@@ -167,14 +167,16 @@ class Lookups(Database):
         with self._read() as connection:
             rows = connection.execute(query).mappings()
             return [
-                Seen(read_environment(row), row["family"], row["newest"])
+                EnvironmentSeen(read_environment(row), row["family"], row["newest"])
                 for row in rows
                 if row["newest"]
             ]
 
-    def held(self, device: str | None, after: tuple[int, int] | None, limit: int) -> Sequence[Held]:
+    def stored_summaries(
+        self, device: str | None, after: tuple[int, int] | None, limit: int
+    ) -> Sequence[StoredSummary]:
         """A page of what is stored, by environment and problem."""
-        found: list[Held] = []
+        found: list[StoredSummary] = []
         first, skip = after or (0, 0)
         query = select(environments).where(environments.c.id >= first).order_by(environments.c.id)
         if device is not None:
@@ -184,7 +186,7 @@ class Lookups(Database):
             # winners of all others before them.
             for row in connection.execute(query).mappings().all():
                 past = skip if row["id"] == first else 0
-                found += _held(connection, row, past, limit - len(found))
+                found += _summaries(connection, row, past, limit - len(found))
                 if len(found) == limit:
                     break
         return found
@@ -205,13 +207,13 @@ class Lookups(Database):
             check_head(connection)
 
 
-def trial_place(trial: Trial) -> TrialPlace:
+def trial_cursor(trial: Trial) -> TrialCursor:
     """Where `Lookups.trials` goes on after that trial."""
     point, key = trial.candidate.point, trial.candidate.config.key
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, key
 
 
-def parse_trial_place(values: object) -> TrialPlace:
+def parse_trial_cursor(values: object) -> TrialCursor:
     """Raises BadInput."""
     match values:
         case [str(part), int(size), int(new), int(cached), str(key)]:
@@ -230,9 +232,11 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
     )
 
 
-def _held(connection: Connection, environment: RowMapping, past: int, limit: int) -> list[Held]:
-    """Of one environment, the next so many problems with an id above `past`."""
-    # The page first, and its problems' texts then: so it ends where the index has so many.
+def _summaries(
+    connection: Connection, environment: RowMapping, past: int, limit: int
+) -> list[StoredSummary]:
+    """The next `limit` problems of one environment with an id above `past`."""
+    # The page is cut off before the problems' texts are joined: it reads `limit` index entries.
     page = (
         select(
             winners.c.problem_id,
@@ -256,8 +260,8 @@ def _held(connection: Connection, environment: RowMapping, past: int, limit: int
     )
     place = read_environment(environment)
     return [
-        Held(
-            place=(environment["id"], row["problem_id"]),
+        StoredSummary(
+            cursor=(environment["id"], row["problem_id"]),
             environment=place,
             problem=parse_problem(row["spec"]),
             points={status: row[status.value] for status in WINNING if row[status.value]},

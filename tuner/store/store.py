@@ -12,7 +12,7 @@ from tuner.problems.points import Problem
 from tuner.problems.records import Run, RunKey, RunState, Winner
 from tuner.problems.registry import parts
 from tuner.problems.results import Entry, Environment, Totals, Trial
-from tuner.store.current_winners import in_force
+from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
@@ -25,7 +25,7 @@ from tuner.store.rows import (
     storable,
     trial_row,
 )
-from tuner.store.tables import WINNER_PLACE, environments, problems, runs, trials, winners
+from tuner.store.tables import WINNER_KEY, environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 
@@ -79,7 +79,7 @@ class Store(Database):
     ) -> list[Winner]:
         """The winners in force, in order of problem, size and part (up before down).
 
-        `in_force` says which these are, where a point has several.
+        `current_winners` says which these are, where a point has several.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -89,7 +89,7 @@ class Store(Database):
             problems.c.spec: problem.spec() if problem else None,
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
-        return in_force(self._winners(*conditions))
+        return current_winners(self._winners(*conditions))
 
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
         """All that is published for a problem in an environment, in force or not."""
@@ -176,9 +176,9 @@ def _id_of(connection: Connection, target: Table, row: dict[str, Any], unique: s
 
 
 def _publish(connection: Connection, row: dict[str, Any]) -> None:
-    changes = {name: value for name, value in row.items() if name not in WINNER_PLACE}
+    changes = {name: value for name, value in row.items() if name not in WINNER_KEY}
     insert = insert_into(connection, winners).values(row)
-    connection.execute(insert.on_conflict_do_update(index_elements=WINNER_PLACE, set_=changes))
+    connection.execute(insert.on_conflict_do_update(index_elements=WINNER_KEY, set_=changes))
 
 
 def _set_run(connection: Connection, run_id: int, **values: object) -> None:

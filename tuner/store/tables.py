@@ -149,7 +149,7 @@ trials = Table(
     UniqueConstraint("run_id", *POINT_COLUMNS, "config_key", name="uq_trials_place"),
 )
 
-WINNER_PLACE = (
+WINNER_KEY = (
     *("environment_id", "problem_id", "status"),
     *("batch_size", "new_tokens", "cached_tokens", "part"),
 )
@@ -170,6 +170,6 @@ winners = Table(
     Column("incumbents", JSON, nullable=False),
     _text("reason"),
     Column("published_at", UtcDateTime, nullable=False),
-    UniqueConstraint(*WINNER_PLACE, name="uq_winners_place"),
+    UniqueConstraint(*WINNER_KEY, name="uq_winners_place"),
     Index(None, "environment_id", "published_at"),  # which environment is the newest
 )

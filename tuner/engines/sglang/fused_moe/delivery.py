@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
-from tuner.export.delivery import PlannedFile, ServerFlags
+from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.families.fused_moe.export import (
     ConfigFileExport,
     packaged_files,
@@ -50,5 +50,5 @@ class MoeDelivery:
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         return packaged_files(self.layer)
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
         return ()
