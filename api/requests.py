@@ -1,4 +1,4 @@
-"""From a request's body to what the tuner's rooms take. Nothing here reads a file."""
+"""From a request's body to a job or a watch. No client can make this read a file of its choice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
-    """The watch, its models and devices by the tables' own names. Raises BadInput."""
+    """The watch, with the tables' names of its models and devices. Raises BadInput."""
     check_measure(body.measure, settings)
     values: dict[str, Any] = body.model_dump(mode="json")
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
@@ -51,13 +51,13 @@ def watch_of(body: WatchIn, settings: Settings) -> Watch:
 
 
 def check_measure(measure: str, settings: Settings) -> None:
-    """Raises BadInput for a replay where nobody has said which folder has the recordings."""
+    """Raises BadInput for a replay on a server that has no folder of recordings."""
     if measure.startswith("replay:") and settings.recordings is None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
 def _target(body: SubmitJob) -> tuple[TuningTarget, str]:
-    """The problem, what was assumed of its model, and the model's name where it has one."""
+    """The resolved problem, and the model's name where it has one."""
     shaping = tuple(option for family in families() for option in family.shaping)
     name, _ = parse_spec(body.engine)
     serving = Serving(
@@ -78,10 +78,10 @@ def _target(body: SubmitJob) -> tuple[TuningTarget, str]:
 
 
 def _plain_name(text: str) -> str:
-    """A preset's own name, or a problem or warning as it is; whatever else it may look like, no
-    path: that would tell a client what files the server has.
+    """A preset's name as in the table; a problem or a warning line as it is.
 
-    Raises UnknownModel.
+    Raises UnknownModel for anything else. A path is never opened, as the answer would tell a client
+    which files the server has.
     """
     return find_preset(text).name if _is_preset(text) else text
 

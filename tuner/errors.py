@@ -94,11 +94,11 @@ class UnknownEngine(BadInput):
 
 
 class UnsupportedFamily(BadInput):
-    """A family of kernels is not tuned for that engine."""
+    """The engine has no kernels of that family that can be tuned."""
 
 
 class BadProblem(BadInput):
-    """The problem's values are not ones that an engine can run."""
+    """No engine can run a problem with these values."""
 
 
 class IndivisibleShape(BadProblem):
@@ -178,7 +178,7 @@ class CompilerUnavailable(WorkFailed):
 
 
 class MeasurerUnavailable(WorkFailed):
-    """The chosen way of measuring cannot run on this machine."""
+    """The chosen source of times cannot be used on this machine."""
 
 
 class MeasurerFailed(WorkFailed):
@@ -190,15 +190,15 @@ class NotEnoughMemory(WorkFailed):
 
 
 class ExportRefused(WorkFailed):
-    """The store's entries must not be written to that place."""
+    """The stored winners must not be exported there."""
 
 
 class BundleRefused(WorkFailed):
-    """The archive is not a bundle as it was made."""
+    """The archive is not a bundle, or was changed after it was made."""
 
 
 class ServerUnavailable(WorkFailed):
-    """The server does not answer, or not as this version expects."""
+    """The server does not answer, or answers in a form that this version does not know."""
 
 
 class IdempotencyKeyInUse(WorkFailed):
@@ -206,15 +206,15 @@ class IdempotencyKeyInUse(WorkFailed):
 
 
 class RunAlreadyActive(WorkFailed):
-    """Another worker is at the same run, asked for in other words."""
+    """Another worker is working on an equal run, which another request asked for."""
 
 
 class StaleLease(WorkFailed):
-    """The job was given to another worker, or ended: nothing was written."""
+    """The job was given to another worker, or has ended: nothing was written."""
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'X'?"`` for the choice nearest to `value`, or an empty string."""
+    """``"; did you mean 'X'?"`` with the choice nearest to `value`; empty where none is near."""
     by_folded = {choice.casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), by_folded, n=1, cutoff=0.4)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

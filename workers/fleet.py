@@ -1,4 +1,4 @@
-"""`tuner worker`: one worker process a GPU, started again when it dies."""
+"""`tuner worker`: one worker process for each GPU, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
 from workers.service import job_filters
 from workers.settings import Settings
 
-RESTART_S = 2.0  # a process that cannot start must not be started in a loop
+RESTART_S = 2.0  # least time between two starts of a process that dies at once
 POLL_S = 0.5
 
 
 def run_fleet(
     settings: Settings, gpus: Sequence[LocalGpu], devices: Sequence[str] | None, processes: int
 ) -> None:
-    """Keep the processes going until SIGTERM or SIGINT; then let each give its job back.
+    """Keep worker processes running until SIGTERM or SIGINT, then let each give its job back.
 
-    Raises BadInput without a broker, UnusableStore for a store that cannot be used.
+    `processes` is their number where there are no GPUs. Raises BadInput without a broker, and
+    UnusableStore for a store that cannot be used.
     """
     if settings.broker_url is None:
         raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
-    Store.open(settings.database_url).close()  # migrated once, and refused here rather than later
+    Store.open(settings.database_url).close()  # migrate it once, or fail before any process starts
     names = [find_device(device).name for device in devices] if devices else None
     members = [Member(i, gpu, names) for i, gpu in enumerate(gpus or (None,) * processes)]
     stopping = False
@@ -45,7 +46,7 @@ def run_fleet(
         for member in members:
             member.keep_alive()
         time.sleep(POLL_S)
-    for member in members:  # all at once: whoever waits for us does not wait for long
+    for member in members:  # all of them first, so that they stop at the same time
         member.ask_to_stop()
     for member in members:
         member.wait()
@@ -65,7 +66,7 @@ class Member:
         self._started = 0.0
 
     def keep_alive(self) -> None:
-        """Start the process if it does not run, and has not been started a moment ago."""
+        """Start the process if it is not running and its last start was not just now."""
         running = self._process is not None and self._process.poll() is None
         if not running and time.monotonic() - self._started >= RESTART_S:
             self._started = time.monotonic()
@@ -73,7 +74,7 @@ class Member:
                 self._command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the fleet, which tells its members
+                start_new_session=True,  # Ctrl-C reaches the fleet alone, which stops its members
             )
 
     def ask_to_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Every night: what is watched against what is stored, and jobs for the difference."""
+"""The nightly round: compares the watch list with the store, and posts jobs for the difference."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 SCHEDULE = "nightly"
 _OF_KERNELS = ("engine_version", "kernel_hash", "triton")
 _OF_GPU = ("torch", "cuda", "driver")
-NOT_FRESH = timedelta(0)  # the plan knows better than a job's age what must be done again
+NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
 
 
 class WatchState(str, Enum):
-    """How a watched key stands."""
+    """How up to date a watched request is in the store."""
 
     TUNED = "tuned"
     MISSING = "missing"
     STALE = "stale"
-    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be taken out
+    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be lifted
 
 
 @dataclass(frozen=True)
 class WatchStatus:
-    """A watched request, how it stands, and why."""
+    """A watched request, its state, and the reason for it."""
 
     request: JobRequest
     standing: WatchState
     why: str = ""
-    tuned_at: datetime | None = None  # the oldest of its results
+    tuned_at: datetime | None = None  # the time of its oldest result
 
 
 @dataclass(frozen=True)
 class NightPlan:
-    """What a night is to do."""
+    """What a nightly round will do."""
 
     watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
-    errors: Sequence[tuple[str, str]]
+    errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
 
     def requests(self) -> list[JobRequest]:
         new = [one.request for one in self.watched if one.standing is not WatchState.TUNED]
         return [*new, *self.revalidate]
 
     def summary(self) -> dict[str, Any]:
-        """As JSON; `submitted` and `waiting` come when the jobs are posted."""
+        """The plan as JSON. `submitted` and `waiting` are added when the jobs are posted."""
         return {
             "watched": len(self.watched),
             **{
@@ -82,7 +82,7 @@ class NightPlan:
 def run_nightly(
     settings: Settings, *, dry_run: bool = False, today: date | None = None
 ) -> Mapping[str, Any]:
-    """Tonight's round: its summary. `{"skipped": ...}` where another process has done it.
+    """Do tonight's round and return its summary; `{"skipped": ...}` where another process did it.
 
     A dry run writes nothing. Raises MalformedWatchList or UnusableStore.
     """
@@ -101,21 +101,21 @@ def run_nightly(
 
 
 def last_night(settings: Settings) -> Mapping[str, Any] | None:
-    """The newest round's summary; None before the first."""
+    """The summary of the newest round; None before the first round."""
     with NightStore.open(settings.database_url) as nights:
         night = nights.last(SCHEDULE)
     return None if night is None else night.summary or _dated({}, night.date)
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """The file's watches, and those added over the API."""
+    """The watches of the file, and the ones that were added over the API."""
     listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
     added = [read_watch(row.watch, f"watch {row.id}") for row in nights.watches()]
     return replace(listed, watches=(*listed.watches, *added))
 
 
 def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
-    """Compare what is watched with what is stored; writes nothing."""
+    """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
     for watch in watch_list.watches:
@@ -135,7 +135,7 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
 
 
 def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
-    """How each request stands in the store."""
+    """The state of each request in the store."""
     found = lookups.published(
         {request.device for request in requests},
         {_engine(request) for request in requests},
@@ -154,13 +154,13 @@ def _result_source(request: JobRequest) -> tuple[str, str, str]:
 
 
 def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
-    """What counts as an answer there: for a prediction, a measured result as well."""
+    """The results that answer a request measured so. A measured result answers a prediction too."""
     here = [
         one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
     ]
     if measure == MeasureKind.PREDICT.value:
         return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
-    # A replay's driver says that it is one: it stands for no GPU.
+    # Replays are told by the driver in their environment: they are no results of the GPU.
     replayed = measure == MeasureKind.REPLAY.value
     return [
         one
@@ -175,7 +175,7 @@ def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
         return WatchStatus(request, WatchState.ERROR, kernels.error)
     stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
     mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
-    wanted = request.points or set(mine)  # of a recording, whatever it has was tuned
+    wanted = request.points or set(mine)  # a replay tunes the points of its recording
     lacking = wanted - set(mine)
     if lacking or not wanted:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
@@ -192,7 +192,7 @@ def _why_stale(
     stored: Sequence[Published],
     kernels: _Kernels,
 ) -> str | None:
-    """What has changed since: on the engine here, and on the device as last seen by a worker."""
+    """What has changed since the results: the engine here, or the device at its newest result."""
     newest = max(stored, key=lambda one: (one.published_at, one.run_id)).environment
     changes = {"engine_version": kernels.version, "kernel_hash": kernels.hash}
     now = replace(newest, **{name: value for name, value in changes.items() if value})
@@ -206,9 +206,9 @@ def _why_stale(
 
 @dataclass(frozen=True)
 class _Kernels:
-    """An engine's kernels on this machine; None: it is not here, what the workers last saw counts.
+    """An engine's kernels on this machine. None: it is not here, the newest results tell instead.
 
-    `error` says why they cannot be taken out of the engine's sources.
+    `error` says why the kernels cannot be lifted from the engine's sources.
     """
 
     version: str | None
@@ -224,7 +224,7 @@ def _kernels_now(request: JobRequest) -> _Kernels:
 
 @lru_cache(maxsize=64)
 def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
-    """As of a minute ago: the sources may change in place below a worker that runs for weeks."""
+    """At most a minute old: a worker runs for weeks, while the sources may change in place."""
     try:
         found = kernel_hash(find_engine(spec), family)
     except UnknownEngine:
@@ -244,7 +244,7 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
         for ones in by_device.values()
         for one in sorted(ones, key=lambda one: (one.tuned_at, one.request.key))[:count]
     ]
-    # Another seed is another run, which measures anew instead of resuming the old one.
+    # A new seed makes a new run, which measures again instead of resuming the old one.
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 

@@ -1,4 +1,4 @@
-"""A worker with the threads that keep it going whatever is killed around it."""
+"""A worker with the threads that keep it going when the broker or the database fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("tuner.service")
 
 
 class Service:
-    """Does jobs when woken, and at the latest every `poll_s`; reconciles beside it."""
+    """Does jobs when woken, and at least every `poll_s` seconds. Reconciles in a second thread."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Service:
         self._woken.set()
 
     def ask_to_stop(self) -> None:
-        """Begin to give back the job in hand. Only sets flags, as a signal's handler must."""
+        """Begin to give back the running job. Only sets flags: signal handlers call it."""
         self._stopping.set()
         self._woken.set()
         self.worker.ask_to_stop()
 
     def stop(self) -> None:
-        """Give back the job in hand; returns when its processes are gone."""
+        """Give back the running job. Returns when its processes are gone."""
         self.ask_to_stop()
         self.worker.stop()
         for thread in self._threads:
@@ -66,7 +66,7 @@ class Service:
         while not self._stopping.is_set():
             try:
                 step()
-            except Exception:  # a database that is away, above all: the next round tries again
+            except Exception:  # mostly an unreachable database: the next round tries again
                 log.exception("%s: a round failed", threading.current_thread().name)
             pause()
 
@@ -82,6 +82,6 @@ class Service:
 
 
 def job_filters(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[JobFilter]:
-    """What a worker with that GPU, or without one, takes: first what only it can do."""
+    """The jobs that a worker takes: with a GPU, jobs that measure on it first, then all others."""
     others = JobFilter(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
     return [JobFilter(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]

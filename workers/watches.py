@@ -1,13 +1,13 @@
-"""The watch list: which models are to be kept tuned, on which devices.
+"""The watch list: which models are kept tuned, on which devices.
 
-A nightly.toml, whose tables the API takes as JSON objects as well:
+It is a nightly.toml. The API takes the same tables as JSON objects:
 
-    revalidate = 2                     # the oldest results measured again, a device and night
+    revalidate = 2                     # oldest results to measure again, for each device and night
 
     [[watch]]
     models = ["deepseek-r1"]           # presets, or problems: fused_moe:..., decode_attention:...
     devices = ["L40S", "H200"]
-    tp = [8, 16]                       # the rest may be left out
+    tp = [8, 16]                       # this and all below may be left out
     ep = [1]
     dtypes = ["int8_w8a8"]             # default: the model's own
     batch_sizes = [1, 2, 4]            # default: the engine's own
@@ -37,12 +37,12 @@ from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
 
 REVALIDATE = 2
-_MOST = 4096  # jobs that one watch may stand for
+_MOST = 4096  # jobs of one watch
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Every combination of these is to be kept tuned. Raises BadInput for values that cannot be."""
+    """Every combination of these values is kept tuned. Raises BadInput for invalid values."""
 
     models: tuple[str, ...]
     devices: tuple[str, ...]
@@ -71,7 +71,7 @@ class Watch:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
-        """As a table of nightly.toml."""
+        """The watch as a table of nightly.toml."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
@@ -127,10 +127,10 @@ class Unresolved:
 
 @dataclass(frozen=True)
 class WatchList:
-    """What a night looks after."""
+    """What the nightly round keeps tuned."""
 
     watches: tuple[Watch, ...]
-    revalidate: int = REVALIDATE
+    revalidate: int = REVALIDATE  # oldest results to measure again, for each device and night
 
 
 def read_watch_list(path: Path) -> WatchList:
@@ -155,7 +155,7 @@ def read_watch_list(path: Path) -> WatchList:
 
 
 def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
-    """A watch from a table of nightly.toml, or a JSON object. Raises MalformedWatchList."""
+    """A watch from a table of nightly.toml or a JSON object. Raises MalformedWatchList."""
     try:
         table = Table(
             dict(values) if isinstance(values, Mapping) else values, where, MalformedWatchList

@@ -1,4 +1,4 @@
-"""A worker: claims jobs, has a child do them, keeps their leases."""
+"""A worker: claims jobs, lets a child process do them, and keeps their leases."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from workers.child import AttemptOutcome, AttemptResult, Runner
 
 log = logging.getLogger("tuner.worker")
 
-POLL_S = 2.0  # how soon a cancel is seen
+POLL_S = 2.0  # a cancel is seen after so long at most
 RETRY_EVERY_S = 1.0
-WAIT = timedelta(seconds=30)  # for another worker to be done with the same work
-# After an attempt that should have gone well, doubled with every other such: a machine on which
-# nothing works must not use up the attempts of every job in the queue.
+WAIT = timedelta(seconds=30)  # for another worker to finish the same work
+# The pause after an attempt that another worker may succeed at. It doubles with each such attempt:
+# a broken machine must not use up the attempts of every job in the queue.
 BACKOFF_S = 2.0
 LONGEST_BACKOFF_S = 60.0
 
 
 class Worker:
-    """One at a time: each job in a child process that a cancel or a stop kills.
+    """Does one job at a time, in a child process that a cancel or a stop kills.
 
-    The leases' database may come and go: a job goes on as long as its lease may still be held.
+    A job goes on while the database cannot be reached, until its lease may have expired.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Worker:
         name: str = "",
     ) -> None:
         self.owner = f"{name or 'worker'}@{socket.gethostname()}:{os.getpid()}"
-        self.owner += f":{secrets.token_hex(3)}"  # process numbers come again after a reboot
+        self.owner += f":{secrets.token_hex(3)}"  # a reboot gives out the same process ids again
         self._leases = leases
         self._filters = filters
         self._runner = Runner(environ)
@@ -50,9 +50,9 @@ class Worker:
         self._backoff_s = BACKOFF_S
 
     def drain(self, *, wait: bool = True) -> int:
-        """Do jobs until no more can be claimed; the number done.
+        """Do jobs until no more can be claimed. Returns their number.
 
-        Without `wait`, does nothing while another thread is at it.
+        Without `wait`, do nothing while another thread is doing jobs.
         """
         if not self._turn.acquire(blocking=wait):
             return 0
@@ -69,11 +69,11 @@ class Worker:
         return done
 
     def ask_to_stop(self) -> None:
-        """Take no more jobs, and give back the one in hand soon."""
+        """Claim no more jobs, and give back the running one soon."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """The same; returns when the job is given back and the child is gone."""
+        """Ask to stop, and return when the job is given back and the child is gone."""
         self.ask_to_stop()
         with self._turn:
             self._runner.kill()
@@ -99,7 +99,7 @@ class Worker:
         return result
 
     def _watch(self, lease: Lease) -> AttemptResult:
-        """Keep the lease until the attempt has ended, and say in the database how it did."""
+        """Keep the lease until the attempt has ended, and store how it ended."""
         kept = beaten = time.monotonic()
         while True:
             result = self._runner.poll(POLL_S)
@@ -120,9 +120,9 @@ class Worker:
                 if now - kept >= LEASE.total_seconds():
                     return self._abandon(lambda: None, str(error))
 
-    def _abandon(self, say: Callable[[], object], reason: str) -> AttemptResult:
+    def _abandon(self, write: Callable[[], object], reason: str) -> AttemptResult:
         self._runner.kill()
-        _retry_until_stored(say)
+        _retry_until_stored(write)
         return AttemptResult(AttemptOutcome.STALE, reason)
 
     def _settle(self, lease: Lease, result: AttemptResult) -> AttemptResult:
@@ -135,15 +135,15 @@ class Worker:
         return result
 
 
-def _retry_until_stored(say: Callable[[], object]) -> None:
-    """Say it to a database that may be away for a moment; then leave it to the lease's expiry."""
+def _retry_until_stored(write: Callable[[], object]) -> None:
+    """Write to a database that may be unreachable for a moment; else the lease expires."""
     deadline = time.monotonic() + LEASE.total_seconds()
     while True:
         try:
-            say()
+            write()
             return
         except StaleLease:
-            return  # it has been said, or no longer matters
+            return  # it is stored already, or another worker has the job
         except UnusableStore:
             if time.monotonic() > deadline:
                 return

@@ -36,7 +36,7 @@ def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) ->
 
 @router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())
 def watched(page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List what is watched, by the list's own order: tuned, stale or missing."""
+    """List what is watched, in the watch list's order: tuned, stale or missing."""
     device = find_device(page.device).name if page.device else None
     skip = read_cursor(page.after, read_one) or 0
     watch_list = watch_list_of(api.settings.service, api.nights)

@@ -23,10 +23,10 @@ from tuner.jobs.job import JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-POLL_S = 0.5  # for new steps
+POLL_S = 0.5  # between looks for new events
 BATCH = 500
-_ENDS = {state.value for state in JobState if state.finished}  # a job has one, as its last event
-RECONNECT_MS = 2000  # what a client waits when the stream breaks
+_ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
+RECONNECT_MS = 2000  # a client waits for so long after the stream broke
 
 LastEventId = Annotated[
     int, Header(ge=0, lt=1 << 31, description="The last event had: the stream goes on after it.")
@@ -35,7 +35,7 @@ LastEventId = Annotated[
 
 @dataclass(frozen=True)
 class StreamStart:
-    """Where a stream begins: after that event of that job."""
+    """A stream begins after the job's event with the number `seen`."""
 
     job_id: str
     seen: int
@@ -44,13 +44,13 @@ class StreamStart:
 def _stream_start(
     job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0
 ) -> StreamStart:
-    """Looked up before the stream begins: afterwards it is too late for another status."""
+    """Find the stream's start. Once the stream has begun, its status cannot be changed."""
     job = api.jobs.get(job_id)
-    # A store that was restored may not know it: then the job is told from its first step again.
+    # A store restored from a backup may lack that event: then the stream begins at the first one.
     known = api.jobs.events(job_id, last_event_id - 1, 1) if last_event_id else ()
     seen = last_event_id if known else 0
     if job.state.finished and not api.jobs.events(job_id, seen, 1):
-        raise HTTPException(204)  # which tells a browser not to come again
+        raise HTTPException(204)  # a browser does not reconnect after a 204
     if api.streams >= api.settings.streams:
         text = f"{api.streams} event streams are open, and no more may be"
         raise HTTPException(503, text, {"Retry-After": "5"})
@@ -78,7 +78,7 @@ async def follow(
             try:
                 events = await run_in_threadpool(api.jobs.events, start.job_id, seen, BATCH)
             except UnusableStore:
-                return  # the client comes again, with the last id it has
+                return  # the client reconnects with the last id that it has
             for event in events:
                 seen = event.seq
                 data = event.as_json()

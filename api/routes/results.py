@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1", tags=["results"])
 @router.get(
     "/jobs/{job_id}/winners",
     response_model=WinnersOut,
-    response_model_exclude_unset=True,  # a point has its own family's fields alone
+    response_model_exclude_unset=True,  # a point has the fields of its family only
     responses=responses(404),
 )
 def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
         root = Path(folder)
         export_files(tuned, found, card, root, allow_predicted=wanted.allow_predicted)
-        # The packaged files beside them, without a copy of each.
+        # The engine's packaged files are added without copying them into the folder.
         files = {path.as_posix(): file for path, file in packaged_files(tuned, found)}
         files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
         data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})

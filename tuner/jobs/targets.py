@@ -1,4 +1,4 @@
-"""What people name (a model, a problem, a line of a log) -> the problems to tune.
+"""From what users name (a model, a problem, a line of a log) to the problems to tune.
 
 The command line, the API and the watch list all resolve their requests here.
 """
@@ -19,12 +19,12 @@ from tuner.problems.registry import Family, families, find_family, parse_problem
 
 @dataclass(frozen=True)
 class TuningTarget:
-    """The problems of one family that a text, or a config.json, stands for."""
+    """The problems of one family that a text or a config.json stands for."""
 
     family: Family
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]  # sentences for the user
-    is_model: bool  # otherwise its sizes are one rank's already
+    is_model: bool  # False: a problem, whose sizes are those of one rank
 
 
 def resolve_target(
@@ -35,12 +35,12 @@ def resolve_target(
     name: str = "config.json",
     given: Iterable[str] = (),
 ) -> TuningTarget:
-    """The problems that `target` stands for: a problem's text, an engine's warning line, a preset,
-    the path of a config.json, or (bytes) a config.json itself, which `name` is for messages.
+    """The problems that `target` stands for.
 
-    `family` is the one that was asked for; `given` the fields that were set of those that only
-    some families, or only models, have. Raises OptionsRefused for one that does not apply, and
-    whatever the family's `models.resolve` raises.
+    It is a problem's text, an engine's warning line, a preset, the path of a config.json, or the
+    bytes of a config.json, which messages call `name`. `family` is the family that was asked for.
+    `given` names the fields that were set. Raises OptionsRefused for a field that does not apply,
+    and whatever the family's `models.resolve` raises.
     """
     if isinstance(target, bytes):
         chosen = family or families()[0]
@@ -57,8 +57,10 @@ def resolve_target(
 
 
 def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = False) -> None:
-    """Raises OptionsRefused, which names them all, for fields that do not apply to a family, or
-    (`of_problem`) not to a problem whose sizes are one rank's already.
+    """Raises OptionsRefused, which names all given fields that do not apply to a family.
+
+    With `of_problem`, the fields that say how a model is served do not apply either, because a
+    problem's sizes are those of one rank.
     """
     known = {option.name for option in family.options}
     others = [(one.title, o) for one in families() for o in one.options if o.name not in known]
@@ -88,5 +90,5 @@ def _engine_version_here(spec: str, minute: int) -> str | None:
 
 
 def reader_of(text: str) -> Family | None:
-    """The family one of whose engine's lines or files the text names."""
+    """The family that can read the text, an engine's log line or a file's name, if there is one."""
     return next((one for one in families() if one.module("models").reads(text)), None)

@@ -1,4 +1,4 @@
-"""What the service shows of the store: page by page, each page a walk along an index."""
+"""What the service shows of the store. Lists come in pages, each a walk along an index."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 
 
 def _point_text() -> ColumnElement[str]:
-    """As `read_points` reads it."""
+    """A point as text, in the form that `read_points` reads."""
     part, *numbers = (cast(winners.c[name], Text) for name in POINT_COLUMNS)
     return sum((" " + number for number in numbers), start=part)
 
 
-# A row for all points that a run published at once: a store has 36 winners for each of these.
+# One row for all points that a run published together, instead of one for each winner: a run
+# publishes 36 on average.
 _PUBLISHED = (
     select(
         problems.c.spec,
@@ -84,25 +85,25 @@ class StoredSummary:
     cursor: tuple[int, int]  # (environment id, problem id)
     environment: Environment
     problem: Problem
-    points: dict[Status, int]  # how many points have a winner of that status
+    points: dict[Status, int]  # the number of points by their winners' status
     oldest: datetime
     newest: datetime
 
 
 @dataclass(frozen=True)
 class EnvironmentSeen:
-    """An environment with winners. It is one family's, or attention's: each has its kernels."""
+    """An environment with winners. All its problems have the same kernels, so one family."""
 
     environment: Environment
-    family: str  # of one of its problems
-    newest: datetime  # of its winners
+    family: str  # the kind of one of its problems
+    newest: datetime  # when its newest winner was published
 
 
 class Lookups(Database):
-    """Every method is one transaction, and raises UnusableStore when the database fails."""
+    """Reads the store. Methods are single transactions; a failing database raises UnusableStore."""
 
     def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
-        """A page of a run's trials, by part, size and configuration."""
+        """A page of a run's trials, in order of part, size and configuration."""
         place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
         if after is not None:
@@ -111,7 +112,7 @@ class Lookups(Database):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def winners_of(self, run_id: int) -> Sequence[Winner]:
-        """What is published for the run's problem in its environment: by it, or by a later run."""
+        """The winners for a run's problem in its environment, from that run or a later one."""
         query = (
             select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
             .join(problems, winners.c.problem_id == problems.c.id)
@@ -130,15 +131,16 @@ class Lookups(Database):
     def published(
         self, devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
     ) -> Sequence[Published]:
-        """What is in force of some problems; and of each environment one of the newest results,
-        whatever its problem and without points, to tell which environment is the newest.
+        """The current results of some problems, and the newest result of each environment.
+
+        The latter may be of any problem, and has no points. It tells which environment is newest.
         """
         here = environments.c.device.in_(devices) & environments.c.engine.in_(engines)
         specs = [problem.spec() for problem in wanted]
         with self._read() as connection:
             rows = connection.execute(select(environments, _NEWEST).where(here)).mappings().all()
             places = {row["id"]: read_environment(row) for row in rows}
-            # By their ids, and not joined: SQLite would read all winners of the environments.
+            # By ids instead of a join, for which SQLite would read all winners of the environments.
             ids = connection.execute(select(problems.c.id).where(problems.c.spec.in_(specs)))
             mine = winners.c.problem_id.in_(ids.scalars().all())
 
@@ -151,7 +153,7 @@ class Lookups(Database):
             return current_points(read(mine)) + known
 
     def environments(self, devices: Collection[str]) -> Sequence[EnvironmentSeen]:
-        """The environments of those devices that have winners."""
+        """The environments that have winners, of some devices."""
         mine = winners.c.environment_id == environments.c.id
         newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
         family = (
@@ -182,8 +184,8 @@ class Lookups(Database):
         if device is not None:
             query = query.where(environments.c.device == device)
         with self._read() as connection:
-            # One environment after the other: asked for several at once, PostgreSQL reads the
-            # winners of all others before them.
+            # One environment after the other: in a query for several, PostgreSQL would also read
+            # the winners of all environments before them.
             for row in connection.execute(query).mappings().all():
                 past = skip if row["id"] == first else 0
                 found += _summaries(connection, row, past, limit - len(found))
@@ -192,7 +194,7 @@ class Lookups(Database):
         return found
 
     def unfinished(self) -> dict[tuple[str, str], int]:
-        """How many jobs are queued, leased and running, by (state, device)."""
+        """The number of unfinished jobs by (state, device)."""
         query = (
             select(jobs.c.state, jobs.c.device, func.count())
             .where(jobs.c.state.in_(["queued", "leased", "running"]))
@@ -202,19 +204,19 @@ class Lookups(Database):
             return {(state, device): count for state, device, count in connection.execute(query)}
 
     def ping(self) -> None:
-        """Raises UnusableStore where the database does not answer, or is not this version's."""
+        """Raises UnusableStore where the database does not answer, or has another schema."""
         with self._read() as connection:
             check_head(connection)
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:
-    """Where `Lookups.trials` goes on after that trial."""
+    """The cursor with which `Lookups.trials` continues after a trial."""
     point, key = trial.candidate.point, trial.candidate.config.key
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, key
 
 
 def parse_trial_cursor(values: object) -> TrialCursor:
-    """Raises BadInput."""
+    """A cursor from JSON. Raises BadInput."""
     match values:
         case [str(part), int(size), int(new), int(cached), str(key)]:
             return read_part(part).value, size, new, cached, key
