@@ -1,4 +1,4 @@
-"""The service's web API: schemas at the door, thin handlers, the store behind.
+"""The service's web API: schemas check requests, thin handlers call the store.
 
-Imports neither torch, triton nor optuna, and none of the workers' tasks.
+It imports neither torch, triton nor optuna, and none of the workers' tasks.
 """

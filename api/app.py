@@ -1,4 +1,4 @@
-"""The application: routes, what stands around them, and the store behind them."""
+"""The application: routes, middleware and the store."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Errors are problem details (RFC 9457). Lists go on where `after` is the `next` o
 
 
 def create_app(settings: ApiSettings, announcer: Announces | None = None) -> FastAPI:
-    """The API over the store that the settings name; it is opened, and migrated, at start-up.
+    """The API over the store that the settings name. Start-up opens and migrates the store.
 
-    `announcer` wakes workers: by default those of the settings' broker, if there is one.
-    Serving raises UnusableStore where the store cannot be opened.
+    `announcer` wakes workers; by default, it wakes the workers of the settings' broker, if there is
+    one. Start-up raises UnusableStore where the store cannot be opened.
     """
 
     @asynccontextmanager
@@ -48,14 +48,14 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # the pages fetch their scripts from elsewhere
+        docs_url=None,  # FastAPI's pages load their scripts from another host
         redoc_url=None,
         redirect_slashes=False,
     )
     for part in (jobs, events, results, coverage, tables, health):
         app.include_router(part.router)
     errors.install(app)
-    # Added last is outermost: named and counted, in turn, then known, then read.
+    # Starlette runs them from the last to the first: Observe, TakeTurns, Authenticate, CheckBody.
     app.add_middleware(CheckBody, largest=settings.max_body_bytes)
     app.add_middleware(Authenticate, limiter=Limiter(settings.service))
     app.add_middleware(TakeTurns)
@@ -64,14 +64,14 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     return app
 
 
-class _Nobody:
+class _SilentAnnouncer:
     def announce(self, job: Job) -> None:
-        """Workers find the job when they look."""
+        """Do nothing: workers find the job the next time they poll."""
 
 
 def _announcer(settings: Settings) -> Announces:
     if settings.broker_url is None:
-        return _Nobody()
+        return _SilentAnnouncer()
     from workers.queue import Announcer  # noqa: PLC0415 (without a broker, no Celery is needed)
 
     return Announcer(settings)
@@ -84,7 +84,9 @@ def _describe_problems(app: FastAPI) -> None:
         schema = make()
         schemas = schema["components"]["schemas"]
         if "Problem" not in schemas:
-            problem = errors.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            problem = errors.ProblemDetails.model_json_schema(
+                ref_template="#/components/schemas/{model}"
+            )
             schemas |= problem.pop("$defs")
             schemas["Problem"] = problem
         return schema

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: checked before a byte of a request's body is read."""
+"""Who sends a request and what they may do, checked before the body is read."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from tuner.store.keys import Scope as KeyScope
 log = logging.getLogger("tuner.api.auth")
 
 OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json")
-WRONG_KEYS = RateLimitItemPerMinute(30)  # an address; a key cannot be guessed, but logs fill
+WRONG_KEYS = RateLimitItemPerMinute(30)  # for each address: keys cannot be guessed, but logs fill
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-LOCAL = "local"  # whoever asks this machine, as on its command line
+LOCAL = "local"  # a request from this machine without a key, as from its command line
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks."""
+    """Who sent a request: the key's name and scope."""
 
     name: str
     scope: KeyScope
 
 
 class Authenticate:
-    """ASGI middleware: a caller for each request, at no more than its rate, or no request."""
+    """ASGI middleware: refuses requests without a valid key, or above the caller's rate."""
 
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
@@ -88,7 +88,7 @@ class Authenticate:
 
 
 def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
-    """A dependency: the caller, if their key's scope reaches so far; 403 if not."""
+    """A dependency: the caller. It answers 403 where the scope of their key is too small."""
 
     async def check(request: Request, _: Annotated[object, Security(_SCHEME)]) -> Caller:
         caller: Caller = request.scope["state"]["caller"]
@@ -106,7 +106,7 @@ Admin = Annotated[Caller, Depends(needs(KeyScope.ADMIN))]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether that is this machine talking to itself."""
+    """Whether an address is this machine's own."""
     if address == "localhost":
         return True
     try:
@@ -116,10 +116,10 @@ def is_loopback(address: str) -> bool:
 
 
 def _is_direct(headers: Headers) -> bool:
-    # A proxy on this machine lets in whoever it likes, and is loopback to us.
+    # A proxy on this machine connects from loopback, whoever its clients are.
     if any(name in headers for name in _FORWARDED):
         return False
-    # A web page's own name may be made to lead here; its browser then sends that name.
+    # DNS rebinding: a web page's name may resolve to this machine; browsers then send that name.
     host = headers.get("host", "")
     return is_loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
 

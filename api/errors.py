@@ -1,4 +1,4 @@
-"""Every answer that is an error: RFC 9457 problem details, with the nearest valid choice."""
+"""Error answers: RFC 9457 problem details that name the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from api.words import in_api_words
 from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
+    OptionsRefused,
     TunerError,
     UnknownJob,
     UnusableStore,
@@ -30,7 +30,7 @@ log = logging.getLogger("tuner.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
-# The first class of an error's ancestry that is here decides.
+# An error's own class decides, or else its nearest base class that is here.
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     ExportRefused: 409,
@@ -48,8 +48,10 @@ class Mistake(BaseModel):
     detail: str
 
 
-class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
+class ProblemDetails(BaseModel):
+    """An error, in the form of RFC 9457."""
+
+    model_config = ConfigDict(title="Problem")  # its name in the OpenAPI schema
 
     type: str = Field(description="about:blank, or a urn that names the kind of error.")
     title: str
@@ -60,7 +62,7 @@ class Problem(BaseModel):
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entries of a route's errors, beyond those that any route may answer."""
+    """The OpenAPI entries of a route's errors: these statuses, and those of every route."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
         status: {
@@ -72,7 +74,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Have all errors of the app answered as problems, and its schema say so."""
+    """Answer all errors of the app with problem details."""
     app.add_exception_handler(TunerError, _on_tuner_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -87,13 +89,13 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
     errors: Sequence[Mistake] = (),
 ) -> JSONResponse:
-    """A problem as a response."""
+    """A response with problem details; `kind` is their `type`."""
     title = HTTPStatus(status).phrase
-    problem = Problem(
+    problem = ProblemDetails(
         type=kind,
         title=title,
         status=status,
-        detail=in_api_words(detail) or title,
+        detail=detail or title,
         request_id=request_id,
         errors=list(errors),
     )
@@ -102,17 +104,25 @@ def problem_response(
 
 
 async def _on_tuner_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TunerError)
     kinds = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
-    status, detail, headers = next(kinds), str(error), {}
+    status, detail, headers = next(kinds), error.in_api_words(), {}
     if status >= 500:
-        # The client can do nothing with where the store is, and need not know it.
-        log.error("%s", detail)
+        # The message names the store's URL, which is for the server's log alone.
+        log.error("%s", error)
         detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
         headers["Retry-After"] = str(RETRY_S)
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
-    kind = f"urn:engine-tuner:error:{_kebab(type(error).__name__)}"
-    return problem_response(request_id(request), status, detail, kind=kind, headers=headers)
+    refused = error.by_field if isinstance(error, OptionsRefused) else {}
+    return problem_response(
+        request_id(request),
+        status,
+        detail,
+        kind=f"urn:engine-tuner:error:{_kebab(type(error).__name__)}",
+        headers=headers,
+        errors=[Mistake(pointer=f"/{name}", detail=text) for name, text in refused.items()],
+    )
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -121,7 +131,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         return Response(status_code=error.status_code, headers=error.headers)
     headers, detail = dict(error.headers or {}), error.detail
     paths, route = request.app.openapi()["paths"], request.scope.get("route")
-    if error.status_code == 405:  # the routes of a path are apart, and each names its own method
+    if error.status_code == 405:  # Starlette's own header has one route's methods only
         operations = paths.get(getattr(route, "path", ""), {})
         headers["Allow"] = ", ".join(name.upper() for name in operations)
         detail = f"{request.method} does nothing here: use {headers['Allow'] or 'another'}"
@@ -157,7 +167,7 @@ def _mistake(error: Mapping[str, Any], body: object) -> Mistake:
 
 
 def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
-    """The JSON pointer of a place, without Pydantic's names for the kinds of a union."""
+    """The JSON pointer of a Pydantic location, without the names of a union's members."""
     pointer, here = "", body
     for part in place:
         match here, part:

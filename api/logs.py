@@ -8,14 +8,14 @@ import sys
 from contextvars import ContextVar
 from datetime import datetime, timezone
 
-# Of the request that is being answered; threads that answer it inherit it.
+# The id of the request that is being answered. Threads that work on the answer inherit it.
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 _OURS = ("job_id", "client", "method", "path", "route", "status", "ms", "address")
 
 
 class JsonFormatter(logging.Formatter):
-    """A record and what came with it in `extra`."""
+    """Formats a record and the known fields of its `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -37,4 +37,4 @@ def log_json(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it says each time that all is well
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # at INFO it logs every start

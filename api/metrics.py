@@ -1,4 +1,4 @@
-"""What Prometheus is told. Each application has a registry of its own."""
+"""Metrics for Prometheus. Each application has its own registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
 class Metrics:
-    """Counters of this process, and of the queue as the database has it when asked."""
+    """Counters of this process, and the queue's lengths, read from the database when asked."""
 
     def __init__(self, unfinished: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         self._registry = CollectorRegistry()
@@ -67,4 +67,4 @@ class _Queue(Collector):
         yield gauge
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        return iter(())  # or registering would ask the database
+        return iter(())  # without this, registering would query the database

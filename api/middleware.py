@@ -1,4 +1,4 @@
-"""Around every request: its id, its line in the log, its figures; and what bodies may be."""
+"""Around every request: its id, log line and metrics, its turn, and the checks of its body."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from api.logs import current_request
 log = logging.getLogger("tuner.api.access")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-AT_ONCE = 3  # one computes while the database works for others
-# A server's health can be asked at any time; an export takes seconds.
+AT_ONCE = 3  # one computes while the others wait for the database
+# Health checks must never wait, and an export, which takes seconds, must not make others wait.
 _OUT_OF_TURN = (*OPEN_PATHS, "/v1/exports/")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-DEEPEST = 64  # of JSON's nesting; a config.json has 6
-_MOST_DIGITS = 400  # of a number: beyond, Python takes quadratic time, then refuses
-_IN_THREAD_BYTES = 1 << 16  # a larger body would hold up the other requests
+DEEPEST = 64  # levels of JSON; a config.json has 6
+_MOST_DIGITS = 400  # of one number: Python takes quadratic time to read more, then refuses
+_IN_THREAD_BYTES = 1 << 16  # larger bodies are checked in a thread, to not delay other requests
 
 
 class Observe:
-    """ASGI middleware: names, logs, times and counts a request, and answers for its bugs."""
+    """ASGI middleware: names, logs, times and counts requests; unexpected errors become 500s."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,7 +62,7 @@ class Observe:
         except Exception:
             log.exception("a request failed")
             if status:
-                raise  # the answer has begun: the connection must break
+                raise  # the answer has begun: only a broken connection can tell the client
             await problem_response(request_id, 500)(scope, receive, send_named)
         finally:
             self._log(scope, status, time.perf_counter() - started)
@@ -90,10 +90,10 @@ class Observe:
 
 
 class TakeTurns:
-    """ASGI middleware: so many requests that only read are worked on at once, the oldest first.
+    """ASGI middleware: at most AT_ONCE reading requests are worked on at once, the oldest first.
 
-    More would not be answered sooner, as Python's lock lets one thread go on at a time; but which
-    one is chance, and with eight about it some answers took ten times as long as others.
+    More at once are not faster, because Python's lock lets one thread run at a time. It picks
+    threads at random: with eight at once, some answers took ten times as long as others.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -110,14 +110,14 @@ class TakeTurns:
             turn.callback(self._turns.release)
 
             async def send_out_of_turn(message: Message) -> None:
-                turn.close()  # all that is to be said is known, or it is an event stream
+                turn.close()  # the work is done, or the answer is an event stream
                 await send(message)
 
             await self._app(scope, receive, send_out_of_turn)
 
 
 class Refused(Exception):
-    """A body that nobody shall read."""
+    """A body that is not passed on, and the status that its request is answered with."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -125,7 +125,7 @@ class Refused(Exception):
 
 
 class CheckBody:
-    """ASGI middleware: reads a body to its bounded end, and lets plain JSON alone through."""
+    """ASGI middleware: reads bodies up to `largest` bytes, and lets only plain JSON through."""
 
     def __init__(self, app: ASGIApp, largest: int) -> None:
         self._app = app
@@ -177,7 +177,7 @@ class CheckBody:
 
 
 def check_json(body: bytes) -> None:
-    """Raises Refused for what is not plain JSON, or no database could hold."""
+    """Raises Refused for a body that is not plain JSON, or that a database cannot store."""
     try:
         value = json.loads(
             body.decode(), parse_constant=_no_number, parse_int=_bounded, parse_float=_finite
@@ -209,7 +209,7 @@ def _check_values(value: object) -> None:
 def _check_text(text: str) -> None:
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise Refused(400, "a string holds half a character")
-    if "\0" in text:  # JSON it is, and so the schema has it; PostgreSQL cannot hold it
+    if "\0" in text:  # valid JSON, and valid in the schema, but PostgreSQL cannot store it
         raise Refused(422, "a string holds a NUL")
 
 

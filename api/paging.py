@@ -1,4 +1,4 @@
-"""Where the next page goes on: opaque to clients, and checked when it comes back."""
+"""Cursors: where the next page begins. They are opaque to clients and checked when sent back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from tuner.errors import BadInput
 T = TypeVar("T")
 
 
-def next_cursor(page: Sequence[T], limit: int, place: Callable[[T], Sequence[Any]]) -> str | None:
-    """The cursor after a page's last; None where the page is the last for sure."""
+def next_cursor(
+    page: Sequence[T], limit: int, position: Callable[[T], Sequence[Any]]
+) -> str | None:
+    """The cursor behind a page's last item; None where the page is certainly the last."""
     if len(page) < limit:
         return None
-    return base64.urlsafe_b64encode(json.dumps(place(page[-1])).encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(json.dumps(position(page[-1])).encode()).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, read: Callable[[Any], T]) -> T | None:
-    """The place that `next_cursor` was given. Raises BadInput for what it did not make."""
+    """The position that `next_cursor` encoded. Raises BadInput for any other text."""
     if text is None:
         return None
     try:
@@ -32,7 +34,7 @@ def read_cursor(text: str | None, read: Callable[[Any], T]) -> T | None:
 
 
 def read_pair(values: Any) -> tuple[int, int]:  # noqa: ANN401 (JSON)
-    """Two whole numbers."""
+    """Two whole numbers. Raises BadInput."""
     match values:
         case [int(first), int(second)] if _is_whole(first) and _is_whole(second):
             return first, second
@@ -40,7 +42,7 @@ def read_pair(values: Any) -> tuple[int, int]:  # noqa: ANN401 (JSON)
 
 
 def read_one(values: Any) -> int:  # noqa: ANN401 (JSON)
-    """A whole number."""
+    """A whole number. Raises BadInput."""
     match values:
         case [int(number)] if _is_whole(number):
             return number
@@ -48,7 +50,7 @@ def read_one(values: Any) -> int:  # noqa: ANN401 (JSON)
 
 
 def read_time_and_id(values: Any) -> tuple[datetime, str]:  # noqa: ANN401 (JSON)
-    """A job's place among the jobs."""
+    """The position of a job in the list of jobs: when it was created, and its id."""
     match values:
         case [str(at), str(job_id)] if job_id.isascii() and job_id.isalnum():
             time = datetime.fromisoformat(at)

@@ -1,4 +1,4 @@
-"""How much each caller may do in a time: counted in Redis for all API processes, or in this one."""
+"""Rate limits for each caller, counted in Redis for all API processes, or in this process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from workers.settings import Settings
 
 log = logging.getLogger("tuner.api.rates")
 
-ANSWER_S = 0.5  # a Redis that takes longer is one that is away
-AWAY_S = 10.0  # and is not asked again before this, as each time would hold a request up
+ANSWER_S = 0.5  # a Redis that takes longer counts as unreachable
+AWAY_S = 10.0  # an unreachable Redis is left alone for so long, as each try delays a request
 _PREFIX = "tuner-rates"
 
 
 class Limiter:
     """Counts what each caller does. Safe to share between threads.
 
-    While Redis is away, each process counts by itself: it neither refuses nor allows all.
+    While Redis is unreachable, each process applies the rates to the requests that it sees.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -33,7 +33,7 @@ class Limiter:
         self._away_until = 0.0
 
     def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
-        """Raises 429, with the seconds to wait, for more than the rates allow."""
+        """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate."""
         for rate in rates:
             if wait := self._wait(rate, what, who):
                 raise HTTPException(429, f"more than {rate}", {"Retry-After": str(round(wait))})
@@ -51,7 +51,7 @@ class Limiter:
 def _seconds_left(
     windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str
 ) -> float:
-    """Counts one more; 0 where that is allowed, else how long to wait: 1 at least."""
+    """Count one more: 0 where that is allowed, else the seconds to wait, at least 1."""
     if windows.hit(rate, what, who):
         return 0.0
     return max(1.0, windows.get_window_stats(rate, what, who).reset_time - time.time())

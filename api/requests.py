@@ -1,4 +1,4 @@
-"""From a request's body to what the tuner's rooms take. Nothing here reads a file."""
+"""From a request's body to a job or a watch. No client can make this read a file of its choice."""
 
 from __future__ import annotations
 
@@ -10,28 +10,18 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import Target, reader_of, resolve_target
+from tuner.jobs.targets import TuningTarget, engine_version_here, reader_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.registry import families, find_family
 from workers.settings import Settings
-from workers.watches import Watch, engine_version
-
-# Fields that mean nothing to an attention problem, and why.
-_OF_LAYERS = {
-    "gemms": "are a fused-MoE layer's",
-    **dict.fromkeys(("tp", "dtype"), "is for a model, of which the problem is one rank's part"),
-    **dict.fromkeys(
-        ("ep", "block_shape", "fuse_shared", "hidden_size", "top_k", "wide"),
-        "is a fused-MoE layer's",
-    ),
-}
+from workers.watches import Watch
 
 
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
     """The job, and what was assumed of its model.
 
-    Raises BadInput, or RequestValidationError for a field that does not apply to the problem.
+    Raises BadInput; for fields that do not apply to the problem, OptionsRefused.
     """
     check_measure(body.measure, settings)
     target, label = _target(body)
@@ -51,7 +41,7 @@ def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
-    """The watch, its models and devices by the tables' own names. Raises BadInput."""
+    """The watch, with the tables' names of its models and devices. Raises BadInput."""
     check_measure(body.measure, settings)
     values: dict[str, Any] = body.model_dump(mode="json")
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
@@ -61,24 +51,24 @@ def watch_of(body: WatchIn, settings: Settings) -> Watch:
 
 
 def check_measure(measure: str, settings: Settings) -> None:
-    """Raises BadInput for a replay where nobody has said which folder has the recordings."""
+    """Raises BadInput for a replay on a server that has no folder of recordings."""
     if measure.startswith("replay:") and settings.recordings is None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
-def _target(body: SubmitJob) -> tuple[Target, str]:
-    """The problem, what was assumed of its model, and the model's name where it has one."""
+def _target(body: SubmitJob) -> tuple[TuningTarget, str]:
+    """The resolved problem, and the model's name where it has one."""
     shaping = tuple(option for family in families() for option in family.shaping)
     name, _ = parse_spec(body.engine)
     serving = Serving(
         engine=name,
-        engine_version=engine_version(body.engine),
+        engine_version=engine_version_here(body.engine),
         device=find_device(body.device),
         tp=body.tp,
         dtype=body.dtype,
         options=body.fields(shaping),
     )
-    given = body.model_fields_set
+    given = body.given()
     if isinstance(body.model, dict):
         name = body.name or "config.json"
         data = json.dumps(body.model).encode()
@@ -88,10 +78,10 @@ def _target(body: SubmitJob) -> tuple[Target, str]:
 
 
 def _plain_name(text: str) -> str:
-    """A preset's own name, or a problem or warning as it is; whatever else it may look like, no
-    path: that would tell a client what files the server has.
+    """A preset's name as in the table; a problem or a warning line as it is.
 
-    Raises UnknownModel.
+    Raises UnknownModel for anything else. A path is never opened, as the answer would tell a client
+    which files the server has.
     """
     return find_preset(text).name if _is_preset(text) else text
 

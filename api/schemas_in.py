@@ -1,4 +1,4 @@
-"""What requests may hold. Unknown fields are refused, with the nearest known one."""
+"""The fields of requests. An unknown field is refused, and the nearest known one is named."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ ModelText = Annotated[
 ]
 
 
-# Fields that came later: a body without them is the body that it was before, and replays it.
+# Fields that later versions added. A null is left out of the canonical form, so that a body from
+# before the upgrade is still equal to itself when its idempotency key is sent again.
 _LATER = ("workload", "page_size", "kv_splits")
 
 
 class Strict(BaseModel):
-    """A table of known fields."""
+    """A model that refuses unknown fields by name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,12 +74,18 @@ class _SubmitJob(Strict):
     urgent: Flag = Field(False, description="Before the jobs that wait.")
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
-        """The values of some families' fields, as JSON has them; those that are null left out."""
+        """The JSON values of the options' fields, without nulls."""
         values = self.model_dump(mode="json", include={option.name for option in options})
         return {name: value for name, value in values.items() if value is not None}
 
+    def given(self) -> list[str]:
+        """The names of the fields that were sent with another value than their default."""
+        fields = type(self).model_fields.items()
+        sent = self.model_fields_set
+        return [n for n, f in fields if n in sent and getattr(self, n) != f.default]
+
     def canonical(self) -> bytes:
-        """Equal for equal requests, however their JSON was written."""
+        """The body as JSON text that is equal for equal requests, whatever their spelling was."""
         values = self.model_dump(mode="json")
         for name in _LATER:
             if values.get(name) is None:
@@ -87,7 +94,7 @@ class _SubmitJob(Strict):
 
 
 def _family_fields() -> dict[str, Any]:
-    """What families add to a submission, by name; the first family that has a name defines it."""
+    """The families' fields of a submission, by name. The first family with a name defines it."""
     schemas = [family.module("schema").FIELDS for family in families()]
     return {name: field for schema in reversed(schemas) for name, field in schema.items()}
 
@@ -120,7 +127,7 @@ class StoredPage(Page):
 
 
 class WatchedPage(Page):
-    """Which watched keys to judge."""
+    """Which watched keys to show."""
 
     device: DeviceName | None = None
     limit: int = Field(20, ge=1, le=100)

@@ -1,4 +1,4 @@
-"""What answers hold. Times are microseconds (`_us`), sizes of memory bytes (`_bytes`)."""
+"""The fields of answers. Times are in microseconds (`_us`), memory is in bytes (`_bytes`)."""
 
 from __future__ import annotations
 

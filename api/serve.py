@@ -1,4 +1,4 @@
-"""Run the API in this process, with workers in it where no broker would reach others."""
+"""Runs the API in this process, and workers too where there is no broker."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ GRACE_S = 5  # for open event streams, when the process is asked to stop
 def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None:
     """Answer requests until the process is asked to stop.
 
-    Raises BadInput for an address that others can reach, while the store has no key.
+    Raises BadInput for an address that other machines can reach while the store has no key.
     """
-    refuse_open_door(settings, host)
+    refuse_without_key(settings, host)
     log_json()
-    # Uvicorn ends its work, and then the signal comes again: now to end ours.
+    # Uvicorn shuts down on a signal and raises it again, which then ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     with _embedded(settings, workers) as worker:
         app = create_app(settings, worker)
-        # What is there now stays. Looked through again and again by the garbage collector, it
-        # would hold up every request of that moment for a tenth of a second.
+        # The objects of start-up live as long as the process. Each full collection would scan them,
+        # and stop all requests for a tenth of a second.
         gc.collect()
         gc.freeze()
         uvicorn.run(
@@ -44,7 +44,7 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # whoever could set them would be on loopback to us
+            proxy_headers=False,  # with them, any client could claim to be on loopback
             timeout_graceful_shutdown=GRACE_S,
         )
 
@@ -53,8 +53,8 @@ def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def refuse_open_door(settings: ApiSettings, host: str) -> None:
-    """Raises BadInput for an address beyond loopback while there is no key."""
+def refuse_without_key(settings: ApiSettings, host: str) -> None:
+    """Raises BadInput for an address beyond loopback while the store has no key."""
     with KeyStore.open(settings.service.database_url) as keys:
         if not is_loopback(host) and not keys.any():
             raise BadInput(

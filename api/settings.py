@@ -1,6 +1,6 @@
-"""What the API reads from its environment; nothing else of it does.
+"""The API's settings. Only this module of the API reads environment variables.
 
-As in `workers.settings`, NAME_FILE may stand for NAME.
+NAME_FILE may stand for NAME, as in `workers.settings`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ApiSettings:
-    """How the API guards itself."""
+    """The service's settings, and the API's limits."""
 
     service: Settings
     max_body_bytes: int = 4 * MIB  # the largest config.json seen has 3 MiB
     rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("1200/minute"))
     submit_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("300/minute"))
-    stream_s: int = 3600  # then an event stream ends, and its client comes again
+    stream_s: int = 3600  # an event stream ends after so many seconds, and its client reconnects
     streams: int = 200  # event streams at once
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
-    """The settings of this process. Raises BadInput for a value that cannot be one."""
+    """The settings of this process. Raises BadInput for an invalid value."""
     defaults = ApiSettings(read_settings(environ))
 
     def rate(name: str, default: tuple[RateLimitItem, ...]) -> tuple[RateLimitItem, ...]:

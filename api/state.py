@@ -1,4 +1,4 @@
-"""What the handlers share: the store's parts, who is woken, and what is counted."""
+"""What the handlers share: the store, the announcer that wakes workers, and the metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workers.reconcile import Announces
 
 @dataclass
 class Api:
-    """One application's parts. Safe to share between threads."""
+    """What one application's handlers share. Safe to share between threads."""
 
     settings: ApiSettings
     store: Store
     announcer: Announces
     metrics: Metrics
-    streams: int = 0  # event streams open now; the event loop's alone
+    streams: int = 0  # event streams open now; only the event loop changes it
 
     def __post_init__(self) -> None:
         self.jobs = JobStore.sharing(self.store)
@@ -35,7 +35,7 @@ class Api:
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """Counts an event stream while it is open."""
+        """Count an event stream while it is open."""
         self.streams += 1
         self.metrics.streams.inc()
         try:
@@ -45,7 +45,7 @@ class Api:
             self.metrics.streams.dec()
 
 
-async def get_api(request: Request) -> Api:  # as it never waits, it needs no thread
+async def get_api(request: Request) -> Api:  # async: it never blocks, so it needs no thread
     api = request.app.state.api
     assert isinstance(api, Api)
     return api

@@ -1,4 +1,4 @@
-"""Kinds of text that may come in, each with its bounds, for schemas and handlers alike."""
+"""Types of text in requests, with their bounds, for schemas and for handlers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _engine(text: str) -> str:
 
 def _measure(text: str) -> str:
     source = parse_source(text)
-    # Which files a server has is no concern of its clients: a name, not a path.
+    # A name, not a path: clients must not learn which files a server has.
     if source.recording is not None and not _RECORDING.fullmatch(text.partition(":")[2]):
         raise BadInput(f"a recording is named, without a folder: not {text[:100]!r}")
     return text

@@ -1,4 +1,4 @@
-"""Run by Alembic: by `Store.open` on its own connection, and for developers by `alembic`."""
+"""Alembic runs this: for `Store.open` on its connection, and for developers who call `alembic`."""
 
 import os
 from typing import Literal

@@ -34,10 +34,11 @@ TunerError                      the root: catch this to catch them all
     ├── BundleRefused
     ├── ServerUnavailable
     ├── IdempotencyKeyInUse
-    ├── RunInHand
+    ├── RunAlreadyActive
     └── StaleLease
 
-An error's message defaults to the first line of its class's docstring.
+An error's message defaults to the first line of its class's docstring. `cli` and `api` end the
+message with what to do next, in the words of the command line and of the API.
 """
 
 from __future__ import annotations
@@ -51,8 +52,14 @@ class TunerError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").partition("\n")[0])
+    def __init__(self, message: str | None = None, *, cli: str = "", api: str = "") -> None:
+        self.message = message or (type(self).__doc__ or "").partition("\n")[0]
+        self.cli, self.api = cli, api
+        super().__init__(self.message + cli)
+
+    def in_api_words(self) -> str:
+        """The message with the API's next step; `str(error)` has the command line's."""
+        return self.message + self.api
 
 
 class BadInput(TunerError):
@@ -65,10 +72,13 @@ class OptionsRefused(BadInput):
     """Options do not apply to what is asked for."""
 
     def __init__(self, reasons: Mapping[str, str], flags: Mapping[str, str]) -> None:
-        """By the name of a field: what it is for, and its flag at the command line."""
-        self.reasons = reasons
-        said = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
-        super().__init__("; ".join(said))
+        """Both by the name of a field: what the field is for, and its command-line flag."""
+        self.by_field = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
+        in_flags = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
+        super().__init__("; ".join(in_flags))
+
+    def in_api_words(self) -> str:
+        return "; ".join(self.by_field.values())
 
 
 class UnknownDevice(BadInput):
@@ -84,11 +94,11 @@ class UnknownEngine(BadInput):
 
 
 class UnsupportedFamily(BadInput):
-    """A family of kernels is not tuned for that engine."""
+    """The engine has no kernels of that family that can be tuned."""
 
 
 class BadProblem(BadInput):
-    """The problem's values are not ones that an engine can run."""
+    """No engine can run a problem with these values."""
 
 
 class IndivisibleShape(BadProblem):
@@ -168,7 +178,7 @@ class CompilerUnavailable(WorkFailed):
 
 
 class MeasurerUnavailable(WorkFailed):
-    """The chosen way of measuring cannot run on this machine."""
+    """The chosen source of times cannot be used on this machine."""
 
 
 class MeasurerFailed(WorkFailed):
@@ -180,31 +190,31 @@ class NotEnoughMemory(WorkFailed):
 
 
 class ExportRefused(WorkFailed):
-    """The store's entries must not be written to that place."""
+    """The stored winners must not be exported there."""
 
 
 class BundleRefused(WorkFailed):
-    """The archive is not a bundle as it was made."""
+    """The archive is not a bundle, or was changed after it was made."""
 
 
 class ServerUnavailable(WorkFailed):
-    """The server does not answer, or not as this version expects."""
+    """The server does not answer, or answers in a form that this version does not know."""
 
 
 class IdempotencyKeyInUse(WorkFailed):
     """Another request with this idempotency key is being worked on: try again in a moment."""
 
 
-class RunInHand(WorkFailed):
-    """Another worker is at the same run, asked for in other words."""
+class RunAlreadyActive(WorkFailed):
+    """Another worker is working on an equal run, which another request asked for."""
 
 
 class StaleLease(WorkFailed):
-    """The job was given to another worker, or ended: nothing was written."""
+    """The job was given to another worker, or has ended: nothing was written."""
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'X'?"`` for the choice nearest to `value`, or an empty string."""
+    """``"; did you mean 'X'?"`` with the choice nearest to `value`; empty where none is near."""
     by_folded = {choice.casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), by_folded, n=1, cutoff=0.4)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""What `celery -A workers.app` loads: the app of this environment's broker, and its tasks."""
+"""What `celery -A workers.app` loads: the Celery app for this environment, and its tasks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ app.set_current()
 app.conf.beat_schedule = {
     "nightly": {
         "task": NIGHTLY,
-        # Every hour from then on: one round a date is done, by the first that can. If beat, the
-        # database or the worker was away, the next hour makes good for it.
+        # Every hour from then on, until one worker has done the day's round: beat, the database or
+        # the worker may have been down at the first hour.
         "schedule": crontab(hour=f"{settings.nightly_hour}-23", minute=0),
         "options": {"queue": CONTROL_QUEUE},
     }
@@ -41,14 +41,14 @@ _service: Service | None = None
 
 
 def _follow(fleet: int) -> None:
-    """End this process when `tuner worker` is gone: nobody would start or stop it any more."""
+    """End this process when `tuner worker` is gone, which alone starts and stops it."""
     while os.getppid() == fleet:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Does jobs from when signals are heard, before Celery looks for its broker: they need none."""
+    """Starts work once signals are handled, before Celery connects: jobs need no broker."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -56,7 +56,7 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         global _service
         try:
             leases = Leases.open(settings.database_url)
-        except UnusableStore as error:  # Celery would go on; whoever started this tries again
+        except UnusableStore as error:  # Celery would go on; `tuner worker` restarts this
             log.error("%s", error)
             os._exit(1)
         _service = Service(leases, Announcer(settings), gpu_of(), devices_of())
@@ -78,17 +78,17 @@ app.steps["worker"].add(Jobs)
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _ask_to_stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     if _service is not None:
-        _service.ask_to_stop()  # so that the task in hand returns, for which Celery waits
+        _service.ask_to_stop()  # Celery waits for the running task, which this ends
 
 
 @app.task(name=WAKE)  # type: ignore[untyped-decorator]
 def wake() -> None:
-    """Do the jobs that are there, in a thread of this process."""
+    """Do the queued jobs, in a thread of this process."""
     if _service is not None:
         _service.worker.drain()
 
 
 @app.task(name=NIGHTLY)  # type: ignore[untyped-decorator]
 def nightly() -> None:
-    """Tonight's round, unless another process has done it."""
+    """Do tonight's round, unless another process has done it."""
     run_nightly(settings)

@@ -1,4 +1,4 @@
-"""Celery, as this service uses it: a way to wake workers, not to keep or carry jobs."""
+"""Celery, which only wakes workers here. The database keeps the jobs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ from workers.settings import Settings
 
 WAKE = "tuner.wake"
 NIGHTLY = "tuner.nightly"
-CONTROL_QUEUE = "control"  # the nightly task's: any worker takes it
+CONTROL_QUEUE = "control"  # of the nightly task: any worker takes it
 
-# A message that was taken and not acknowledged comes again after this: its worker was killed, or
-# has a long job. Both are harmless, as a message is only an invitation to look at the database.
+# Redis delivers an unacknowledged message again after this: its worker was killed, or has a long
+# job. Both are harmless, because a message only makes a worker look at the database.
 VISIBILITY_S = 600
-CONNECT_S = 2  # a submission must not hang on a broker that is away
-ANSWER_S = 2  # nor a reconciler on one that is there and does not answer
-WAITING = (
-    100  # messages in a queue: as many workers as may be woken at once, and Redis is not filled
-)
-SHUTDOWN_S = 30  # for the job in hand to be given back
+CONNECT_S = 2  # a submission must not hang on a broker that cannot be reached
+ANSWER_S = 2  # a reconciler must not hang on a broker that does not answer
+WAITING = 100  # most messages in a queue: enough to wake many workers, too few to fill Redis
+SHUTDOWN_S = 30  # for giving back the running job
 
 
 def make_app(settings: Settings) -> Celery:
-    """An app for that broker. Nothing is connected to before it is used."""
+    """A Celery app for the settings' broker. It connects when it is first used."""
     app = Celery("tuner", set_as_current=False)
     app.conf.update(
         broker_url=settings.broker_url,
         broker_use_ssl=_tls(settings),
         broker_transport_options={
             "visibility_timeout": VISIBILITY_S,
-            "queue_order_strategy": "priority",  # in the order given: urgent ones first
-            "priority_steps": [0],  # Celery's own priorities would make four lists a queue
+            "queue_order_strategy": "priority",  # in the order of --queues: urgent ones first
+            "priority_steps": [0],  # otherwise Celery makes four lists for each queue
             "socket_connect_timeout": CONNECT_S,
             "socket_keepalive": True,
             "health_check_interval": 10,
@@ -62,13 +60,13 @@ def make_app(settings: Settings) -> Celery:
 
 
 def sender(settings: Settings) -> Callable[[str], None]:
-    """Sends the message that wakes a queue's workers; raises ConnectionError where it cannot.
+    """A function that sends the message which wakes a queue's workers.
 
-    A queue that has messages enough, as nobody reads it, gets no more.
+    It raises ConnectionError where it cannot. A queue with WAITING messages gets no more.
     """
     app = make_app(settings)
     options = {**app.conf.broker_transport_options, "socket_timeout": ANSWER_S}
-    app.conf.broker_transport_options = options  # not a worker's, which waits for messages
+    app.conf.broker_transport_options = options  # only here: a worker waits longer for messages
 
     def send(queue: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The child that tunes, as the worker's parent process sees it."""
+"""The worker's side of the child process that tunes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tuner.childprocess import ChildDied, ChildProcess
 from tuner.jobs.job import Lease
 
 MODULE = "workers.run_job"
-GPU_VARIABLE = "TUNER_GPU"  # the GPU that the child measures on, as CUDA names it
-JOBS_A_CHILD = 200  # then a new one: what leaks, leaks no further
+GPU_VARIABLE = "TUNER_GPU"  # the GPU that the child measures on, by CUDA's name
+JOBS_A_CHILD = 200  # then a new child takes over, which ends any leak
 
 
-class Outcome(str, Enum):
+class AttemptOutcome(str, Enum):
     """How an attempt ended."""
 
     DONE = "done"  # its winners are published
-    FAILED = "failed"  # every attempt would end so
-    RETRY = "retry"
-    ELSEWHERE = "elsewhere"  # the same, and this machine lacks what the job asks for
-    WAIT = "wait"  # somebody else is at the same work
-    STALE = "stale"  # the lease was lost on the way
+    FAILED = "failed"  # every attempt would fail
+    RETRY = "retry"  # another attempt may succeed
+    ELSEWHERE = "elsewhere"  # another attempt may succeed on a machine that has the engine
+    WAIT = "wait"  # another worker is doing the same work
+    STALE = "stale"  # the lease was lost
 
 
 @dataclass(frozen=True)
-class Result:
-    """An attempt's end, and the reason for it."""
+class AttemptResult:
+    """How an attempt ended, and why."""
 
-    outcome: Outcome
+    outcome: AttemptOutcome
     reason: str = ""
 
     def as_json(self) -> dict[str, str]:
@@ -40,7 +40,7 @@ class Result:
 
 
 class Runner:
-    """Does jobs in a child process, one at a time. A job that measures has a child of its own."""
+    """Does jobs in a child process, one at a time. A job that measures gets a new child."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
@@ -48,7 +48,7 @@ class Runner:
         self._jobs_left = 0
 
     def start(self, lease: Lease) -> None:
-        """Give the job to a child; a child that is dead says so in `poll`."""
+        """Give the job to a child. If the child is dead, `poll` tells."""
         if self._child is None or lease.request.needs_gpu:
             self.kill()
             self._child = ChildProcess(MODULE, self._environ)
@@ -63,30 +63,30 @@ class Runner:
                 }
             )
 
-    def poll(self, timeout_s: float) -> Result | None:
-        """How the job ended, or None while it goes on."""
+    def poll(self, timeout_s: float) -> AttemptResult | None:
+        """How the job ended; None while it goes on. Waits up to `timeout_s` seconds."""
         assert self._child is not None
         try:
             answer: dict[str, Any] | None = self._child.poll(timeout_s)
         except ChildDied as death:
             self.kill()
-            return Result(Outcome.RETRY, str(death))
+            return AttemptResult(AttemptOutcome.RETRY, str(death))
         if answer is None or "ready" in answer:
             return None
         self._jobs_left -= 1
         if not self._jobs_left:
             self.kill()
-        return Result(Outcome(answer["outcome"]), answer["reason"])
+        return AttemptResult(AttemptOutcome(answer["outcome"]), answer["reason"])
 
     def kill(self) -> None:
-        """End the child and all it started, at once."""
+        """Kill the child, and all processes that it started, at once."""
         if self._child is not None:
             self._child.reap()
             self._child = None
 
 
 def child_environ(gpu: str | None) -> dict[str, str]:
-    """This process's environment, for a child that may use that GPU and no other."""
+    """This process's environment for a child, which may use that GPU only; None: no GPU."""
     if gpu is None:
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu}

@@ -1,4 +1,4 @@
-"""Workers inside another program, without Redis: `tuner serve` on one machine."""
+"""Workers inside another program, without Redis: for `tuner serve` on one machine."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Sequence
 
 from tuner.jobs.job import Job
 from tuner.store import Leases
-from workers.gpus import Gpu, detect_gpus
+from workers.gpus import LocalGpu, detect_gpus
 from workers.service import Service
 from workers.settings import Settings
 
-LOOK_S = 1.0  # for jobs that another process put into the same database
+POLL_S = 1.0  # between looks for jobs that another process put into the database
 
 
 class EmbeddedWorker:
-    """A worker a GPU, or one without; in threads, with the jobs themselves in processes.
+    """One worker for each GPU, or one without a GPU. They are threads; jobs run in child processes.
 
-    The same claims and leases as anywhere: other workers may use the same database. `gpus`
-    defaults to those of the machine.
+    Other workers may use the same database. `gpus` defaults to the GPUs of the machine.
     """
 
-    def __init__(self, settings: Settings, gpus: Sequence[Gpu] | None = None) -> None:
+    def __init__(self, settings: Settings, gpus: Sequence[LocalGpu] | None = None) -> None:
         self._leases = Leases.open(settings.database_url)
-        found: Sequence[Gpu | None] = detect_gpus() if gpus is None else gpus
+        found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
         self._services = [
-            Service(self._leases, self, gpu, look_s=LOOK_S) for gpu in found or (None,)
+            Service(self._leases, self, gpu, poll_s=POLL_S) for gpu in found or (None,)
         ]
 
     def start(self) -> None:
@@ -32,12 +31,12 @@ class EmbeddedWorker:
             service.start()
 
     def announce(self, job: Job) -> None:
-        """Have the workers look at once. Never blocks, never raises."""
+        """Make the workers look for jobs at once. Never blocks, never raises."""
         for service in self._services:
             service.wake()
 
     def stop(self) -> None:
-        """Give the jobs in hand back; returns when their processes are gone."""
+        """Give the running jobs back. Returns when their processes are gone."""
         for service in self._services:
             service.stop()
         self._leases.close()

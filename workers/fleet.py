@@ -1,4 +1,4 @@
-"""`tuner worker`: one worker process a GPU, started again when it dies."""
+"""`tuner worker`: one worker process for each GPU, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from types import FrameType
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
-from workers.gpus import FLEET_VARIABLE, Gpu, worker_environ
-from workers.service import asks_for
+from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
+from workers.service import job_filters
 from workers.settings import Settings
 
-RESTART_S = 2.0  # a process that cannot start must not be started in a loop
-LOOK_S = 0.5
+RESTART_S = 2.0  # least time between two starts of a process that dies at once
+POLL_S = 0.5
 
 
 def run_fleet(
-    settings: Settings, gpus: Sequence[Gpu], devices: Sequence[str] | None, processes: int
+    settings: Settings, gpus: Sequence[LocalGpu], devices: Sequence[str] | None, processes: int
 ) -> None:
-    """Keep the processes going until SIGTERM or SIGINT; then let each give its job back.
+    """Keep worker processes running until SIGTERM or SIGINT, then let each give its job back.
 
-    Raises BadInput without a broker, UnusableStore for a store that cannot be used.
+    `processes` is their number where there are no GPUs. Raises BadInput without a broker, and
+    UnusableStore for a store that cannot be used.
     """
     if settings.broker_url is None:
         raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
-    Store.open(settings.database_url).close()  # migrated once, and refused here rather than later
+    Store.open(settings.database_url).close()  # migrate it once, or fail before any process starts
     names = [find_device(device).name for device in devices] if devices else None
     members = [Member(i, gpu, names) for i, gpu in enumerate(gpus or (None,) * processes)]
     stopping = False
@@ -44,8 +45,8 @@ def run_fleet(
     while not stopping:
         for member in members:
             member.keep_alive()
-        time.sleep(LOOK_S)
-    for member in members:  # all at once: whoever waits for us does not wait for long
+        time.sleep(POLL_S)
+    for member in members:  # all of them first, so that they stop at the same time
         member.ask_to_stop()
     for member in members:
         member.wait()
@@ -54,7 +55,7 @@ def run_fleet(
 class Member:
     """One worker process."""
 
-    def __init__(self, number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> None:
+    def __init__(self, number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> None:
         self._command = celery_command(number, gpu, devices)
         self._environ = {
             **os.environ,
@@ -65,7 +66,7 @@ class Member:
         self._started = 0.0
 
     def keep_alive(self) -> None:
-        """Start the process if it does not run, and has not been started a moment ago."""
+        """Start the process if it is not running and its last start was not just now."""
         running = self._process is not None and self._process.poll() is None
         if not running and time.monotonic() - self._started >= RESTART_S:
             self._started = time.monotonic()
@@ -73,7 +74,7 @@ class Member:
                 self._command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the fleet, which tells its members
+                start_new_session=True,  # Ctrl-C reaches the fleet alone, which stops its members
             )
 
     def ask_to_stop(self) -> None:
@@ -85,12 +86,12 @@ class Member:
             self._process.wait()
 
 
-def celery_command(number: int, gpu: Gpu | None, devices: Sequence[str] | None) -> list[str]:
+def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
     """The command of one worker process."""
     from workers.broker import CONTROL_QUEUE  # noqa: PLC0415  # Celery is an extra
     from workers.queue import queue_names  # noqa: PLC0415
 
-    queues = [*queue_names(asks_for(gpu, devices)), CONTROL_QUEUE]
+    queues = [*queue_names(job_filters(gpu, devices)), CONTROL_QUEUE]
     name = f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),

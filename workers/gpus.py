@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the driver's own library names them; torch is not needed."""
+"""The GPUs of this machine, from the driver's library. It needs no torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice
 
-# From `tuner worker` to its processes.
+# `tuner worker` sets these for its processes.
 WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE
 DEVICES_VARIABLE = "TUNER_WORKER_DEVICES"
-FLEET_VARIABLE = "TUNER_WORKER_FLEET"  # the process that started it
+FLEET_VARIABLE = "TUNER_WORKER_FLEET"  # the process id of `tuner worker`
 
 log = logging.getLogger("tuner.gpus")
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU that jobs can be measured on."""
+class LocalGpu:
+    """A GPU of this machine, on which jobs can be measured."""
 
-    uuid: str  # GPU-..., which CUDA_VISIBLE_DEVICES takes whatever the order of the cards
+    uuid: str  # GPU-...: CUDA_VISIBLE_DEVICES takes it, and it does not depend on the cards' order
     device: str  # the device table's name
 
 
-def detect_gpus() -> list[Gpu]:
-    """The GPUs that the device table knows; none where there is no driver, with a log line why."""
+def detect_gpus() -> list[LocalGpu]:
+    """The machine's GPUs that the device table knows. Logs why, where there are none."""
     try:
         import pynvml  # noqa: PLC0415  # an optional extra, and only a worker needs it
 
@@ -51,25 +51,25 @@ def detect_gpus() -> list[Gpu]:
     return known_gpus(named)
 
 
-def known_gpus(named: list[tuple[str, str]]) -> list[Gpu]:
-    """(uuid, name) pairs to the GPUs of the device table; others are left out with a log line."""
+def known_gpus(named: list[tuple[str, str]]) -> list[LocalGpu]:
+    """The GPUs, from (uuid, name) pairs. Logs and leaves out those not in the device table."""
     gpus = []
     for uuid, name in named:
         try:
-            gpus.append(Gpu(uuid, find_device(name).name))
+            gpus.append(LocalGpu(uuid, find_device(name).name))
         except UnknownDevice as error:
             log.warning("GPU %s is left out: %s", uuid, error)
     return gpus
 
 
-def gpu_of(environ: Mapping[str, str] = os.environ) -> Gpu | None:
-    """The GPU that `tuner worker` gave to this process."""
+def gpu_of(environ: Mapping[str, str] = os.environ) -> LocalGpu | None:
+    """The GPU that `tuner worker` gave to this process; None: no GPU."""
     text = environ.get(WORKER_VARIABLE)
-    return Gpu(*text.split("=", 1)) if text else None
+    return LocalGpu(*text.split("=", 1)) if text else None
 
 
-def worker_environ(gpu: Gpu | None, devices: Sequence[str] | None) -> dict[str, str]:
-    """What `gpu_of` and `devices_of` read back."""
+def worker_environ(gpu: LocalGpu | None, devices: Sequence[str] | None) -> dict[str, str]:
+    """The variables that `gpu_of` and `devices_of` read."""
     return {
         WORKER_VARIABLE: f"{gpu.uuid}={gpu.device}" if gpu else "",
         DEVICES_VARIABLE: ",".join(devices or ()),
@@ -77,7 +77,7 @@ def worker_environ(gpu: Gpu | None, devices: Sequence[str] | None) -> dict[str, 
 
 
 def devices_of(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The devices whose replays and predictions this process is to do; None: any."""
+    """The devices whose replays and predictions this process does; None: all devices."""
     text = environ.get(DEVICES_VARIABLE)
     return text.split(",") if text else None
 

@@ -1,4 +1,4 @@
-"""Every night: what is watched against what is stored, and jobs for the difference."""
+"""The nightly round: compares the watch list with the store, and posts jobs for the difference."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from tuner.engines.engine import find_engine, kernel_hash
 from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
+from tuner.jobs.targets import engine_version_here
 from tuner.problems.records import Published
 from tuner.problems.registry import family_of
 from tuner.problems.results import MeasureKind, Status
@@ -22,47 +23,47 @@ from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from workers.queue import Announcer
 from workers.settings import Settings
-from workers.watches import WatchList, engine_version, read_watch, read_watch_list
+from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 
 SCHEDULE = "nightly"
 _OF_KERNELS = ("engine_version", "kernel_hash", "triton")
 _OF_GPU = ("torch", "cuda", "driver")
-NOT_FRESH = timedelta(0)  # the plan knows better than a job's age what must be done again
+NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
 
 
-class Standing(str, Enum):
-    """How a watched key stands."""
+class WatchState(str, Enum):
+    """How up to date a watched request is in the store."""
 
     TUNED = "tuned"
     MISSING = "missing"
     STALE = "stale"
-    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be taken out
+    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be lifted
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A watched request, how it stands, and why."""
+class WatchStatus:
+    """A watched request, its state, and the reason for it."""
 
     request: JobRequest
-    standing: Standing
+    standing: WatchState
     why: str = ""
-    tuned_at: datetime | None = None  # the oldest of its results
+    tuned_at: datetime | None = None  # the time of its oldest result
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a night is to do."""
+class NightPlan:
+    """What a nightly round will do."""
 
-    watched: Sequence[Judged]
+    watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
-    errors: Sequence[tuple[str, str]]
+    errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
 
     def requests(self) -> list[JobRequest]:
-        new = [one.request for one in self.watched if one.standing is not Standing.TUNED]
+        new = [one.request for one in self.watched if one.standing is not WatchState.TUNED]
         return [*new, *self.revalidate]
 
     def summary(self) -> dict[str, Any]:
-        """As JSON; `submitted` and `waiting` come when the jobs are posted."""
+        """The plan as JSON. `submitted` and `waiting` are added when the jobs are posted."""
         return {
             "watched": len(self.watched),
             **{
@@ -71,7 +72,7 @@ class Plan:
                     for one in self.watched
                     if one.standing is standing
                 ]
-                for standing in (Standing.MISSING, Standing.STALE)
+                for standing in (WatchState.MISSING, WatchState.STALE)
             },
             "revalidated": [_named(request) for request in self.revalidate],
             "errors": [{"what": what, "why": why} for what, why in self.errors],
@@ -81,7 +82,7 @@ class Plan:
 def run_nightly(
     settings: Settings, *, dry_run: bool = False, today: date | None = None
 ) -> Mapping[str, Any]:
-    """Tonight's round: its summary. `{"skipped": ...}` where another process has done it.
+    """Do tonight's round and return its summary; `{"skipped": ...}` where another process did it.
 
     A dry run writes nothing. Raises MalformedWatchList or UnusableStore.
     """
@@ -100,66 +101,66 @@ def run_nightly(
 
 
 def last_night(settings: Settings) -> Mapping[str, Any] | None:
-    """The newest round's summary; None before the first."""
+    """The summary of the newest round; None before the first round."""
     with NightStore.open(settings.database_url) as nights:
         night = nights.last(SCHEDULE)
     return None if night is None else night.summary or _dated({}, night.date)
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """The file's watches, and those added over the API."""
+    """The watches of the file, and the ones that were added over the API."""
     listed = read_watch_list(settings.nightly) if settings.nightly else WatchList(())
     added = [read_watch(row.watch, f"watch {row.id}") for row in nights.watches()]
     return replace(listed, watches=(*listed.watches, *added))
 
 
-def plan(watch_list: WatchList, store: Store, day: date) -> Plan:
-    """Compare what is watched with what is stored; writes nothing."""
+def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
+    """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
     for watch in watch_list.watches:
         for request in watch.requests():
-            if isinstance(request, JobRequest):
-                found[request.key] = request
+            if isinstance(request, Unresolved):
+                errors.append((f"{request.model} on {request.device}", str(request.error)))
             else:
-                errors.append(request)
-    judged = judge(found.values(), Lookups.sharing(store))
+                found[request.key] = request
+    judged = watch_statuses(found.values(), Lookups.sharing(store))
     errors += [
         (f"{one.request.problem.spec()} on {one.request.device}", one.why)
         for one in judged
-        if one.standing is Standing.ERROR
+        if one.standing is WatchState.ERROR
     ]
-    judged = [one for one in judged if one.standing is not Standing.ERROR]
-    return Plan(judged, _oldest(judged, watch_list.revalidate, day), errors)
+    judged = [one for one in judged if one.standing is not WatchState.ERROR]
+    return NightPlan(judged, _oldest(judged, watch_list.revalidate, day), errors)
 
 
-def judge(requests: Collection[JobRequest], lookups: Lookups) -> list[Judged]:
-    """How each request stands in the store."""
+def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
+    """The state of each request in the store."""
     found = lookups.published(
         {request.device for request in requests},
         {_engine(request) for request in requests},
         {request.problem for request in requests},
     )
-    stored = {place: _answers(found, *place) for place in map(_place, requests)}
-    return [_judge(request, stored[_place(request)]) for request in requests]
+    stored = {place: _answers(found, *place) for place in map(_result_source, requests)}
+    return [_judge(request, stored[_result_source(request)]) for request in requests]
 
 
 def _engine(request: JobRequest) -> str:
     return request.engine.partition("==")[0].strip()
 
 
-def _place(request: JobRequest) -> tuple[str, str, str]:
+def _result_source(request: JobRequest) -> tuple[str, str, str]:
     return request.device, _engine(request), request.measure.partition(":")[0]
 
 
 def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
-    """What counts as an answer there: for a prediction, a measured result as well."""
+    """The results that answer a request measured so. A measured result answers a prediction too."""
     here = [
         one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
     ]
     if measure == MeasureKind.PREDICT.value:
         return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
-    # A replay's driver says that it is one: it stands for no GPU.
+    # Replays are told by the driver in their environment: they are no results of the GPU.
     replayed = measure == MeasureKind.REPLAY.value
     return [
         one
@@ -168,21 +169,21 @@ def _answers(found: Iterable[Published], device: str, engine: str, measure: str)
     ]
 
 
-def _judge(request: JobRequest, stored: Sequence[Published]) -> Judged:
+def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
     kernels = _kernels_now(request)
     if kernels.error:
-        return Judged(request, Standing.ERROR, kernels.error)
+        return WatchStatus(request, WatchState.ERROR, kernels.error)
     stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
     mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
-    wanted = request.points or set(mine)  # of a recording, whatever it has was tuned
+    wanted = request.points or set(mine)  # a replay tunes the points of its recording
     lacking = wanted - set(mine)
     if lacking or not wanted:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
-        return Judged(request, Standing.MISSING, why)
+        return WatchStatus(request, WatchState.MISSING, why)
     used = {mine[point] for point in wanted}
     if stale := _why_stale(request, used, stored, kernels):
-        return Judged(request, Standing.STALE, stale)
-    return Judged(request, Standing.TUNED, tuned_at=min(one.published_at for one in used))
+        return WatchStatus(request, WatchState.STALE, stale)
+    return WatchStatus(request, WatchState.TUNED, tuned_at=min(one.published_at for one in used))
 
 
 def _why_stale(
@@ -191,7 +192,7 @@ def _why_stale(
     stored: Sequence[Published],
     kernels: _Kernels,
 ) -> str | None:
-    """What has changed since: on the engine here, and on the device as last seen by a worker."""
+    """What has changed since the results: the engine here, or the device at its newest result."""
     newest = max(stored, key=lambda one: (one.published_at, one.run_id)).environment
     changes = {"engine_version": kernels.version, "kernel_hash": kernels.hash}
     now = replace(newest, **{name: value for name, value in changes.items() if value})
@@ -205,9 +206,9 @@ def _why_stale(
 
 @dataclass(frozen=True)
 class _Kernels:
-    """An engine's kernels on this machine; None: it is not here, what the workers last saw counts.
+    """An engine's kernels on this machine. None: it is not here, the newest results tell instead.
 
-    `error` says why they cannot be taken out of the engine's sources.
+    `error` says why the kernels cannot be lifted from the engine's sources.
     """
 
     version: str | None
@@ -216,14 +217,14 @@ class _Kernels:
 
 
 def _kernels_now(request: JobRequest) -> _Kernels:
-    version = engine_version(request.engine)
+    version = engine_version_here(request.engine)
     family = family_of(request.problem).name
     return _kernels(request.engine, version, family, int(time.monotonic() // 60))
 
 
 @lru_cache(maxsize=64)
 def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
-    """As of a minute ago: the sources may change in place below a worker that runs for weeks."""
+    """At most a minute old: a worker runs for weeks, while the sources may change in place."""
     try:
         found = kernel_hash(find_engine(spec), family)
     except UnknownEngine:
@@ -233,21 +234,21 @@ def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kerne
     return _Kernels(version, found)
 
 
-def _oldest(judged: Sequence[Judged], count: int, day: date) -> list[JobRequest]:
-    by_device: dict[str, list[Judged]] = defaultdict(list)
+def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:
+    by_device: dict[str, list[WatchStatus]] = defaultdict(list)
     for one in judged:
-        if one.standing is Standing.TUNED and not one.request.measure.startswith("replay:"):
+        if one.standing is WatchState.TUNED and not one.request.measure.startswith("replay:"):
             by_device[one.request.device].append(one)
     oldest = [
         one.request
         for ones in by_device.values()
         for one in sorted(ones, key=lambda one: (one.tuned_at, one.request.key))[:count]
     ]
-    # Another seed is another run, which measures anew instead of resuming the old one.
+    # A new seed makes a new run, which measures again instead of resuming the old one.
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 
-def _submit(todo: Plan, store: Store, announcer: Announcer) -> dict[str, Any]:
+def _submit(todo: NightPlan, store: Store, announcer: Announcer) -> dict[str, Any]:
     jobs = JobStore.sharing(store)
     submitted: list[str] = []
     waiting: list[str] = []

@@ -1,4 +1,4 @@
-"""The messages that wake workers: which queue they go to, and sending them."""
+"""The messages that wake workers, and the queues that they go to."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import time
 from collections.abc import Callable, Iterable
 
 from tuner.devices.table import devices
-from tuner.jobs.job import Ask, Job, Priority
+from tuner.jobs.job import Job, JobFilter, Priority
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")
 
-REST_S = 5.0
+BACKOFF_S = 5.0
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
-    """`tune.<DEVICE>` for those with that GPU, `compile.<DEVICE>` for anybody; both `.urgent`."""
+    """`tune.<DEVICE>` for workers with that GPU, `compile.<DEVICE>` for all; perhaps `.urgent`."""
     kind = "tune" if needs_gpu else "compile"
     return f"{kind}.{device}" + (".urgent" if priority is Priority.URGENT else "")
 
 
-def queue_names(asks: Iterable[Ask]) -> list[str]:
-    """The queues of a worker that does the jobs asked for, the urgent ones first."""
+def queue_names(filters: Iterable[JobFilter]) -> list[str]:
+    """The queues of a worker that does these jobs, the urgent queues first."""
     everything = tuple(device.name for device in devices())
     return [
-        queue_name(device, priority, needs_gpu=ask.needs_gpu)
+        queue_name(device, priority, needs_gpu=wanted.needs_gpu)
         for priority in Priority
-        for ask in asks
-        for device in (everything if ask.devices is None else ask.devices)
+        for wanted in filters
+        for device in (everything if wanted.devices is None else wanted.devices)
     ]
 
 
 class Announcer:
-    """Tells workers that there is a job. A message that is lost costs time, never a job."""
+    """Tells workers that there is a job. A lost message costs time, never a job."""
 
     def __init__(self, settings: Settings) -> None:
         self._send: Callable[[str], None] | None = None
@@ -44,9 +44,9 @@ class Announcer:
             self._send = sender(settings)
 
     def announce(self, job: Job) -> None:
-        """Wake a worker for the job; never raises, as the row is there already.
+        """Wake a worker for the job. Never raises: the job is stored, and will be found.
 
-        A broker that failed is left alone for a moment: each try may take seconds.
+        A broker that failed is left alone for BACKOFF_S, as each try may take seconds.
         """
         if self._send is None or time.monotonic() < self._again_at:
             return
@@ -55,5 +55,5 @@ class Announcer:
         try:
             self._send(queue)
         except ConnectionError as error:
-            self._again_at = time.monotonic() + REST_S
+            self._again_at = time.monotonic() + BACKOFF_S
             log.warning("job %s: nobody was woken: %s", job.id, error, extra={"job_id": job.id})

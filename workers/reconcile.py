@@ -1,6 +1,6 @@
-"""Puts right what was killed in between: leases that ran out, messages that were lost.
+"""Repairs what killed processes leave behind: expired leases and lost messages.
 
-And forgets the idempotency keys that are a week old.
+It also deletes idempotency keys that are a week old.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FORGET_EVERY_S = 3600.0
 
 
 class Announces(Protocol):
-    """Whoever can wake workers."""
+    """Something that can wake workers."""
 
     def announce(self, job: Job) -> None: ...
 
 
 class Reconciler:
-    """Any number of processes may do this at once, and none of them leads."""
+    """Repairs the queue. Any number of processes may do this at once."""
 
     def __init__(self, leases: Leases, announcer: Announces) -> None:
         self._leases = leases
@@ -36,7 +36,7 @@ class Reconciler:
         self._forget_at = 0.0
 
     def round(self) -> None:
-        """Raises UnusableStore."""
+        """Do one round of repairs. Raises UnusableStore."""
         for job in self._leases.expire():
             log.warning("job %s: %s: now %s", job.id, job.error, job.state.value)
             if not job.state.finished:
@@ -44,6 +44,6 @@ class Reconciler:
         if forgotten := self._leases.unannounced(ANNOUNCE_AGAIN):
             self._announcer.announce(forgotten)
         if time.monotonic() >= self._forget_at:
-            # Not in the night: there are workers everywhere, a night only where it was set up.
+            # Here, because every service has workers, and not all have a nightly round.
             self._jobs.forget_idempotency_keys()
             self._forget_at = time.monotonic() + FORGET_EVERY_S

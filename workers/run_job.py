@@ -1,8 +1,8 @@
 """The process that tunes: `python -m workers.run_job`.
 
-Reads one lease a line on stdin, does its job, and answers one line on stdout. What it stores,
-it stores under the lease; claims, heartbeats and cancels are its parent's. It ends, with all
-that it has started, when its stdin does.
+It reads one lease a line from stdin, does its job, and answers with one line on stdout. It writes
+to the store under the lease. Its parent claims jobs, sends heartbeats and sees cancels. The process
+ends, with all that it has started, when its stdin ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuner.engines.engine import find_engine
 from tuner.errors import (
     BadInput,
     NothingFits,
-    RunInHand,
+    RunAlreadyActive,
     StaleLease,
     TunerError,
     UnknownEngine,
@@ -29,11 +29,11 @@ from tuner.problems.results import MeasureKind
 from tuner.store import Leases
 from tuner.tuning.request import Source, parse_source
 from tuner.tuning.run import Request, open_run
-from workers.child import GPU_VARIABLE, Outcome, Result
+from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
 
-# Answers about the request itself, the same on every attempt, but for those that are bad input as
-# well: an engine that is not here may be on another worker, a store that fails will be back.
+# These errors are about the request, and would be the same on every attempt. `do_job` handles two
+# kinds of BadInput before: another worker may have the engine, and the store may come back.
 _FINAL = (BadInput, NothingFits)
 
 
@@ -48,29 +48,29 @@ def main() -> None:
 
 
 def read_lease(values: Mapping[str, Any]) -> Lease:
-    """A lease as its parent wrote it."""
+    """The lease in a message from the parent."""
     return Lease(**{**values, "request": read_request(values["request"])})
 
 
-def do_job(lease: Lease, leases: Leases, settings: Settings) -> Result:
-    """Tune what the lease's job asks for, and publish."""
+def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
+    """Tune what the lease's job asks for, and publish the winners."""
     try:
         with open_run(_session_request(lease.request, settings)) as session:
             session.run(leases.store(lease), progress=lambda trial: None)
     except StaleLease:
-        return Result(Outcome.STALE)
-    except RunInHand as error:
-        return Result(Outcome.WAIT, str(error))
+        return AttemptResult(AttemptOutcome.STALE)
+    except RunAlreadyActive as error:
+        return AttemptResult(AttemptOutcome.WAIT, str(error))
     except UnknownEngine as error:
-        return Result(Outcome.ELSEWHERE, str(error))
+        return AttemptResult(AttemptOutcome.ELSEWHERE, str(error))
     except UnusableStore as error:
-        return Result(Outcome.RETRY, str(error))
+        return AttemptResult(AttemptOutcome.RETRY, str(error))
     except _FINAL as error:
-        return Result(Outcome.FAILED, str(error))
+        return AttemptResult(AttemptOutcome.FAILED, str(error))
     except Exception as error:  # the next attempt, perhaps elsewhere, decides
         said = str(error) if isinstance(error, TunerError) else f"{type(error).__name__}: {error}"
-        return Result(Outcome.RETRY, said)
-    return Result(Outcome.DONE)
+        return AttemptResult(AttemptOutcome.RETRY, said)
+    return AttemptResult(AttemptOutcome.DONE)
 
 
 def _session_request(request: JobRequest, settings: Settings) -> Request:
@@ -95,7 +95,7 @@ if __name__ == "__main__":
     try:
         main()
     except BaseException:
-        # Its last line is the parent's reason. The interpreter's own end would add to it: it aborts
-        # where a thread still reads stdin.
+        # The parent takes the last line of stderr for the reason. A normal exit would add to it,
+        # because the interpreter aborts while a thread still reads stdin.
         traceback.print_exc()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""A worker with the threads that keep it going whatever is killed around it."""
+"""A worker with the threads that keep it going when the broker or the database fails."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from tuner.jobs.job import Ask
+from tuner.jobs.job import JobFilter
 from tuner.store import Leases
 from workers.child import child_environ
-from workers.gpus import Gpu
+from workers.gpus import LocalGpu
 from workers.reconcile import EVERY_S, Announces, Reconciler
 from workers.worker import Worker
 
@@ -17,22 +17,22 @@ log = logging.getLogger("tuner.service")
 
 
 class Service:
-    """Does jobs when woken, and at the latest every `look_s`; reconciles beside it."""
+    """Does jobs when woken, and at least every `poll_s` seconds. Reconciles in a second thread."""
 
     def __init__(
         self,
         leases: Leases,
         announcer: Announces,
-        gpu: Gpu | None,
+        gpu: LocalGpu | None,
         devices: Sequence[str] | None = None,
-        look_s: float = EVERY_S,
+        poll_s: float = EVERY_S,
     ) -> None:
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._stopping = threading.Event()
         self._woken = threading.Event()
         name = f"gpu-{gpu.uuid}" if gpu else "cpu"
         environ = child_environ(gpu.uuid if gpu else None)
-        self.worker = Worker(leases, asks_for(gpu, devices), environ, name)
+        self.worker = Worker(leases, job_filters(gpu, devices), environ, name)
         self._threads = [
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
             for name, step, pause in (
@@ -50,13 +50,13 @@ class Service:
         self._woken.set()
 
     def ask_to_stop(self) -> None:
-        """Begin to give back the job in hand. Only sets flags, as a signal's handler must."""
+        """Begin to give back the running job. Only sets flags: signal handlers call it."""
         self._stopping.set()
         self._woken.set()
         self.worker.ask_to_stop()
 
     def stop(self) -> None:
-        """Give back the job in hand; returns when its processes are gone."""
+        """Give back the running job. Returns when its processes are gone."""
         self.ask_to_stop()
         self.worker.stop()
         for thread in self._threads:
@@ -66,7 +66,7 @@ class Service:
         while not self._stopping.is_set():
             try:
                 step()
-            except Exception:  # a database that is away, above all: the next round tries again
+            except Exception:  # mostly an unreachable database: the next round tries again
                 log.exception("%s: a round failed", threading.current_thread().name)
             pause()
 
@@ -75,13 +75,13 @@ class Service:
         self.worker.drain(wait=False)
 
     def _sleep(self) -> None:
-        self._woken.wait(self._look_s)
+        self._woken.wait(self._poll_s)
 
     def _tick(self) -> None:
         self._stopping.wait(EVERY_S)
 
 
-def asks_for(gpu: Gpu | None, devices: Sequence[str] | None) -> list[Ask]:
-    """What a worker with that GPU, or without one, takes: first what only it can do."""
-    others = Ask(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
-    return [Ask(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]
+def job_filters(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[JobFilter]:
+    """The jobs that a worker takes: with a GPU, jobs that measure on it first, then all others."""
+    others = JobFilter(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
+    return [JobFilter(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]

@@ -1,7 +1,7 @@
-"""What the service's processes read from their environment; nothing else reads it.
+"""The settings of the service's processes, from environment variables.
 
-Every variable may also come from a file: TUNER_BROKER_URL_FILE names one that holds
-TUNER_BROKER_URL's value, as container secrets do.
+Every variable may also come from a file, as container secrets do: TUNER_BROKER_URL_FILE names a
+file that holds the value of TUNER_BROKER_URL.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SCHEMES = ("redis", "rediss")
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the service's parts are."""
+    """Where the service's database, broker and files are. Raises BadInput for invalid values."""
 
     database_url: str
-    broker_url: str | None = None  # redis:// or rediss://; None: nobody is woken by messages
-    broker_ca: Path | None = None  # the certificates that signed Redis's own; None: the system's
+    broker_url: str | None = None  # redis:// or rediss://; None: no messages wake workers
+    broker_ca: Path | None = None  # CA certificates to check Redis's with; None: the system's
     recordings: Path | None = None  # replay:NAME is a file of this folder; None: any path
     nightly: Path | None = None  # the watch list, a nightly.toml
     nightly_hour: int = 1  # UTC
@@ -46,7 +46,7 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of this process. Raises BadInput for a value that cannot be one."""
+    """The settings of this process. Raises BadInput for an invalid value."""
     values = {
         name: read_value(f"TUNER_{name.upper()}", environ)
         for name in ("database_url", "broker_url", "broker_ca", "recordings", "nightly")
@@ -64,7 +64,10 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def read_value(name: str, environ: Mapping[str, str]) -> str | None:
-    """A variable, or the content of the file that NAME_FILE names; None where neither is set."""
+    """A variable, or the content of the file that NAME_FILE names; None where neither is set.
+
+    Raises BadInput for a file that cannot be read.
+    """
     if file := environ.get(f"{name}_FILE"):
         try:
             return Path(file).read_text(encoding="utf-8").strip()

@@ -1,13 +1,13 @@
-"""The watch list: which models are to be kept tuned, on which devices.
+"""The watch list: which models are kept tuned, on which devices.
 
-A nightly.toml, whose tables the API takes as JSON objects as well:
+It is a nightly.toml. The API takes the same tables as JSON objects:
 
-    revalidate = 2                     # the oldest results measured again, a device and night
+    revalidate = 2                     # oldest results to measure again, for each device and night
 
     [[watch]]
     models = ["deepseek-r1"]           # presets, or problems: fused_moe:..., decode_attention:...
     devices = ["L40S", "H200"]
-    tp = [8, 16]                       # the rest may be left out
+    tp = [8, 16]                       # this and all below may be left out
     ep = [1]
     dtypes = ["int8_w8a8"]             # default: the model's own
     batch_sizes = [1, 2, 4]            # default: the engine's own
@@ -21,30 +21,28 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine, parse_spec
-from tuner.errors import BadInput, MalformedWatchList, TunerError, UnknownEngine
+from tuner.engines.engine import parse_spec
+from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import refuse_options, resolve_target
+from tuner.jobs.targets import engine_version_here, refuse_options, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import parse_dtype
 from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
 
 REVALIDATE = 2
-_MOST = 4096  # jobs that one watch may stand for
+_MOST = 4096  # jobs of one watch
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Every combination of these is to be kept tuned. Raises BadInput for values that cannot be."""
+    """Every combination of these values is kept tuned. Raises BadInput for invalid values."""
 
     models: tuple[str, ...]
     devices: tuple[str, ...]
@@ -73,25 +71,24 @@ class Watch:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
-        """As a table of nightly.toml."""
+        """The watch as a table of nightly.toml."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
         }
 
-    def requests(self) -> Iterator[JobRequest | tuple[str, str]]:
-        """The jobs that it stands for, or (what, why not) for those that cannot be."""
-        version = engine_version(self.engine)
+    def requests(self) -> Iterator[JobRequest | Unresolved]:
+        """A job for each combination; Unresolved where there can be none."""
+        version = engine_version_here(self.engine)
         choices = itertools.product(
             self.models, self.devices, self.tp, self.ep, self.dtypes or (None,)
         )
         for model, device, tp, ep, dtype in choices:
-            name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
             try:
-                parse_spec(self.engine)
                 yield self._request(model, tp, ep, dtype, version, device)
             except TunerError as error:
-                yield f"{name} on {device}", str(error)
+                name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
+                yield Unresolved(name, device, error)
 
     def _request(
         self, model: str, tp: int, ep: int, dtype: str | None, version: str | None, device: str
@@ -120,11 +117,20 @@ class Watch:
 
 
 @dataclass(frozen=True)
+class Unresolved:
+    """A combination of a watch that no job can be made of."""
+
+    model: str  # with the parallel sizes and the dtype
+    device: str  # as the watch spells it
+    error: TunerError
+
+
+@dataclass(frozen=True)
 class WatchList:
-    """What a night looks after."""
+    """What the nightly round keeps tuned."""
 
     watches: tuple[Watch, ...]
-    revalidate: int = REVALIDATE
+    revalidate: int = REVALIDATE  # oldest results to measure again, for each device and night
 
 
 def read_watch_list(path: Path) -> WatchList:
@@ -149,7 +155,7 @@ def read_watch_list(path: Path) -> WatchList:
 
 
 def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
-    """A watch from a table of nightly.toml, or a JSON object. Raises MalformedWatchList."""
+    """A watch from a table of nightly.toml or a JSON object. Raises MalformedWatchList."""
     try:
         table = Table(
             dict(values) if isinstance(values, Mapping) else values, where, MalformedWatchList
@@ -169,21 +175,9 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
     except MalformedWatchList:
         raise
     except BadInput as error:
-        raise MalformedWatchList(f"{where}: {error}") from None
+        text = f"{where}: {error.message}"
+        raise MalformedWatchList(text, cli=error.cli, api=error.api) from None
     return watch
-
-
-def engine_version(spec: str) -> str | None:
-    """The version that `spec` means here, as of a minute ago; None where there is no engine."""
-    return _engine_version(spec, int(time.monotonic() // 60))
-
-
-@lru_cache(maxsize=64)
-def _engine_version(spec: str, minute: int) -> str | None:
-    try:
-        return find_engine(spec).version
-    except UnknownEngine:
-        return spec.partition("==")[2].strip() or None
 
 
 def _counts(table: Table, name: str, default: list[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A worker: claims jobs, has a child do them, keeps their leases."""
+"""A worker: claims jobs, lets a child process do them, and keeps their leases."""
 
 from __future__ import annotations
 
@@ -12,76 +12,80 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from tuner.errors import StaleLease, UnusableStore
-from tuner.jobs.job import HEARTBEAT, LEASE, Ask, Lease
+from tuner.jobs.job import HEARTBEAT, LEASE, JobFilter, Lease
 from tuner.store import Leases
-from workers.child import Outcome, Result, Runner
+from workers.child import AttemptOutcome, AttemptResult, Runner
 
 log = logging.getLogger("tuner.worker")
 
-LOOK_S = 2.0  # how soon a cancel is seen
-SETTLE_EVERY_S = 1.0
-WAIT = timedelta(seconds=30)  # for another worker to be done with the same work
-# After an attempt that should have gone well, doubled with every other such: a machine on which
-# nothing works must not use up the attempts of every job in the queue.
-REST_S = 2.0
-LONGEST_REST_S = 60.0
+POLL_S = 2.0  # a cancel is seen after so long at most
+RETRY_EVERY_S = 1.0
+WAIT = timedelta(seconds=30)  # for another worker to finish the same work
+# The pause after an attempt that another worker may succeed at. It doubles with each such attempt:
+# a broken machine must not use up the attempts of every job in the queue.
+BACKOFF_S = 2.0
+LONGEST_BACKOFF_S = 60.0
 
 
 class Worker:
-    """One at a time: each job in a child process that a cancel or a stop kills.
+    """Does one job at a time, in a child process that a cancel or a stop kills.
 
-    The leases' database may come and go: a job goes on as long as its lease may still be held.
+    A job goes on while the database cannot be reached, until its lease may have expired.
     """
 
     def __init__(
-        self, leases: Leases, asks: Sequence[Ask], environ: Mapping[str, str], name: str = ""
+        self,
+        leases: Leases,
+        filters: Sequence[JobFilter],
+        environ: Mapping[str, str],
+        name: str = "",
     ) -> None:
         self.owner = f"{name or 'worker'}@{socket.gethostname()}:{os.getpid()}"
-        self.owner += f":{secrets.token_hex(3)}"  # process numbers come again after a reboot
+        self.owner += f":{secrets.token_hex(3)}"  # a reboot gives out the same process ids again
         self._leases = leases
-        self._asks = asks
+        self._filters = filters
         self._runner = Runner(environ)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
-        self._rest_s = REST_S
+        self._backoff_s = BACKOFF_S
 
     def drain(self, *, wait: bool = True) -> int:
-        """Do jobs until no more can be claimed; the number done.
+        """Do jobs until no more can be claimed. Returns their number.
 
-        Without `wait`, does nothing while another thread is at it.
+        Without `wait`, do nothing while another thread is doing jobs.
         """
         if not self._turn.acquire(blocking=wait):
             return 0
         done = 0
         try:
             while not self._stopping.is_set():
-                lease = self._leases.claim(self._asks, self.owner)
+                lease = self._leases.claim(self._filters, self.owner)
                 if lease is None:
                     break
-                self._rest_after(self._do(lease))
+                self._back_off(self._do(lease))
                 done += 1
         finally:
             self._turn.release()
         return done
 
     def ask_to_stop(self) -> None:
-        """Take no more jobs, and give back the one in hand soon."""
+        """Claim no more jobs, and give back the running one soon."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """The same; returns when the job is given back and the child is gone."""
+        """Ask to stop, and return when the job is given back and the child is gone."""
         self.ask_to_stop()
         with self._turn:
             self._runner.kill()
 
-    def _rest_after(self, result: Result) -> None:
-        if result.outcome is Outcome.RETRY:
-            self._stopping.wait(self._rest_s)
-            self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
-        elif result.outcome in (Outcome.DONE, Outcome.FAILED):
-            self._rest_s = REST_S
+    def _back_off(self, result: AttemptResult) -> None:
+        if result.outcome is AttemptOutcome.RETRY:
+            self._stopping.wait(self._backoff_s)
+            self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+        elif result.outcome in (AttemptOutcome.DONE, AttemptOutcome.FAILED):
+            self._backoff_s = BACKOFF_S
 
-    def _do(self, lease: Lease) -> Result:
+    def _do(self, lease: Lease) -> AttemptResult:
         log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
         self._runner.start(lease)
         try:
@@ -94,11 +98,11 @@ class Worker:
         log.info(text, lease.job_id, result.outcome.value, reason, extra={"job_id": lease.job_id})
         return result
 
-    def _watch(self, lease: Lease) -> Result:
-        """Keep the lease until the attempt has ended, and say in the database how it did."""
+    def _watch(self, lease: Lease) -> AttemptResult:
+        """Keep the lease until the attempt has ended, and store how it ended."""
         kept = beaten = time.monotonic()
         while True:
-            result = self._runner.poll(LOOK_S)
+            result = self._runner.poll(POLL_S)
             if result is not None:
                 return self._settle(lease, result)
             if self._stopping.is_set():
@@ -116,31 +120,31 @@ class Worker:
                 if now - kept >= LEASE.total_seconds():
                     return self._abandon(lambda: None, str(error))
 
-    def _abandon(self, say: Callable[[], object], reason: str) -> Result:
+    def _abandon(self, write: Callable[[], object], reason: str) -> AttemptResult:
         self._runner.kill()
-        _insist(say)
-        return Result(Outcome.STALE, reason)
+        _retry_until_stored(write)
+        return AttemptResult(AttemptOutcome.STALE, reason)
 
-    def _settle(self, lease: Lease, result: Result) -> Result:
-        if result.outcome is Outcome.FAILED:
-            _insist(lambda: self._leases.fail(lease, result.reason))
-        elif result.outcome in (Outcome.RETRY, Outcome.ELSEWHERE):
-            _insist(lambda: self._leases.retry(lease, result.reason))
-        elif result.outcome is Outcome.WAIT:
-            _insist(lambda: self._leases.release(lease, result.reason, WAIT))
+    def _settle(self, lease: Lease, result: AttemptResult) -> AttemptResult:
+        if result.outcome is AttemptOutcome.FAILED:
+            _retry_until_stored(lambda: self._leases.fail(lease, result.reason))
+        elif result.outcome in (AttemptOutcome.RETRY, AttemptOutcome.ELSEWHERE):
+            _retry_until_stored(lambda: self._leases.retry(lease, result.reason))
+        elif result.outcome is AttemptOutcome.WAIT:
+            _retry_until_stored(lambda: self._leases.release(lease, result.reason, WAIT))
         return result
 
 
-def _insist(say: Callable[[], object]) -> None:
-    """Say it to a database that may be away for a moment; then leave it to the lease's expiry."""
+def _retry_until_stored(write: Callable[[], object]) -> None:
+    """Write to a database that may be unreachable for a moment; else the lease expires."""
     deadline = time.monotonic() + LEASE.total_seconds()
     while True:
         try:
-            say()
+            write()
             return
         except StaleLease:
-            return  # it has been said, or no longer matters
+            return  # it is stored already, or another worker has the job
         except UnusableStore:
             if time.monotonic() > deadline:
                 return
-            time.sleep(SETTLE_EVERY_S)
+            time.sleep(RETRY_EVERY_S)

@@ -1,1 +1,1 @@
-"""Handlers: each calls one room and shapes its answer."""
+"""Handlers: each calls the tuner and shapes its answer."""

@@ -26,17 +26,17 @@ router = APIRouter(prefix="/v1", tags=["coverage"])
 def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
-    found = api.lookups.held(device, read_cursor(page.after, read_pair), page.limit)
-    seen = api.lookups.environments({held.environment.device for held in found})
+    found = api.lookups.stored_summaries(device, read_cursor(page.after, read_pair), page.limit)
+    seen = api.lookups.environments({one.environment.device for one in found})
     return {
         "stored": stored_rows(found, seen),
-        "next": next_cursor(found, page.limit, lambda held: held.place),
+        "next": next_cursor(found, page.limit, lambda summary: summary.cursor),
     }
 
 
 @router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())
 def watched(page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List what is watched, by the list's own order: tuned, stale or missing."""
+    """List what is watched, in the watch list's order: tuned, stale or missing."""
     device = find_device(page.device).name if page.device else None
     skip = read_cursor(page.after, read_one) or 0
     watch_list = watch_list_of(api.settings.service, api.nights)

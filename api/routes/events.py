@@ -23,10 +23,10 @@ from tuner.jobs.job import JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-LOOK_S = 0.5  # for new steps
+POLL_S = 0.5  # between looks for new events
 BATCH = 500
-_ENDS = {state.value for state in JobState if state.finished}  # a job has one, as its last event
-COME_AGAIN_MS = 2000  # what a client waits when the stream breaks
+_ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
+RECONNECT_MS = 2000  # a client waits for so long after the stream broke
 
 LastEventId = Annotated[
     int, Header(ge=0, lt=1 << 31, description="The last event had: the stream goes on after it.")
@@ -34,27 +34,27 @@ LastEventId = Annotated[
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """Where a stream begins: after that event of that job."""
+class StreamStart:
+    """A stream begins after the job's event with the number `seen`."""
 
     job_id: str
     seen: int
 
 
-def _beginning(
+def _stream_start(
     job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0
-) -> Beginning:
-    """Looked up before the stream begins: afterwards it is too late for another status."""
+) -> StreamStart:
+    """Find the stream's start. Once the stream has begun, its status cannot be changed."""
     job = api.jobs.get(job_id)
-    # A store that was restored may not know it: then the job is told from its first step again.
+    # A store restored from a backup may lack that event: then the stream begins at the first one.
     known = api.jobs.events(job_id, last_event_id - 1, 1) if last_event_id else ()
     seen = last_event_id if known else 0
     if job.state.finished and not api.jobs.events(job_id, seen, 1):
-        raise HTTPException(204)  # which tells a browser not to come again
+        raise HTTPException(204)  # a browser does not reconnect after a 204
     if api.streams >= api.settings.streams:
         text = f"{api.streams} event streams are open, and no more may be"
         raise HTTPException(503, text, {"Retry-After": "5"})
-    return Beginning(job_id, seen)
+    return StreamStart(job_id, seen)
 
 
 @router.get(
@@ -67,22 +67,22 @@ def _beginning(
     },
 )
 async def follow(
-    beginning: Annotated[Beginning, Depends(_beginning)], api: ApiDep
+    start: Annotated[StreamStart, Depends(_stream_start)], api: ApiDep
 ) -> AsyncIterator[EventOut]:
     """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
     ends_at = time.monotonic() + api.settings.stream_s
     with api.streaming():
-        seen, finished = beginning.seen, False
-        yield ServerSentEvent(comment="steps of a job", retry=COME_AGAIN_MS)  # type: ignore[misc]
+        seen, finished = start.seen, False
+        yield ServerSentEvent(comment="steps of a job", retry=RECONNECT_MS)  # type: ignore[misc]
         while not finished and time.monotonic() < ends_at:
             try:
-                events = await run_in_threadpool(api.jobs.events, beginning.job_id, seen, BATCH)
+                events = await run_in_threadpool(api.jobs.events, start.job_id, seen, BATCH)
             except UnusableStore:
-                return  # the client comes again, with the last id it has
+                return  # the client reconnects with the last id that it has
             for event in events:
                 seen = event.seq
                 data = event.as_json()
                 yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
                 finished = event.kind in _ENDS
             if not events:
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(POLL_S)

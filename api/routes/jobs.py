@@ -16,14 +16,14 @@ from api.schemas_in import JobPage, SubmitJob
 from api.schemas_out import JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.text import JobId
-from api.words import in_api_words
 from tuner.devices.table import find_device
 from tuner.jobs.job import Job, Priority, Submitted
+from tuner.models.serving import Note
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-RETRY_S = 5  # when to look again
+RETRY_S = 5  # a client should ask for the job again after so long
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -39,7 +39,7 @@ IdempotencyKey = Annotated[
     "",
     status_code=202,
     response_model=SubmittedOut,
-    response_model_exclude_unset=True,  # a request has its own family's fields alone
+    response_model_exclude_unset=True,  # a request has the fields of its family only
     responses={
         **responses(409, 415),
         202: {
@@ -72,7 +72,7 @@ def submit(
         body_hash=hashlib.sha256(body.canonical()).hexdigest(),
     )
     if answer.created:
-        later.add_task(api.announcer.announce, answer.job)  # a slow broker delays nobody
+        later.add_task(api.announcer.announce, answer.job)  # a slow broker delays no answer
     _note(request, api, answer)
     response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
     response.headers["Retry-After"] = str(RETRY_S)
@@ -81,7 +81,7 @@ def submit(
     return {
         **answer.job.as_json(),
         "created": answer.created,
-        "notes": [in_api_words(note) for note in notes],
+        "notes": [note.api if isinstance(note, Note) else note for note in notes],
     }
 
 
@@ -120,7 +120,7 @@ def show(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     },
 )
 def cancel(job_id: JobId, response: Response, caller: Submitter, api: ApiDep) -> dict[str, Any]:
-    """End a job; its trials stay. For all who were given this job, if others asked for the same."""
+    """End a job. Its trials stay. It ends for every client whose request was answered with it."""
     _check_own(api.jobs.get(job_id), caller)
     job = api.jobs.cancel(job_id)
     response.status_code = 200 if job.state.finished else 202

@@ -28,7 +28,7 @@ from tuner.export import loadable, packaged_files, stored_winners
 from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Trial, entry_json
-from tuner.store.lookups import parse_trial_place, trial_place
+from tuner.store.lookups import parse_trial_cursor, trial_cursor
 
 router = APIRouter(prefix="/v1", tags=["results"])
 
@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1", tags=["results"])
 @router.get(
     "/jobs/{job_id}/winners",
     response_model=WinnersOut,
-    response_model_exclude_unset=True,  # a point has its own family's fields alone
+    response_model_exclude_unset=True,  # a point has the fields of its family only
     responses=responses(404),
 )
 def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def trials(
     job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
     """List what a job tried, by gemm or stage, size and configuration."""
-    job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_place)
+    job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_cursor)
     found = api.lookups.trials(job.run_id, after, page.limit) if job.run_id is not None else []
-    cursor = next_cursor(found, page.limit, trial_place)
+    cursor = next_cursor(found, page.limit, trial_cursor)
     return {"trials": [_trial(trial) for trial in found], "next": cursor}
 
 
@@ -89,7 +89,7 @@ def export(
     try:
         card = find_device(device)
     except UnknownDevice as error:
-        raise HTTPException(404, str(error)) from None
+        raise HTTPException(404, error.in_api_words()) from None
     found = find_engine(wanted.engine)
     problems = [parse_problem(wanted.problem)] if wanted.problem is not None else []
     tuned, _ = loadable(stored_winners(api.store, card, found, problems), found)
@@ -97,7 +97,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
         root = Path(folder)
         export_files(tuned, found, card, root, allow_predicted=wanted.allow_predicted)
-        # The packaged files beside them, without a copy of each.
+        # The engine's packaged files are added without copying them into the folder.
         files = {path.as_posix(): file for path, file in packaged_files(tuned, found)}
         files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
         data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})

@@ -1,4 +1,4 @@
-"""Runs are told apart by the captured routings that they measured with"""
+"""Runs have the captured routings that they measured with"""
 
 import sqlalchemy as sa
 from alembic import op

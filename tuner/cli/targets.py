@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tuner.cli.family_options import FamilyChoice
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
-    from tuner.jobs.targets import Target
+    from tuner.jobs.targets import TuningTarget
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family, Selection
 
@@ -31,18 +31,18 @@ class Asked:
     dtype: str | None = None
 
 
-def resolve(asked: Asked, choice: FamilyChoice) -> Target:
-    """The problems that a command line names. Raises as `resolve_target` does."""
+def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
+    """The problems that a command line names; raises as `resolve_target` does."""
     from tuner.jobs.targets import resolve_target
     from tuner.models.serving import Serving
     from tuner.problems.dtypes import parse_dtype
     from tuner.problems.registry import families
 
-    given = {
+    given = [
         *choice.values,
         *(["tp"] if asked.tp != 1 else []),
         *(["dtype"] if asked.dtype else []),
-    }
+    ]
     family = choice.family
     shaping = [option for one in families() for option in one.shaping]
     serving = Serving(

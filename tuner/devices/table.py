@@ -17,6 +17,10 @@ from tuner.problems.dtypes import Dtype
 from tuner.toml_table import shipped_toml
 
 OLDEST_ARCH = 80  # Triton supports compute capability 8.0 and later
+_LISTED = {
+    "cli": "; `tuner devices` lists the known ones",
+    "api": "; GET /v1/devices lists the known ones",
+}
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,9 @@ def find_device(text: str) -> Device:
                 "(A100, A30 and newer)"
             )
     spellings = [spelling for d in devices() for spelling in (*d.aliases, d.name)]
-    near = did_you_mean(text, spellings)
-    raise UnknownDevice(
-        f"unknown device {text!r}{near or '; `tuner devices` lists the known ones'}"
-    )
+    if near := did_you_mean(text, spellings):
+        raise UnknownDevice(f"unknown device {text!r}{near}")
+    raise UnknownDevice(f"unknown device {text!r}", **_LISTED)
 
 
 def architecture(target: Target) -> Architecture:
@@ -121,7 +124,7 @@ def architecture(target: Target) -> Architecture:
     for known in _table().architectures:
         if known.target == target:
             return known
-    raise UnknownDevice(f"no known device is a {target.name}; `tuner devices` lists the known ones")
+    raise UnknownDevice(f"no known device is a {target.name}", **_LISTED)
 
 
 def _key(text: str) -> str:

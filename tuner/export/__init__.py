@@ -1,9 +1,8 @@
-"""Winners -> the files that servers load, each with a provenance sidecar.
+"""From winners to the files that servers load, each with a provenance sidecar.
 
-The files lie under a root that a server can be pointed at; how, and in which folders, each family's
-`Delivery` to the engine says. What is known of their entries lies beside, under
-`<root>/provenance/`. Everything is checked before the first byte is written; each file is replaced
-at once.
+The files are under a root that a server can be pointed at. Each family's `Delivery` knows how to
+point a server at it, and the folders below it. The sidecars are under `<root>/provenance/`.
+Everything is checked before the first byte is written, and each file is replaced atomically.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tuner.problems.results import Status
 
 
 class WinnerStore(Protocol):
-    """What an export asks of a store."""
+    """What an export needs of a store."""
 
     def winners(self, *, device: str, engine: str, engine_version: str) -> Sequence[Winner]: ...
 
@@ -42,8 +41,8 @@ def export_device(
 ) -> ExportReport:
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
-    Only those of the problems in `wanted`, if it has any; see `select`. Raises ExportRefused where
-    the store has none for this engine version.
+    If `wanted` has problems, only their winners are exported; see `select`. Raises ExportRefused
+    where the store has no winners for this engine version, and whatever `export` raises.
     """
     found = stored_winners(store, device, engine, wanted)
     winners, left_out = loadable(found, engine, into_engine=out is None)
@@ -66,15 +65,16 @@ def export_device(
 def stored_winners(
     store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
 ) -> Sequence[Winner]:
-    """What there is to export, of the problems in `wanted` if it has any.
+    """The winners to export; if `wanted` has problems, only the winners for these.
 
-    Raises ExportRefused where there is nothing.
+    Raises ExportRefused where there are none.
     """
     winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
-            f"the store has no winners for {device.name} with {engine.name} {engine.version}: "
-            f"run `tuner tune MODEL --device {device.name}` first"
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
+            cli=f"run `tuner tune MODEL --device {device.name}` first",
+            api=f"post a job for the device {device.name} first",
         )
     return select(winners, wanted) if wanted else winners
 
@@ -82,9 +82,9 @@ def stored_winners(
 def loadable(
     winners: Sequence[Winner], engine: Engine, *, into_engine: bool = False
 ) -> tuple[list[Winner], str]:
-    """Those that the engine's servers can load from there, and why the others are left out.
+    """The winners that the engine's servers can load, and a text why the others are left out.
 
-    Raises ExportRefused where none can be loaded.
+    Raises ExportRefused where servers can load none.
     """
     kept: list[Winner] = []
     left: list[str] = []
@@ -111,15 +111,14 @@ def export(
     *,
     allow_predicted: bool,
 ) -> list[PlannedFile]:
-    """Write the winners' files, and prove that each entry is found there again.
+    """Write the winners' files, and prove that servers would find each entry.
 
-    They go under `out`, or into the engine's own package if None.
+    The files go under `out`, or into the engine's package if None. Where a winner is only predicted
+    and an earlier export has a measured entry, that entry is kept.
 
-    An entry that an earlier export measured is kept where the winner was only predicted.
-
-    Raises ExportRefused, with nothing written, where a winner is predicted and that is not
-    allowed, where two contradict each other or ask for one file, or where servers could not read
-    one; UnwritableOutput where the folder cannot be written.
+    Raises ExportRefused, and writes nothing, where a winner is predicted and that is not allowed,
+    where two winners contradict each other or need the same file, and where servers could not read
+    a file. Raises UnwritableOutput where the folder cannot be written.
     """
     if not allow_predicted:
         _refuse_predicted(winners)
@@ -127,7 +126,7 @@ def export(
     for family in _families(winners):
         delivery = delivery_of(engine, family.name)
         root = out or delivery.engine_root
-        assert root is not None  # `loadable` has left out what the package does not take
+        assert root is not None  # `loadable` left out families without a folder there
         planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
     for _, root, _ in planned:
         prove_writable(root)
@@ -146,18 +145,16 @@ def deliveries_for(winners: Sequence[Winner], engine: Engine) -> list[Delivery]:
 
 
 def packaged_files(winners: Sequence[Winner], engine: Engine) -> Iterator[tuple[Path, Path]]:
-    """The engine's own files that an overlay must carry: the path under it, and the file."""
+    """The engine's own files that an overlay must have too: the path under it, and the file."""
     for delivery in deliveries_for(winners, engine):
         yield from delivery.packaged()
 
 
 def carry_packaged(delivery: Delivery, root: Path) -> int:
-    """Copy the engine's own files under `root`; returns how many were written.
+    """Copy the engine's own files under `root`, and return how many were written.
 
-    A root that replaces the packaged one must carry the packaged files too, or the engine loses
-    them. Files that this tuner exported there are left alone.
-
-    Raises UnwritableOutput where the folder cannot be written.
+    Servers that are pointed at a root read no packaged files, so the root must have them too. Files
+    that this tuner exported stay. Raises UnwritableOutput where the folder cannot be written.
     """
     prove_writable(root)
     written = 0
@@ -171,7 +168,7 @@ def carry_packaged(delivery: Delivery, root: Path) -> int:
 
 
 def _engine_root(files: Sequence[PlannedFile], engine: Engine) -> Path:
-    """The folder of the engine's package that all files lie under."""
+    """The folder of the engine's package that all files are under."""
     roots = {delivery_of(engine, family.name).engine_root for family in _families(files)}
     (root, *others) = roots
     return engine.root if others or root is None else root
@@ -191,5 +188,7 @@ def _refuse_predicted(winners: Iterable[Winner]) -> None:
     if predicted:
         raise ExportRefused(
             f"{len(predicted)} of the winners for {predicted[0].problem.spec()} were predicted, "
-            f"not measured: measure them, or pass --allow-predicted"
+            "not measured: measure them, or pass ",
+            cli="--allow-predicted",
+            api="allow_predicted=true",
         )

@@ -1,4 +1,4 @@
-"""How winners reach an engine's servers: files, where they lie, and what servers must be told."""
+"""How winners reach an engine's servers: files, their folders, and what servers must be told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.problems.results import Status
 
 
 class PlannedFile(Protocol):
-    """One file to write for servers, with the sidecar that says where its entries are from."""
+    """A file to write for servers, with the sidecar that says where its entries are from."""
 
     @property
     def path(self) -> Path: ...
@@ -35,20 +35,20 @@ class PlannedFile(Protocol):
         ...
 
     def text(self) -> str:
-        """What the file holds."""
+        """The file's content."""
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """What `tuner export --json` says of this family's files alone."""
+        """The fields of `tuner export --json` that only this family's files have."""
         ...
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """What a bundle's manifest says of each entry."""
+        """An object for each entry, for a bundle's manifest."""
         ...
 
 
-class ServerFlags(Protocol):
-    """Advice on how to start servers; `str()` puts it in words."""
+class ServerAdvice(Protocol):
+    """Advice on how to start servers. `str()` gives it as a sentence."""
 
     def as_json(self) -> dict[str, Any]: ...
 
@@ -58,44 +58,44 @@ class Delivery(Protocol):
 
     @property
     def note(self) -> str:
-        """What an operator should know of such files; empty where nothing need be said."""
+        """What an operator should know about such files; empty where there is nothing."""
         ...
 
     @property
     def engine_root(self) -> Path | None:
-        """The folder in the engine's own package that takes files; None where it takes none."""
+        """The folder of the engine's package for such files; None where it has none."""
         ...
 
     @property
     def variable(self) -> str | None:
-        """The variable that points servers at another root; None where they know of none."""
+        """The environment variable that points servers at another root; None if there is none."""
         ...
 
     def obstacle(self, *, into_engine: bool) -> str:
-        """Why servers could not load the files from there; empty where they can."""
+        """Why servers could not load the files; empty where they can."""
         ...
 
     def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[PlannedFile]:
-        """The files to write under a root; nothing is written.
+        """The files to write under a root. Writes nothing.
 
         Raises ExportRefused where winners contradict each other, or servers could not read a file.
         """
         ...
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
-        """Raises ExportRefused where servers would not find what was written."""
+        """Raises ExportRefused where servers would not find a written entry."""
         ...
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         """The engine's own files that a root replaces: the path under a root, and the file."""
         ...
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
-        """How to start servers, where that is not theirs to know."""
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
+        """How to start servers, where they do not find out by themselves."""
         ...
 
 
 def delivery_of(engine: Engine, family: str) -> Delivery:
-    """Raises UnsupportedFamily where the engine has nothing for the family."""
+    """The family's delivery to the engine. Raises UnsupportedFamily where it has none."""
     found: Delivery = engine_module(engine.name, family).open_delivery(engine)
     return found

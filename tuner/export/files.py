@@ -1,4 +1,4 @@
-"""How exported files are written, and what their sidecars say."""
+"""Writing exported files, and the content of their sidecars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROVENANCE = "provenance"  # the sidecars' folder under a root
 
 
 def sidecar_fields(name: str, text: str) -> dict[str, Any]:
-    """How every sidecar begins: the file beside which it lies, and what wrote both."""
+    """The first fields of every sidecar: its file, and the tool that wrote both."""
     return {
         "file": name,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -29,7 +29,7 @@ def sidecar_fields(name: str, text: str) -> dict[str, Any]:
 
 
 def provenance_row(winner: Winner) -> dict[str, Any]:
-    """What a sidecar says of one entry."""
+    """A sidecar's object for one entry."""
     entry = winner.entry
     incumbents = {name: incumbent_json(i) for name, i in sorted(entry.incumbents.items())}
     for incumbent in incumbents.values():
@@ -43,13 +43,13 @@ def provenance_row(winner: Winner) -> dict[str, Any]:
 
 
 def read_sidecar(path: Path, sidecar: Path) -> Mapping[str, Any] | None:
-    """The sidecar that is there, if it still describes the file beside it."""
+    """The content of a sidecar; None where there is none, or the file has changed since."""
     try:
         data = path.read_bytes()
         provenance = json.loads(sidecar.read_text(encoding="utf-8"))
         described = provenance["sha256"] == hashlib.sha256(data).hexdigest()
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # no sidecar, or not one of ours
+        return None
     return provenance if described and isinstance(provenance, dict) else None
 
 
@@ -68,7 +68,10 @@ def prove_writable(root: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old bytes or the new ones, never a part."""
+    """Write a file atomically: a reader sees the old bytes or the new ones.
+
+    Raises UnwritableOutput.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")

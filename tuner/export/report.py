@@ -1,4 +1,4 @@
-"""What an export wrote, and how servers are pointed at it."""
+"""The report of an export: what it wrote, and how servers are pointed at it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.export.delivery import PlannedFile, ServerFlags
+from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.problems.results import Status
 from tuner.render import table
 
@@ -22,9 +22,9 @@ class ExportReport:
     root: Path
     files: Sequence[PlannedFile]
     carried: int  # packaged files copied beside them
-    variables: Sequence[str]  # each names the root to a server; none where it needs no telling
-    server_flags: Sequence[ServerFlags] = ()
-    notes: Sequence[str] = ()  # what an operator should know of the files
+    variables: Sequence[str]  # point servers at the root; none where they find it by themselves
+    server_flags: Sequence[ServerAdvice] = ()
+    notes: Sequence[str] = ()  # what an operator should know about the files
     left_out: str = ""  # which families were not written, and why
 
     def as_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class ExportReport:
         }
 
     def as_text(self) -> str:
-        """The files, how far each was measured, and how to use them."""
+        """The files, the number of measured entries in each, and how to use them."""
         rows = [
             (
                 file.path.relative_to(self.root),

@@ -15,7 +15,7 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
     """The winners for the wanted problems.
 
     A problem without winners stands for all stored problems that its family calls alike. Raises
-    ExportRefused, which names the nearest stored problem, where there is none.
+    ExportRefused where no stored problem matches, and names the nearest one.
     """
     stored = {winner.problem for winner in winners}
     chosen = {problem for problem in stored if any(_names(one, problem, stored) for one in wanted)}
@@ -27,14 +27,15 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
 
 
 def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
-    """Raises ExportRefused where two problems would be written to one file."""
+    """Raises ExportRefused where two problems would be written to the same file."""
     seen: dict[Path, str] = {}
     for path, problem in files:
         first = seen.setdefault(path, problem.spec())
         if first != problem.spec():
             raise ExportRefused(
-                f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with "
-                "--problem SPEC or --model NAME"
+                f"{first} and {problem.spec()} both ask for {path.name}: choose one of them with ",
+                cli="--problem SPEC or --model NAME",
+                api="problem=SPEC",
             )
 
 

@@ -1,1 +1,1 @@
-"""Tuning runs that somebody asked for."""
+"""Jobs: tuning runs that a client or the nightly round asked for."""

@@ -1,7 +1,7 @@
-"""A service's queue over HTTP, as `tuner.store.JobStore` is it in this process.
+"""A service's queue over HTTP, with the methods that `tuner.store.JobStore` has for a local one.
 
-With the standard library alone: the base package installs into an engine's environment, where
-every further requirement may move one of the engine's own.
+It needs the standard library alone: the base package is installed into an engine's environment,
+where any further requirement may change the version of one of the engine's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submit
 
 KEY_VARIABLE = "TUNER_API_KEY"
 TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a submission, which its key makes one, is sent again
-LARGEST_ANSWER = 64 << 20
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a submission is sent again, with its idempotency key
+LARGEST_ANSWER = 64 << 20  # bytes
 
 
 class Queue(Protocol):
-    """What a `JobStore` and a server do alike."""
+    """What a `JobStore` and a server have in common."""
 
     def submit(self, request: JobRequest, *, priority: Priority) -> Submitted: ...
 
@@ -53,8 +53,10 @@ class Queue(Protocol):
 
 
 class RemoteQueue:
-    """A server's queue. Raises ServerUnavailable where it does not answer, and BadInput, with the
-    server's own words, for what it refuses.
+    """A server's queue.
+
+    Raises ServerUnavailable where the server does not answer, and BadInput, with the server's
+    message, for a request that it refuses.
     """
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -66,20 +68,20 @@ class RemoteQueue:
         self._opener = urllib.request.build_opener(*handlers)
 
     def submit(self, request: JobRequest, *, priority: Priority = Priority.NORMAL) -> Submitted:
-        """Post a job; sent again, when no answer came, it is not done again."""
+        """Post a job. It is sent again when no answer comes; its key keeps it a single job."""
         body = request.as_json()
         body |= {"model": body.pop("problem"), "urgent": priority is Priority.URGENT}
         if request.model:
             body["name"] = request.model
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        answer = self._insist("POST", "/v1/jobs", body, headers)
-        with self._understanding():
+        answer = self._ask_with_retries("POST", "/v1/jobs", body, headers)
+        with self._expecting_this_version():
             return Submitted(_read_job(answer), created=bool(answer["created"]))
 
     def get(self, job_id: str) -> Job:
-        """Raises UnknownJob."""
+        """The job. Raises UnknownJob."""
         answer = self._ask("GET", _job_path(job_id))
-        with self._understanding():
+        with self._expecting_this_version():
             return _read_job(answer)
 
     def list(
@@ -90,31 +92,31 @@ class RemoteQueue:
         state: JobState | None = None,
         limit: int = 50,
     ) -> Sequence[Job]:
-        """Jobs, the newest first."""
+        """List jobs, the newest first."""
         wanted = {"device": device, "model": model, "state": state and state.value, "limit": limit}
         query = urllib.parse.urlencode({k: v for k, v in wanted.items() if v is not None})
         answer = self._ask("GET", f"/v1/jobs?{query}")
-        with self._understanding():
+        with self._expecting_this_version():
             return [_read_job(values) for values in answer["jobs"]]
 
     def cancel(self, job_id: str) -> Job:
-        """Raises UnknownJob."""
+        """End the job, or ask its worker to. Raises UnknownJob."""
         answer = self._ask("POST", f"{_job_path(job_id)}/cancel")
-        with self._understanding():
+        with self._expecting_this_version():
             return _read_job(answer)
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
-        """A job's events above `after`, as they happen, to its end or the stream's."""
+        """A job's events after number `after`, as they happen, until the job or the stream ends."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         stream = self._open("GET", f"{_job_path(job_id)}/events", None, headers)
-        with stream as answer, self._understanding():
+        with stream as answer, self._expecting_this_version():
             try:
                 for data in _event_data(answer):
                     yield _read_event(job_id, data)
             except (OSError, http.client.HTTPException, ValueError):
-                return  # it broke: whoever follows asks again
+                return  # the stream broke: the caller asks again
 
-    def _insist(
+    def _ask_with_retries(
         self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
         for pause_s in PAUSES_S:
@@ -135,11 +137,11 @@ class RemoteQueue:
                 values = json.loads(answer.read(LARGEST_ANSWER))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise ServerUnavailable(f"{self._url}: no whole answer came: {error}") from None
-        with self._understanding():
+        with self._expecting_this_version():
             return dict(values)
 
     @contextlib.contextmanager
-    def _understanding(self) -> Iterator[None]:
+    def _expecting_this_version(self) -> Iterator[None]:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -167,9 +169,10 @@ class RemoteQueue:
 
 
 def api_key(environ: Mapping[str, str]) -> str | None:
-    """TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's own `api-key` file.
+    """TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's `api-key` file.
 
-    Raises BadInput for a file that others may read, or what cannot be a key.
+    Raises BadInput for a file that cannot be read, or that other users may read, and for a text
+    that cannot be a key.
     """
     if key := environ.get(KEY_VARIABLE):
         return _checked_key(key, KEY_VARIABLE)
@@ -195,11 +198,11 @@ def _checked_key(text: str, where: str) -> str:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """None: the key goes to the server that was named, and no other."""
+        """Return None: the key must not be sent to another server."""
 
 
 def _checked_url(text: str) -> str:
-    with contextlib.suppress(ValueError):  # of what is no address, or no port
+    with contextlib.suppress(ValueError):  # an invalid address or port
         url = urllib.parse.urlsplit(text)
         address = url.hostname and url.port != 0 and "@" not in url.netloc
         plain = text.isascii() and text.isprintable() and not set(text) & set(" ?#")
@@ -258,7 +261,7 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         state=JobState(values["state"]),
         client=values["client"],
         attempts=values["attempts"],
-        owner="",  # who works on it, and until when, is the service's own business
+        owner="",  # the API does not tell which worker has the job, and until when
         lease_expires_at=None,
         cancel_requested=values["cancel_requested"],
         run_id=values["run_id"],

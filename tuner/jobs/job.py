@@ -1,6 +1,6 @@
-"""Jobs: tuning runs that somebody asked for, and where they stand.
+"""Jobs: tuning runs that were asked for, and their states.
 
-docs/architecture.md, "Jobs", draws the states and says who writes what.
+docs/architecture.md, "Jobs", draws the states and says which process writes what.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRESH = timedelta(days=1)  # a job done within this answers an equal request
 
 
 class JobState(str, Enum):
-    """Where a job stands."""
+    """The state of a job."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -49,7 +49,7 @@ HELD = (JobState.LEASED, JobState.RUNNING)  # a worker has its lease
 
 
 class Priority(IntEnum):
-    """Which of the queued jobs goes first: the smaller number."""
+    """The order of queued jobs: smaller numbers go first."""
 
     URGENT = 0
     NORMAL = 1
@@ -63,14 +63,14 @@ class JobRequest:
     """
 
     problem: Problem
-    device: str  # any spelling is taken, the device table's is kept
+    device: str  # takes any spelling, and keeps the device table's
     engine: str = "sglang"  # or sglang==VERSION
-    measure: str = "gpu"  # gpu, predict or replay:FILE, FILE as the worker sees it
+    measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker
     selection: Selection | None = None  # which points; None: all that the family tunes
     effort: Effort = Effort.STANDARD
-    wide: bool | None = None  # beyond the engine's own grid; None: where times are measured
+    wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
     seed: int = 0
-    model: str = ""  # what people call it; not part of the identity
+    model: str = ""  # the model's name, for people; not part of `key`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
@@ -88,7 +88,7 @@ class JobRequest:
 
     @property
     def points(self) -> frozenset[Point]:
-        """What is to be tuned; empty where the recording that is replayed says it."""
+        """What is tuned; empty for a replay that tunes all points of its recording."""
         if self.measure.startswith("replay:") and not self.selected.given:
             return frozenset()
         return self.selected.points(self.problem)
@@ -99,12 +99,12 @@ class JobRequest:
 
     @property
     def key(self) -> str:
-        """What two requests for the same work share: sha256 of all that the result depends on."""
+        """Equal for requests for the same work: sha256 of all that the result depends on."""
         identity = {name: value for name, value in self.as_json().items() if name != "model"}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
-        """`read_request` reads it back."""
+        """The request as JSON, which `read_request` reads back."""
         return {
             "problem": self.problem.spec(),
             "device": self.device,
@@ -142,20 +142,20 @@ class Job:
     request: JobRequest
     priority: Priority
     state: JobState
-    client: str  # who asked first: an API key's name, "nightly" or "local"
-    attempts: int  # claims so far, less those given back unused
+    client: str  # that posted it first: an API key's name, "nightly" or "local"
+    attempts: int  # claims so far, without those that were given back uncounted
     owner: str  # the worker that has it, or had it last
     lease_expires_at: datetime | None
     cancel_requested: bool
     run_id: int | None  # the run that its trials and winners belong to
-    error: str  # why it failed, is dead, or was last given up
-    available_at: datetime  # no attempt before this
+    error: str  # why it failed, is dead, or was last given back
+    available_at: datetime  # no worker claims it before this
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
 
     def as_json(self) -> dict[str, Any]:
-        """What the API and `tuner job --json` show."""
+        """The job as the API and `tuner job --json` show it."""
         return {
             "id": self.id,
             "state": self.state.value,
@@ -175,7 +175,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One step of a job."""
+    """One event of a job."""
 
     job_id: str
     seq: int  # 1, 2, 3, ... without gaps
@@ -192,15 +192,15 @@ class Submitted:
     """The answer to a submission."""
 
     job: Job
-    created: bool  # False: an equal job was there (coalesced), or the key was replayed
-    replayed: bool = False  # the same idempotency key and body had been sent before
+    created: bool  # False: an earlier job is the answer
+    replayed: bool = False  # the same idempotency key and body were sent before
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on a job, until somebody else is given it.
+    """The right to work on a job, until the lease expires and another worker is given one.
 
-    Every write under it is refused with StaleLease once another lease or an end came in between.
+    Writes under the lease raise StaleLease once the job has another lease, or has ended.
     """
 
     job_id: str
@@ -210,21 +210,22 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Jobs that a worker can do."""
+class JobFilter:
+    """Which jobs a worker can do."""
 
     needs_gpu: bool
-    devices: tuple[str, ...] | None = None  # None: for any device
+    devices: tuple[str, ...] | None = None  # None: all devices
 
 
 def new_job_id() -> str:
-    """26 letters and digits that sort by time to the millisecond, as a ULID does."""
+    """26 letters and digits that sort by time to the millisecond, like a ULID's."""
     value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
     digits = "0123456789abcdefghjkmnpqrstvwxyz"
     return "".join(digits[value >> shift & 31] for shift in range(125, -1, -5))
 
 
 def parse_state(text: str) -> JobState:
+    """Read a state's name. Raises BadInput, which names the nearest."""
     try:
         return JobState(text)
     except ValueError:

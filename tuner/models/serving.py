@@ -23,6 +23,17 @@ class Serving:
     options: Mapping[str, Any] = field(default_factory=dict)  # values of `Family.shaping`
 
 
+class Note(str):
+    """A sentence for the user that ends in the command line's words; `api` has the API's."""
+
+    api: str
+
+    def __new__(cls, text: str, *, cli: str, api: str) -> Note:
+        note = super().__new__(cls, text + cli)
+        note.api = text + api
+        return note
+
+
 @dataclass(frozen=True)
 class Resolved:
     """Problems, and the assumptions that led to them."""

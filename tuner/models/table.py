@@ -48,8 +48,11 @@ def find_preset(text: str) -> Model:
     if model := _by_key().get(_key(text)):
         return model
     near = did_you_mean(text, [name for m in presets() for name in (m.name, *m.aliases)])
-    hint = near or "; `tuner models` lists the presets"
-    raise UnknownModel(f"no preset, folder or config.json is called {text[:200]!r}{hint}")
+    raise UnknownModel(
+        f"no preset, folder or config.json is called {text[:200]!r}{near}",
+        cli="" if near else "; `tuner models` lists the presets",
+        api="" if near else "; GET /v1/models lists the presets",
+    )
 
 
 @cache

@@ -1,7 +1,7 @@
 """The store: what was measured, and what was chosen, in SQLite or PostgreSQL.
 
-Rows never leave this package: callers hand in and get back the dataclasses of
-`tuner.results` and `tuner.store.records`.
+Rows never leave this package. Callers pass in and get back dataclasses of `tuner.problems` and
+`tuner.jobs`.
 """
 
 from tuner.problems.records import RunKey, RunState, Winner

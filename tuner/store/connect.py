@@ -1,4 +1,4 @@
-"""From a database URL to an engine whose transactions mean the same on both databases."""
+"""From a database URL to an engine whose transactions behave alike on both databases."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _DRIVERS = {
     "sqlite+pysqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",  # as hosting services write it
+    "postgres": "postgresql+psycopg",  # some hosting services write it so
 }
 _LOCK_TIMEOUT_S = 30  # how long a SQLite writer waits for another
 _CONNECT_TIMEOUT_S = 10
-# A process that is stopped in the middle of a transaction must not keep a job's row for itself: no
-# transaction here waits for anything but the database. PostgreSQL ends those that do.
+# A process that is stopped inside a transaction must not keep a job's row locked. No transaction
+# here waits for anything but the database, so PostgreSQL may end one that is idle for so long.
 _STALLED_MS = 30_000
 
 
@@ -40,16 +40,17 @@ def database_url(environ: Mapping[str, str]) -> str:
 
 
 def connect(text: str) -> Engine:
-    """An engine for a URL; a SQLite file's folder is made. Connects only when first used.
+    """An engine for a URL. It makes a SQLite file's folder, and connects when first used.
 
-    Raises UnusableStore for a URL that is not one of SQLite or PostgreSQL.
+    Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's, for a folder that
+    cannot be made, and where psycopg is missing.
     """
     url = _parse(text)
     if url.get_backend_name() == "sqlite":
         _make_folder(url)
         options: dict[str, Any] = {"connect_args": {"timeout": _LOCK_TIMEOUT_S}}
     else:
-        # What a method does is meant for this level, whatever the server's default is.
+        # The methods are written for this level; a server may have another default.
         options = {"connect_args": _postgres_options(url), "isolation_level": "READ COMMITTED"}
     try:
         with translated(url):
@@ -60,32 +61,32 @@ def connect(text: str) -> Engine:
         ) from None
     if url.get_backend_name() == "sqlite":
         _take_over_transactions(engine)
-        # Between processes SQLite lets writers sleep and try again, for up to 0.1 s each time, and
-        # some for long; the threads of one process need not.
-        engine.update_execution_options(write_turn=threading.Lock())
+        # SQLite's writers sleep and try again, for up to 0.1 s each time, and some wait long. This
+        # lock spares the threads of one process that.
+        engine.update_execution_options(write_lock=threading.Lock())
     return engine
 
 
-def turn_of(writer: Engine) -> AbstractContextManager[object]:
-    """What a writing transaction of this process waits for."""
-    turn: AbstractContextManager[object] | None = writer.get_execution_options().get("write_turn")
-    return turn or contextlib.nullcontext()
+def write_lock_of(writer: Engine) -> AbstractContextManager[object]:
+    """The lock that a writing transaction of this process takes first."""
+    lock: AbstractContextManager[object] | None = writer.get_execution_options().get("write_lock")
+    return lock or contextlib.nullcontext()
 
 
 def writer(engine: Engine) -> Engine:
-    """The same engine and pool, whose transactions write.
+    """The same engine and pool, with transactions that begin as writing ones.
 
-    SQLite refuses at once to turn a reading transaction into a writing one while another
-    process writes, whatever the timeout; taking the write lock first waits instead.
+    SQLite does not let a reading transaction write while another process writes: it fails at once,
+    whatever the timeout. A transaction that begins with the write lock waits for it instead.
     """
     return engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
 
 
 def use_wal(engine: Engine) -> None:
-    """Let SQLite's readers go on beside a writer; the file remembers it."""
+    """Let SQLite's readers work beside a writer. The setting is stored in the file."""
     if engine.dialect.name != "sqlite":
         return
-    # SQLite does not wait for locks here: if another process has one, the next opening does it.
+    # SQLite does not wait for locks here. If another process has one, the next opening sets it.
     with (
         contextlib.closing(engine.raw_connection()) as connection,
         contextlib.suppress(sqlite3.OperationalError),
@@ -95,7 +96,7 @@ def use_wal(engine: Engine) -> None:
 
 @contextlib.contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Turns a database's errors into UnusableStore: one line, no password."""
+    """Turn a database's errors into UnusableStore, with one line that shows no password."""
     try:
         yield
     except (ArgumentError, DBAPIError, NoConnectionLeft) as error:
@@ -116,11 +117,11 @@ def _parse(text: str) -> URL:
 
 
 def _postgres_options(url: URL) -> dict[str, object]:
-    """libpq's parameters, but for those that the URL sets itself."""
+    """libpq's parameters, without the ones that the URL sets."""
     options: dict[str, object] = {
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "options": f"-c idle_in_transaction_session_timeout={_STALLED_MS}",
-        # A server that is cut off is given up in half a minute, not in the kernel's quarter hour.
+        # An unreachable server is given up after half a minute; the kernel would take 15 minutes.
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
@@ -146,7 +147,7 @@ def _make_folder(url: URL) -> None:
 
 
 def _take_over_transactions(engine: Engine) -> None:
-    # Left alone, Python's driver begins no transaction for SELECT or CREATE TABLE.
+    # By default, Python's driver begins no transaction for SELECT or CREATE TABLE.
     @event.listens_for(engine, "connect")
     def _on_connect(connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None

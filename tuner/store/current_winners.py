@@ -1,4 +1,4 @@
-"""Which of several results counts, where a point has more than one."""
+"""Which result counts, where a point has several."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from tuner.problems.records import Published, Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import WINNING, Status
 
-Result = Winner | Published
-Place = tuple[str, str, Problem]  # device, engine, problem: each has results that count
-Size = tuple[int, int]  # batch size, new tokens: all of its entries come from one source
+Stored = Winner | Published
+ProblemKey = tuple[str, str, Problem]  # device, engine, problem
+Size = tuple[int, int]  # batch size, new tokens: all current entries of a size have one source
 Source = tuple[object, ...]
-Counting = Mapping[Place, Mapping[Point, Source]]
+Sources = Mapping[ProblemKey, Mapping[Point, Source]]
 
 
-def in_force(found: Sequence[Winner]) -> list[Winner]:
-    """The winners that count, of all winners of their problems.
+def current_winners(found: Sequence[Winner]) -> list[Winner]:
+    """The winners that count, out of all winners of their problems.
 
-    Entries that were chosen together stay together. At each batch size of a fused-MoE layer they
-    come from one environment and have one status; at each batch size and new tokens of attention
-    they come from one run. A measured result counts before a predicted one, and that before an
-    untuned one. Among results of one status, the newest one with both gemms counts: when one gemm
-    alone is tuned again in another environment, the older pair stays until the other gemm is tuned
-    there too. A result with one gemm counts where no result of its status has both; what its own
-    environment says of the other gemm without tuning it then stands beside it.
+    Entries that were chosen together stay together. At each batch size of a fused-MoE layer, they
+    come from one environment and have one status. At each batch size and number of new tokens of
+    attention, they come from one run. A measured result counts before a predicted one, and a
+    predicted one before an untuned one. Among results of one status, the newest one with both gemms
+    counts. If one gemm is tuned again in another environment, the older pair counts until the other
+    gemm is tuned there too. A result with one gemm counts where no result of its status has both;
+    if its environment has an untuned entry for the other gemm, that entry counts beside it.
     """
-    counting = _counting(found)
-    return [one for one in found if counting[_place(one)].get(one.entry.point) == _source(one)]
+    sources = _current_sources(found)
+    return [one for one in found if sources[_key(one)].get(one.entry.point) == _source(one)]
 
 
-def points_in_force(found: Sequence[Published]) -> list[Published]:
-    """Like `in_force`, for groups of winners: each keeps only its points that count."""
-    counting = _counting(found)
+def current_points(found: Sequence[Published]) -> list[Published]:
+    """Like `current_winners`, for groups of winners: each group keeps only its current points."""
+    sources = _current_sources(found)
 
     def kept(one: Published) -> frozenset[Point]:
-        mine, source = counting[_place(one)], _source(one)
-        return frozenset(point for point in one.points if mine.get(point) == source)
+        current, source = sources[_key(one)], _source(one)
+        return frozenset(point for point in one.points if current.get(point) == source)
 
     left = ((one, kept(one)) for one in found)
     return [replace(one, points=points) for one, points in left if points]
 
 
-def _counting(found: Iterable[Result]) -> Counting:
-    """The source that counts at each point that has one."""
-    results: dict[Place, dict[Size, dict[Source, list[Result]]]] = {}
+def _current_sources(found: Iterable[Stored]) -> Sources:
+    """The source of the current entry at each point that has one."""
+    results: dict[ProblemKey, dict[Size, dict[Source, list[Stored]]]] = {}
     for one in found:
-        sizes, source = results.setdefault(_place(one), {}), _source(one)
+        sizes, source = results.setdefault(_key(one), {}), _source(one)
         for size in set(map(_size, one.points)):
             sizes.setdefault(size, {}).setdefault(source, []).append(one)
-    counting: dict[Place, dict[Point, Source]] = {}
-    for place, sizes in results.items():
-        mine = counting.setdefault(place, {})
-        for size, sources in sizes.items():
-            best = max(sources, key=lambda source: _rank(size, sources[source]))
-            # The best one last: it stands where both have a point.
-            for source in (_untuned_beside(place, best), best):
-                mine.update(dict.fromkeys(_points(size, sources.get(source, ())), source))
-    return counting
+    current: dict[ProblemKey, dict[Point, Source]] = {}
+    for key, sizes in results.items():
+        chosen = current.setdefault(key, {})
+        for size, by_source in sizes.items():
+            best = max(by_source, key=lambda source: _rank(size, by_source[source]))
+            # The best source comes last, so that it replaces an untuned entry at the same point.
+            for source in (_untuned_beside(key[2], best), best):
+                chosen.update(dict.fromkeys(_points(size, by_source.get(source, ())), source))
+    return current
 
 
-def _place(one: Result) -> Place:
+def _key(one: Stored) -> ProblemKey:
     return one.environment.device, one.environment.engine, one.problem
 
 
@@ -70,25 +70,25 @@ def _size(point: Point) -> Size:
     return point.batch_size, point.new_tokens
 
 
-def _points(size: Size, results: Iterable[Result]) -> set[Point]:
+def _points(size: Size, results: Iterable[Stored]) -> set[Point]:
     return {point for one in results for point in one.points if _size(point) == size}
 
 
-def _source(one: Result) -> Source:
+def _source(one: Stored) -> Source:
     if not family_of(one.problem).joins_runs:
-        # Another workload has other cached tokens: only what was published at once was
-        # chosen together. A gemm may be tuned in a run of its own.
+        # Each workload has its own cached tokens, so only the entries that one run published were
+        # chosen together.
         return one.run_id, one.published_at
-    return one.environment, one.status
+    return one.environment, one.status  # each gemm may have been tuned in its own run
 
 
-def _untuned_beside(place: Place, source: Source) -> Source:
-    """The entries that an environment has without tuning, which nobody chose in a pair."""
-    return (source[0], Status.INCUMBENT) if family_of(place[2]).joins_runs else source
+def _untuned_beside(problem: Problem, source: Source) -> Source:
+    """The source of the untuned entries in the same environment, which were chosen in no pair."""
+    return (source[0], Status.INCUMBENT) if family_of(problem).joins_runs else source
 
 
-def _rank(size: Size, results: Collection[Result]) -> tuple[object, ...]:
-    """For results of one source: what counts is the source with the highest."""
+def _rank(size: Size, results: Collection[Stored]) -> tuple[object, ...]:
+    """The rank of one source's results at a size. The source with the highest rank is current."""
     newest = max(results, key=lambda one: (WINNING.index(one.status), one.published_at, one.run_id))
     needed = newest.problem.parts if family_of(newest.problem).joins_runs else ()
     whole = {point.part for point in _points(size, results)}.issuperset(needed)

@@ -1,4 +1,4 @@
-"""An opened database: transactions, and the statements that SQLAlchemy has no portable form of."""
+"""An open database: its transactions, and statements that SQLAlchemy has no portable form for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuner.store.connect import connect, translated, turn_of, use_wal, writer
-from tuner.store.locks import hold_beside, taken_in_transaction
+from tuner.store.connect import connect, translated, use_wal, write_lock_of, writer
+from tuner.store.locks import try_file_lock, try_transaction_lock
 from tuner.store.schema import bring_to_head
 
 D = TypeVar("D", bound="Database")
@@ -19,7 +19,7 @@ Clock = Callable[[], datetime]
 
 
 class Database:
-    """Safe to share between threads, not over a fork; several processes may open one database."""
+    """An open database. Threads may share it; forked processes may not, each opens its own."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -60,29 +60,26 @@ class Database:
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         with (
-            turn_of(self._writer),
+            write_lock_of(self._writer),
             translated(self._engine.url),
             self._writer.begin() as connection,
         ):
             yield connection
 
     @contextmanager
-    def _write_alone(self, name: str, refusal: Exception) -> Iterator[Connection]:
-        """`_write`; `refusal` is raised, at once, while any process is in one of that name."""
-        with hold_beside(self._engine, name) as mine:
+    def _write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
+        """`_write` under a named lock. Raises `refusal` at once while another process has it."""
+        with try_file_lock(self._engine, name) as mine:
             if not mine:
                 raise refusal
             with self._write() as connection:
-                if taken_in_transaction(connection, name):
+                if not try_transaction_lock(connection, name):
                     raise refusal
                 yield connection
 
 
 def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that takes ON CONFLICT, and whose result counts the rows that it added.
-
-    The two databases' forms are spelt alike.
-    """
+    """An INSERT that takes ON CONFLICT, and whose result counts the rows that it added."""
     postgres = connection.dialect.name == "postgresql"
     insert = postgresql.insert(target) if postgres else sqlite.insert(target)
     return insert.execution_options(preserve_rowcount=True)
@@ -93,9 +90,9 @@ def utc_now() -> datetime:
 
 
 def time_of(connection: Connection, clock: Clock | None) -> datetime:
-    """`clock`'s time, or that of the database's own host, which all who write to it share.
+    """The time of `clock`; without one, the time of the database's host, for all workers alike.
 
-    By its own, a host whose clock is a minute ahead would find every lease expired.
+    With its own time, a host whose clock is a minute ahead would find every lease expired.
     """
     if clock is not None:
         return clock()

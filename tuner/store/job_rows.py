@@ -1,4 +1,4 @@
-"""Jobs' rows to dataclasses and back, and the two steps that every change of a job takes."""
+"""Job rows to dataclasses and back, and the two steps of every change of a job."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def read_job(row: RowMapping) -> Job:
     )
 
 
-# What a request that a newer version stored may raise here.
+# Reading a request that a newer version stored may raise these.
 UNREADABLE = (BadInput, LookupError, TypeError, ValueError)
 
 
 def read_if_possible(row: RowMapping) -> Job | None:
-    """The job; None where this version cannot read its request: no other job must wait for it."""
+    """The job; None where this version cannot read its request, which must not stop other jobs."""
     try:
         return read_job(row)
     except UNREADABLE:
@@ -76,9 +76,9 @@ def read_event(row: RowMapping) -> JobEvent:
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
-    """Raises UnknownJob. With `lock`, the row is the transaction's until its end."""
+    """The job. With `lock`, its row is locked until the transaction ends. Raises UnknownJob."""
     query = select(jobs).where(jobs.c.id == job_id)
-    if lock:  # SQLite's writers are alone as it is, and the clause is left out there
+    if lock:  # SQLAlchemy leaves the clause out on SQLite, which has one writer anyway
         query = query.with_for_update()
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
@@ -89,7 +89,7 @@ def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
 def append_event(
     connection: Connection, job_id: str, now: datetime, kind: str, data: Mapping[str, Any]
 ) -> None:
-    """Number an event and add it; the transaction holds the job's row from here on."""
+    """Number an event and add it. This locks the job's row until the transaction ends."""
     count = jobs.c.event_count + 1
     numbered = (
         update(jobs)
@@ -105,7 +105,7 @@ def append_event(
 def move(
     connection: Connection, job_id: str, state: JobState, now: datetime, **values: object
 ) -> None:
-    """Give a job, whose row the transaction holds, its next state, without an event."""
+    """Give a job its next state, without an event. The transaction must have locked its row."""
     changes: dict[str, Any] = {"state": state.value, "updated_at": now, **values}
     if state.finished:
         changes.update(finished_at=now, lease_expires_at=None)

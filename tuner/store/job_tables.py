@@ -1,4 +1,4 @@
-"""The queue's tables, beside those of `tables.py`."""
+"""The queue's tables. `tables.py` has the others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sqlalchemy import (
 
 from tuner.store.tables import UtcDateTime, metadata, runs
 
-# As text: a database uses a partial index only where a statement spells its condition the same,
-# with no parameter in it.
+# As text, because a database uses a partial index only for a statement with the same condition,
+# without parameters.
 IS_QUEUED = text("state = 'queued'")
 IS_COALESCIBLE = text("state IN ('queued', 'leased', 'running') AND NOT cancel_requested")
 
@@ -36,7 +36,7 @@ jobs = Table(
     Column("id", String(26), primary_key=True),
     Column("request", JSON, nullable=False),
     Column("request_key", String(64), nullable=False),
-    # The next three are in the request as well: here they can be searched.
+    # The request has the next three as well; as columns they can be searched.
     _text("device"),
     _text("model"),
     Column("needs_gpu", Boolean, nullable=False),
@@ -48,16 +48,16 @@ jobs = Table(
     Column("fence", Integer, nullable=False),
     Column("lease_expires_at", UtcDateTime),
     Column("cancel_requested", Boolean, nullable=False),
-    Column("event_count", Integer, nullable=False),  # the last event's number
+    Column("event_count", Integer, nullable=False),  # the number of the last event
     Column("run_id", ForeignKey(runs.c.id)),
     _text("error"),
     Column("available_at", UtcDateTime, nullable=False),
-    Column("announced_at", UtcDateTime, nullable=False),  # when workers were last told
+    Column("announced_at", UtcDateTime, nullable=False),  # when workers were last woken for it
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
 )
-# A keyset page, whatever the filter, is a walk along one of these.
+# With any filter, a keyset page is a walk along one of these indexes.
 Index("ix_jobs_page", jobs.c.created_at, jobs.c.id)
 Index("ix_jobs_page_state", jobs.c.state, jobs.c.created_at, jobs.c.id)
 Index("ix_jobs_page_device", jobs.c.device, jobs.c.created_at, jobs.c.id)

@@ -1,4 +1,4 @@
-"""The queue as those see it who post jobs and look after them."""
+"""The queue for clients: posting, showing and cancelling jobs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class JobStore(Database):
         body_hash: str = "",
         fresh: timedelta = FRESH,
     ) -> Submitted:
-        """Queue a job, or find the one that answers the request; committed when this returns.
+        """Queue a job, or find the one that answers the request. It is committed on return.
 
-        Such a job is one that this client posted with the same idempotency key, or one with the
-        same request that is unfinished, or done within `fresh`. Raises IdempotencyConflict where
-        the idempotency key came with another `body_hash` before, and IdempotencyKeyInUse while
-        another submission with it, in whatever process, is under way.
+        A job answers the request if this client posted it with the same idempotency key, or if it
+        has the same request and is unfinished, or was done within `fresh`. Raises
+        IdempotencyConflict where the idempotency key was used before with another `body_hash`, and
+        IdempotencyKeyInUse while any process works on another submission with that key.
         """
         with self._submission(client, idempotency_key) as connection:
             now = time_of(connection, self._clock)
             if idempotency_key is None:
                 return Submitted(*_find_or_add(connection, request, priority, client, now, fresh))
-            if job := _answered(connection, client, idempotency_key, body_hash):
+            if job := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return Submitted(job, created=False, replayed=True)
             job, created = _find_or_add(connection, request, priority, client, now, fresh)
             row = {
@@ -60,7 +60,7 @@ class JobStore(Database):
             return Submitted(job, created)
 
     def get(self, job_id: str) -> Job:
-        """Raises UnknownJob."""
+        """The job. Raises UnknownJob."""
         with self._read() as connection:
             return get_job(connection, job_id)
 
@@ -87,7 +87,7 @@ class JobStore(Database):
             return [read_job(row) for row in connection.execute(query).mappings()]
 
     def cancel(self, job_id: str) -> Job:
-        """End a job that nobody works on, or ask its worker to; a finished one stays as it is.
+        """End a job that no worker has, or ask its worker to end it. A finished job stays as it is.
 
         Raises UnknownJob.
         """
@@ -115,13 +115,13 @@ class JobStore(Database):
             return [read_event(row) for row in connection.execute(query).mappings()]
 
     def counts(self) -> dict[JobState, int]:
-        """How many jobs stand where; a state without any is left out."""
+        """The number of jobs in each state. States without jobs are left out."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._read() as connection:
             return {JobState(state): count for state, count in connection.execute(query)}
 
     def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
-        """Drop old keys; the number dropped. Their jobs stay."""
+        """Delete old keys and return their number. Their jobs stay."""
         with self._write() as connection:
             old = idempotency_keys.c.created_at < time_of(connection, self._clock) - older_than
             return connection.execute(delete(idempotency_keys).where(old)).rowcount
@@ -131,11 +131,11 @@ class JobStore(Database):
     ) -> AbstractContextManager[Connection]:
         if idempotency_key is None:
             return self._write()
-        return self._write_alone(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+        return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
 
 
-def _answered(connection: Connection, client: str, key: str, body_hash: str) -> Job | None:
-    """The job that was the answer to that key before. Raises IdempotencyConflict."""
+def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Job | None:
+    """The job that the key was answered with before. Raises IdempotencyConflict."""
     query = (
         select(jobs, idempotency_keys.c.body_hash)
         .join(idempotency_keys, idempotency_keys.c.job_id == jobs.c.id)
@@ -164,15 +164,15 @@ def _find_or_add(
         index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
     )
     while True:
-        if found := _equal(connection, request.key, now - fresh):
-            return _hurried(connection, found, priority), False
+        if found := _equal_job(connection, request.key, now - fresh):
+            return _raise_priority(connection, found, priority), False
         if connection.execute(addition, row).rowcount:
             append_event(connection, row["id"], now, "submitted", {"client": client})
             return get_job(connection, row["id"]), True
-        # Another transaction was first with an equal job: its commit was waited for.
+        # Another transaction added an equal job first. The insert waited for its commit.
 
 
-def _equal(connection: Connection, request_key: str, done_since: datetime) -> Job | None:
+def _equal_job(connection: Connection, request_key: str, done_since: datetime) -> Job | None:
     equal = select(jobs).where(jobs.c.request_key == request_key)
     unfinished = equal.where(IS_COALESCIBLE)
     done = (
@@ -186,7 +186,7 @@ def _equal(connection: Connection, request_key: str, done_since: datetime) -> Jo
     return None
 
 
-def _hurried(connection: Connection, job: Job, priority: Priority) -> Job:
+def _raise_priority(connection: Connection, job: Job, priority: Priority) -> Job:
     if job.state is JobState.QUEUED and priority < job.priority:
         mine = jobs.c.id == job.id
         change = update(jobs).where(mine).values(priority=int(priority))

@@ -1,4 +1,4 @@
-"""Who may use the service: keys that are shown once, and kept as hashes."""
+"""The keys of the service's clients. A key is shown once, and stored as a hash."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from tuner.errors import BadInput, did_you_mean
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
 
-PREFIX = "tuner_"  # so that a key found in a log or a repository is known for what it is
-MIN_LENGTH = 32  # of a key from elsewhere
-USED_EVERY = timedelta(hours=1)  # how finely its last use is kept
+PREFIX = "tuner_"  # makes keys easy to recognise in logs and repositories
+MIN_LENGTH = 32  # characters of a key that was made elsewhere
+USED_EVERY = timedelta(hours=1)  # the last use is stored at most this often
 
 
 class Scope(IntEnum):
-    """What a key allows; each includes those below it."""
+    """What a key allows. Each scope includes the ones before it."""
 
     READ = 1
-    SUBMIT = 2  # and to cancel what the same key has submitted
-    ADMIN = 3  # and every job, and the watch list
+    SUBMIT = 2  # jobs, and cancelling the jobs that the same key submitted
+    ADMIN = 3  # cancelling every job, and the watch list
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as stored: everything but the key."""
+    """What is stored about a key. Times are UTC."""
 
     name: str
     scope: Scope
-    created_at: datetime  # UTC, as are the others
+    created_at: datetime
     last_used_at: datetime | None  # to the hour
     revoked_at: datetime | None
 
 
 class KeyStore(Database):
-    """Every method is one transaction, and raises UnusableStore when the database fails."""
+    """Stores keys. Methods are single transactions; a failing database raises UnusableStore."""
 
     def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
         super().__init__(engine)
         self._clock = clock
 
     def add(self, name: str, scope: Scope, token: str | None = None) -> str:
-        """Store a new key of that name and return it: it cannot be had again.
+        """Store a new key of that name and return it. It cannot be read again later.
 
-        `token` is a key that was made elsewhere; with the same name and scope as before, nothing
-        changes. Raises BadInput for a name or a key that is taken, or a key that is too short.
+        `token` is a key that was made elsewhere. If it is stored with that name and scope already,
+        nothing changes. Raises BadInput for a name or a key that is taken, and a key that is too
+        short.
         """
         _check_name(name)
         token = _checked(token) if token is not None else PREFIX + secrets.token_urlsafe(32)
@@ -81,7 +82,7 @@ class KeyStore(Database):
         return token
 
     def find(self, token: str) -> ApiKey | None:
-        """The key, unless it was revoked; this counts as a use."""
+        """The key, unless it is unknown or revoked. This counts as a use."""
         query = select(api_keys).where(
             api_keys.c.key_hash == _hash(token), api_keys.c.revoked_at.is_(None)
         )
@@ -103,30 +104,30 @@ class KeyStore(Database):
             return bool(connection.execute(query).scalar_one())
 
     def list(self) -> Sequence[ApiKey]:
-        """All keys, the revoked ones too, in order of their making."""
+        """All keys, also the revoked ones, in the order in which they were made."""
         with self._read() as connection:
             rows = connection.execute(select(api_keys).order_by(api_keys.c.id)).mappings()
             return [_read(row) for row in rows]
 
     def revoke(self, name: str) -> None:
-        """End a key, at once and for good. Raises BadInput for a name without a key in force."""
+        """Revoke a key, at once and for good. Raises BadInput where no valid key has that name."""
         mine = update(api_keys).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
         with self._write() as connection:
             if connection.execute(mine.values(revoked_at=self._clock())).rowcount:
                 return
         near = did_you_mean(name, [key.name for key in self.list() if key.revoked_at is None])
-        raise BadInput(f"no key in force is named {name!r}{near}")
+        raise BadInput(f"no valid key is named {name!r}{near}")
 
 
 def parse_scope(text: str) -> Scope:
-    """Read `read`, `submit` or `admin`."""
+    """Read `read`, `submit` or `admin`. Raises BadInput."""
     names = [scope.name.lower() for scope in Scope]
     if text not in names:
         raise BadInput(f"unknown scope {text!r}{did_you_mean(text, names)}")
     return Scope[text.upper()]
 
 
-# A key holds 256 random bits: there is nothing to guess, so nothing that a slow hash would slow.
+# A fast hash is enough: nobody can guess a key's 256 random bits.
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The queue as workers see it: claims, leases, and writes that a lost lease forbids."""
+"""The queue for workers: claims, leases, and writes that need a lease."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, select, update
 
-from tuner.errors import RunInHand, StaleLease
-from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Ask, Job, JobState, Lease, read_request
+from tuner.errors import RunAlreadyActive, StaleLease
+from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Job, JobFilter, JobState, Lease, read_request
 from tuner.problems.records import Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, Database, time_of
@@ -21,26 +21,26 @@ from tuner.store.rows import storable
 from tuner.store.store import Store
 
 _HELD = [state.value for state in HELD]
-RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled with every other
-UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to get as far as a worker that can
+RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further one
+UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
 
 
 class Leases(Database):
     """Claims jobs and keeps or gives up their leases.
 
-    Every method is one transaction, and raises UnusableStore when the database fails. Those that
-    take a Lease raise StaleLease, with nothing written, once it is lost.
+    Every method is one transaction, and raises UnusableStore when the database fails. A method that
+    takes a Lease raises StaleLease, and writes nothing, once the lease is lost.
     """
 
     def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         super().__init__(engine)
         self._clock = clock
 
-    def claim(self, asks: Sequence[Ask], owner: str) -> Lease | None:
-        """The most urgent, then oldest queued job of the first ask that has one."""
+    def claim(self, filters: Sequence[JobFilter], owner: str) -> Lease | None:
+        """Claim the most urgent, then oldest queued job of the first filter that has one."""
         with self._write() as connection:
             now = time_of(connection, self._clock)
-            while row := _next_queued(connection, asks, now):
+            while row := _next_queued(connection, filters, now):
                 values = {
                     "owner": owner,
                     "fence": row["fence"] + 1,
@@ -53,37 +53,37 @@ class Leases(Database):
                 try:
                     request = read_request(row["request"])
                     return Lease(row["id"], owner, values["fence"], request)
-                except UNREADABLE as error:  # a newer version's: its workers may
+                except UNREADABLE as error:  # a newer version's job: leave it to its workers
                     reason = f"{owner} cannot read the request: {error}"
                     _give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)
         return None
 
     def heartbeat(self, lease: Lease) -> None:
-        """Keep the lease for another `LEASE`."""
+        """Extend the lease to `LEASE` from now."""
         with self._write() as connection:
-            mine = _hold(connection, lease)["id"]
+            mine = _leased_row(connection, lease)["id"]
             expiry = time_of(connection, self._clock) + LEASE
             connection.execute(
                 update(jobs).where(jobs.c.id == mine).values(lease_expires_at=expiry)
             )
 
     def must_stop(self, lease: Lease) -> bool:
-        """Whether the job's cancelling was asked for. Writes nothing."""
+        """Whether a client asked to cancel the job. Writes nothing."""
         with self._read() as connection:
-            return bool(_hold(connection, lease, lock=False)["cancel_requested"])
+            return bool(_leased_row(connection, lease, lock=False)["cancel_requested"])
 
     def fail(self, lease: Lease, reason: str) -> None:
         """End the job FAILED: another attempt would fail as well."""
         self._end(lease, JobState.FAILED, {"reason": reason}, error=storable(reason))
 
     def cancelled(self, lease: Lease) -> None:
-        """End the job CANCELLED, as was asked."""
+        """End the job CANCELLED, after a client asked for it."""
         self._end(lease, JobState.CANCELLED, {})
 
     def retry(self, lease: Lease, reason: str) -> JobState:
-        """Give a failed attempt back: QUEUED after a delay, or DEAD without attempts left."""
+        """Give the job back after a failed attempt: QUEUED with a delay, DEAD after the last."""
         with self._write() as connection:
-            row, now = _hold(connection, lease), time_of(connection, self._clock)
+            row, now = _leased_row(connection, lease), time_of(connection, self._clock)
             return _give_back(
                 connection, row, now, reason, RETRY_DELAY * 2 ** (row["attempts"] - 1)
             )
@@ -94,16 +94,16 @@ class Leases(Database):
         reason: str = "the worker stopped",
         delay: timedelta = timedelta(0),
     ) -> None:
-        """Give the job back untried, not to be claimed for `delay`: the attempt does not count."""
+        """Give the job back without counting the attempt. It can be claimed again after `delay`."""
         with self._write() as connection:
-            row, now = _hold(connection, lease), time_of(connection, self._clock)
+            row, now = _leased_row(connection, lease), time_of(connection, self._clock)
             _set(connection, row["id"], attempts=row["attempts"] - 1)
             _give_back(connection, row, now, reason, delay, capped=False)
 
     def expire(self) -> Sequence[Job]:
-        """Take back leases that ran out; their jobs, but for those that this version cannot read.
+        """Expire leases. Returns their jobs, without those that this version cannot read.
 
-        Safe in several processes at once.
+        Several processes may do this at once.
         """
         with self._write() as connection:
             now = time_of(connection, self._clock)
@@ -121,10 +121,10 @@ class Leases(Database):
             return [job for job in found if job is not None]
 
     def unannounced(self, since: timedelta) -> Job | None:
-        """A queued job that workers were told of longest ago, if not within `since`.
+        """The queued job whose announcement is the oldest, if it is older than `since`.
 
-        It counts as told of now. One at a time, so that a long queue makes few messages: a
-        worker that is awake goes on until there is no job left.
+        The caller announces it, so its announcement is now. One job at a time is enough, and keeps
+        messages few: a worker that is awake does jobs until none is left.
         """
         with self._write() as connection:
             now = time_of(connection, self._clock)
@@ -142,24 +142,24 @@ class Leases(Database):
             return read_if_possible(row)
 
     def store(self, lease: Lease) -> LeasedStore:
-        """The store as that job's worker may write it; it shares the connections of this."""
+        """The store for that job's worker. It shares this object's connections."""
         return LeasedStore(self._engine, lease, self._clock)
 
     def _end(
         self, lease: Lease, state: JobState, data: Mapping[str, Any], **values: object
     ) -> None:
         with self._write() as connection:
-            job_id, now = _hold(connection, lease)["id"], time_of(connection, self._clock)
+            job_id, now = _leased_row(connection, lease)["id"], time_of(connection, self._clock)
             move(connection, job_id, state, now, **values)
             append_event(connection, job_id, now, state.value, data)
 
 
 class LeasedStore(Store):
-    """A store whose every write is the write of a job's worker.
+    """A store whose every write needs a job's lease.
 
-    Each is refused with StaleLease once the lease is lost. Beginning the run makes the job
-    RUNNING; finishing it publishes and makes the job DONE in one transaction, so that nothing
-    is published twice. A run that another job is at cannot be begun: RunInHand.
+    Writes raise StaleLease once the lease is lost. Beginning the run makes the job RUNNING.
+    Finishing it publishes the winners and makes the job DONE in one transaction, so that nothing is
+    published twice. Beginning a run that another job is working on raises RunAlreadyActive.
     """
 
     def __init__(self, engine: Engine, lease: Lease, clock: Clock | None = None) -> None:
@@ -170,15 +170,15 @@ class LeasedStore(Store):
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         with super()._write() as connection:
-            _hold(connection, self._lease)
+            _leased_row(connection, self._lease)
             yield connection
 
     def _begin(self, connection: Connection, key: RunKey) -> Run:
-        run = super()._begin(connection, key)  # from here on the run's row is this transaction's
+        run = super()._begin(connection, key)  # this locks the run's row
         same = jobs.c.run_id == run.id, jobs.c.state == JobState.RUNNING.value
         other = select(jobs.c.id).where(*same, jobs.c.id != self._lease.job_id).limit(1)
         if found := connection.execute(other).scalar_one_or_none():
-            raise RunInHand(f"job {found} is at the same run")
+            raise RunAlreadyActive(f"job {found} is working on the same run")
         now = time_of(connection, self._clock)
         move(connection, self._lease.job_id, JobState.RUNNING, now, run_id=run.id)
         data = {"run_id": run.id, "environment": asdict(key.environment)}
@@ -203,8 +203,11 @@ class LeasedStore(Store):
         append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)
 
 
-def _hold(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
-    """The job's row, and the row itself until the transaction ends; StaleLease if not ours."""
+def _leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
+    """The row of the lease's job, with `lock` locked until the transaction ends.
+
+    Raises StaleLease once the lease is lost.
+    """
     query = select(jobs).where(
         jobs.c.id == lease.job_id, jobs.c.fence == lease.fence, jobs.c.state.in_(_HELD)
     )
@@ -214,17 +217,19 @@ def _hold(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapp
     return row
 
 
-def _next_queued(connection: Connection, asks: Sequence[Ask], now: datetime) -> RowMapping | None:
-    for ask in asks:
+def _next_queued(
+    connection: Connection, filters: Sequence[JobFilter], now: datetime
+) -> RowMapping | None:
+    for wanted in filters:
         query = (
             select(jobs)
-            .where(IS_QUEUED, jobs.c.needs_gpu == ask.needs_gpu, jobs.c.available_at <= now)
+            .where(IS_QUEUED, jobs.c.needs_gpu == wanted.needs_gpu, jobs.c.available_at <= now)
             .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
         )
-        if ask.devices is not None:
-            query = query.where(jobs.c.device.in_(ask.devices))
+        if wanted.devices is not None:
+            query = query.where(jobs.c.device.in_(wanted.devices))
         if row := connection.execute(query).mappings().one_or_none():
             return row
     return None
@@ -239,7 +244,7 @@ def _give_back(
     *,
     capped: bool = True,
 ) -> JobState:
-    """End an attempt that gave no answer. The transaction holds the row."""
+    """End an attempt without a result. The transaction must have locked the row."""
     reason = storable(reason)
     values: dict[str, Any] = {"error": reason}
     if row["cancel_requested"]:

@@ -1,7 +1,7 @@
-"""Names that one transaction at a time may have, among all processes that use a database.
+"""Named locks among all processes that use a database.
 
-They are tried for, never waited for, and need no rows: what a killed process held is free at once,
-as PostgreSQL ends its transaction, and the kernel the locks on its files.
+Taking a lock never waits, and needs no rows. PostgreSQL, or the kernel, frees the locks of a killed
+process at once.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from sqlalchemy import Connection, Engine, func, select
 from tuner.errors import UnusableStore
 
 
-def taken_in_transaction(connection: Connection, name: str) -> bool:
-    """Whether another transaction has the name; else this one has it to its end.
+def try_transaction_lock(connection: Connection, name: str) -> bool:
+    """Whether this transaction has the lock until it ends. Always True on SQLite.
 
-    Of PostgreSQL; on SQLite, whose one writer could but wait here, `hold_beside` is first.
+    SQLite has one writer, which would wait here: it takes `try_file_lock` before.
     """
     if connection.dialect.name != "postgresql":
-        return False
+        return True
     lock = func.pg_try_advisory_xact_lock(_number(name))
-    return not connection.execute(select(lock)).scalar_one()
+    return bool(connection.execute(select(lock)).scalar_one())
 
 
 @contextlib.contextmanager
-def hold_beside(engine: Engine, name: str) -> Iterator[bool]:
-    """Whether the caller has the name within the block, as far as a SQLite file is concerned.
+def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
+    """Whether the caller has the lock within the block. Always True without a SQLite file.
 
-    True on PostgreSQL, and for a database in memory, which no other process can see. The lock is
-    one byte, never written, of a file beside the database: locking a byte of its own would end
-    SQLite's locks on it.
+    The lock is one byte, never written, of a file beside the database: a lock on a byte of the
+    database itself would end SQLite's own locks. Raises UnusableStore where the file cannot be
+    opened.
     """
     path = engine.url.database
     has_file = path not in (None, "", ":memory:") and "uri" not in engine.url.query
     if engine.dialect.name != "sqlite" or not has_file:
         yield True
         return
-    # An open file's lock, not a process's: so it keeps threads apart as well.
+    # The lock belongs to the open file, not to the process: it keeps threads apart as well.
     wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _number(name), 1, 0)
     file = _open(Path(f"{path}-names"))
     try:
@@ -65,5 +65,5 @@ def _open(path: Path) -> int:
 
 
 def _number(name: str) -> int:
-    """A number of its own for every name: 62 bits, as a place in a file has at most 63."""
+    """A number for each name, of 62 bits: an offset in a file has at most 63."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2

@@ -1,4 +1,4 @@
-"""What the service shows of the store: page by page, each page a walk along an index."""
+"""What the service shows of the store. Lists come in pages, each a walk along an index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tuner.problems.points import Problem
 from tuner.problems.records import Published, Winner
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import WINNING, Environment, Status, Trial
-from tuner.store.current_winners import points_in_force
+from tuner.store.current_winners import current_points
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
 from tuner.store.rows import (
@@ -40,12 +40,13 @@ _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 
 
 def _point_text() -> ColumnElement[str]:
-    """As `read_points` reads it."""
+    """A point as text, in the form that `read_points` reads."""
     part, *numbers = (cast(winners.c[name], Text) for name in POINT_COLUMNS)
     return sum((" " + number for number in numbers), start=part)
 
 
-# A row for all points that a run published at once: a store has 36 winners for each of these.
+# One row for all points that a run published together, instead of one for each winner: a run
+# publishes 36 on average.
 _PUBLISHED = (
     select(
         problems.c.spec,
@@ -74,35 +75,35 @@ _NEWEST = (
     .label("newest")
 )
 # Part, batch size, new tokens, cached tokens, config key.
-TrialPlace = tuple[str, int, int, int, str]
+TrialCursor = tuple[str, int, int, int, str]
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredSummary:
     """What the store holds for one problem in one environment."""
 
-    place: tuple[int, int]  # (environment, problem): where the next page goes on
+    cursor: tuple[int, int]  # (environment id, problem id)
     environment: Environment
     problem: Problem
-    points: dict[Status, int]  # how many points have a winner of that status
+    points: dict[Status, int]  # the number of points by their winners' status
     oldest: datetime
     newest: datetime
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An environment with winners. It is one family's, or attention's: each has its kernels."""
+class EnvironmentSeen:
+    """An environment with winners. All its problems have the same kernels, so one family."""
 
     environment: Environment
-    family: str  # of one of its problems
-    newest: datetime  # of its winners
+    family: str  # the kind of one of its problems
+    newest: datetime  # when its newest winner was published
 
 
 class Lookups(Database):
-    """Every method is one transaction, and raises UnusableStore when the database fails."""
+    """Reads the store. Methods are single transactions; a failing database raises UnusableStore."""
 
-    def trials(self, run_id: int, after: TrialPlace | None, limit: int) -> Sequence[Trial]:
-        """A page of a run's trials, by part, size and configuration."""
+    def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
+        """A page of a run's trials, in order of part, size and configuration."""
         place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
         if after is not None:
@@ -111,7 +112,7 @@ class Lookups(Database):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def winners_of(self, run_id: int) -> Sequence[Winner]:
-        """What is published for the run's problem in its environment: by it, or by a later run."""
+        """The winners for a run's problem in its environment, from that run or a later one."""
         query = (
             select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
             .join(problems, winners.c.problem_id == problems.c.id)
@@ -130,15 +131,16 @@ class Lookups(Database):
     def published(
         self, devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
     ) -> Sequence[Published]:
-        """What is in force of some problems; and of each environment one of the newest results,
-        whatever its problem and without points, to tell which environment is the newest.
+        """The current results of some problems, and the newest result of each environment.
+
+        The latter may be of any problem, and has no points. It tells which environment is newest.
         """
         here = environments.c.device.in_(devices) & environments.c.engine.in_(engines)
         specs = [problem.spec() for problem in wanted]
         with self._read() as connection:
             rows = connection.execute(select(environments, _NEWEST).where(here)).mappings().all()
             places = {row["id"]: read_environment(row) for row in rows}
-            # By their ids, and not joined: SQLite would read all winners of the environments.
+            # By ids instead of a join, for which SQLite would read all winners of the environments.
             ids = connection.execute(select(problems.c.id).where(problems.c.spec.in_(specs)))
             mine = winners.c.problem_id.in_(ids.scalars().all())
 
@@ -148,10 +150,10 @@ class Lookups(Database):
 
             newest = read(winners.c.id.in_([row["newest"] for row in rows]))
             known = [replace(one, points=frozenset()) for one in newest]
-            return points_in_force(read(mine)) + known
+            return current_points(read(mine)) + known
 
-    def environments(self, devices: Collection[str]) -> Sequence[Seen]:
-        """The environments of those devices that have winners."""
+    def environments(self, devices: Collection[str]) -> Sequence[EnvironmentSeen]:
+        """The environments that have winners, of some devices."""
         mine = winners.c.environment_id == environments.c.id
         newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
         family = (
@@ -167,30 +169,32 @@ class Lookups(Database):
         with self._read() as connection:
             rows = connection.execute(query).mappings()
             return [
-                Seen(read_environment(row), row["family"], row["newest"])
+                EnvironmentSeen(read_environment(row), row["family"], row["newest"])
                 for row in rows
                 if row["newest"]
             ]
 
-    def held(self, device: str | None, after: tuple[int, int] | None, limit: int) -> Sequence[Held]:
+    def stored_summaries(
+        self, device: str | None, after: tuple[int, int] | None, limit: int
+    ) -> Sequence[StoredSummary]:
         """A page of what is stored, by environment and problem."""
-        found: list[Held] = []
+        found: list[StoredSummary] = []
         first, skip = after or (0, 0)
         query = select(environments).where(environments.c.id >= first).order_by(environments.c.id)
         if device is not None:
             query = query.where(environments.c.device == device)
         with self._read() as connection:
-            # One environment after the other: asked for several at once, PostgreSQL reads the
-            # winners of all others before them.
+            # One environment after the other: in a query for several, PostgreSQL would also read
+            # the winners of all environments before them.
             for row in connection.execute(query).mappings().all():
                 past = skip if row["id"] == first else 0
-                found += _held(connection, row, past, limit - len(found))
+                found += _summaries(connection, row, past, limit - len(found))
                 if len(found) == limit:
                     break
         return found
 
     def unfinished(self) -> dict[tuple[str, str], int]:
-        """How many jobs are queued, leased and running, by (state, device)."""
+        """The number of unfinished jobs by (state, device)."""
         query = (
             select(jobs.c.state, jobs.c.device, func.count())
             .where(jobs.c.state.in_(["queued", "leased", "running"]))
@@ -200,19 +204,19 @@ class Lookups(Database):
             return {(state, device): count for state, device, count in connection.execute(query)}
 
     def ping(self) -> None:
-        """Raises UnusableStore where the database does not answer, or is not this version's."""
+        """Raises UnusableStore where the database does not answer, or has another schema."""
         with self._read() as connection:
             check_head(connection)
 
 
-def trial_place(trial: Trial) -> TrialPlace:
-    """Where `Lookups.trials` goes on after that trial."""
+def trial_cursor(trial: Trial) -> TrialCursor:
+    """The cursor with which `Lookups.trials` continues after a trial."""
     point, key = trial.candidate.point, trial.candidate.config.key
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, key
 
 
-def parse_trial_place(values: object) -> TrialPlace:
-    """Raises BadInput."""
+def parse_trial_cursor(values: object) -> TrialCursor:
+    """A cursor from JSON. Raises BadInput."""
     match values:
         case [str(part), int(size), int(new), int(cached), str(key)]:
             return read_part(part).value, size, new, cached, key
@@ -230,9 +234,11 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
     )
 
 
-def _held(connection: Connection, environment: RowMapping, past: int, limit: int) -> list[Held]:
-    """Of one environment, the next so many problems with an id above `past`."""
-    # The page first, and its problems' texts then: so it ends where the index has so many.
+def _summaries(
+    connection: Connection, environment: RowMapping, past: int, limit: int
+) -> list[StoredSummary]:
+    """The next `limit` problems of one environment with an id above `past`."""
+    # The page is cut off before the problems' texts are joined: it reads `limit` index entries.
     page = (
         select(
             winners.c.problem_id,
@@ -256,8 +262,8 @@ def _held(connection: Connection, environment: RowMapping, past: int, limit: int
     )
     place = read_environment(environment)
     return [
-        Held(
-            place=(environment["id"], row["problem_id"]),
+        StoredSummary(
+            cursor=(environment["id"], row["problem_id"]),
             environment=place,
             problem=parse_problem(row["spec"]),
             points={status: row[status.value] for status in WINNING if row[status.value]},

@@ -1,4 +1,4 @@
-"""The watch list's rows, and what the nights did."""
+"""The watches that were added over the API, and the nightly rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Engine, RowMapping, delete, select, update
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import nightly_runs, watches
 
-GIVEN_UP = timedelta(minutes=5)  # a night begun before that, and not finished, was killed
+GIVEN_UP = timedelta(minutes=5)  # a round that is unfinished after so long was killed
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Night:
 
 
 class NightStore(Database):
-    """Every method is one transaction, and raises UnusableStore when the database fails."""
+    """Stores watches and rounds, each method in one transaction. Raises UnusableStore."""
 
     def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
         super().__init__(engine)
         self._clock = clock
 
     def begin(self, schedule: str, day: date) -> bool:
-        """Whether the round is the caller's to do: nobody has, or whoever did was killed."""
+        """Whether the caller must do the round: no process has begun it, or that one was killed."""
         with self._write() as connection:
             now = self._clock()
             row = {"schedule": schedule, "date": day, "started_at": now}
@@ -67,7 +67,7 @@ class NightStore(Database):
             connection.execute(mine.values(**values))
 
     def last(self, schedule: str | None = None) -> Night | None:
-        """The newest round, of that schedule or of any."""
+        """The newest round of a schedule, or of all; None before the first."""
         newest = nightly_runs.c.date.desc(), nightly_runs.c.started_at.desc()
         query = select(nightly_runs).order_by(*newest).limit(1)
         if schedule is not None:
@@ -86,7 +86,7 @@ class NightStore(Database):
             ]
 
     def add_watch(self, watch: Mapping[str, Any], key: str, client: str) -> StoredWatch:
-        """Add a watch; one with the same key is there already and stays as it is."""
+        """Add a watch and return it. A stored watch with the same key is returned as it is."""
         with self._write() as connection:
             row = {
                 "watch": dict(watch),
@@ -100,7 +100,7 @@ class NightStore(Database):
             return StoredWatch(found["id"], found["watch"], found["client"], found["created_at"])
 
     def remove_watch(self, watch_id: int) -> bool:
-        """Whether there was one."""
+        """Remove a watch. Returns whether there was one."""
         with self._write() as connection:
             return bool(
                 connection.execute(delete(watches).where(watches.c.id == watch_id)).rowcount

@@ -1,4 +1,4 @@
-"""Rows to dataclasses and back. Sizes are bytes, times microseconds, as in `tuner.results`."""
+"""Rows to dataclasses and back. Sizes are in bytes, times in microseconds."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def read_winner(row: RowMapping) -> Winner:
 
 
 def storable(text: str) -> str:
-    """`text` without what PostgreSQL or UTF-8 cannot hold, as a crash's output may have it."""
+    """`text` with replacements for what PostgreSQL or UTF-8 cannot hold: a crash may print it."""
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -155,7 +155,7 @@ def _read_point(row: RowMapping) -> Point:
 
 @lru_cache(maxsize=1024)  # most runs publish the same points
 def read_points(text: str) -> frozenset[Point]:
-    """Of a text of `POINT_COLUMNS`, with blanks between them, for each point."""
+    """Parse "part batch_size new_tokens cached_tokens" items, separated by commas."""
     found = (point.split() for point in text.split(","))
     return frozenset(Point(int(m), read_part(part), int(n), int(c)) for part, m, n, c in found)
 

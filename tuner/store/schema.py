@@ -1,4 +1,4 @@
-"""Brings a database's schema to the one that this version writes, or refuses."""
+"""Brings a database to this version's schema, or refuses it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tuner.store.tables import VERSION_TABLE
 HEAD = "0005"
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
-# Beside the package in a checkout and in site-packages alike; by path, because the name
-# `migrations` may mean another package where a program has its own folder on sys.path.
+# `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:
+# by name, another package on sys.path could be found.
 _MIGRATIONS = Path(__file__).parents[2] / "migrations"
-_LOCK = 0x74756E6572  # "tuner": PostgreSQL's advisory locks are numbers
+_LOCK = 0x74756E6572  # "tuner", as PostgreSQL's advisory locks are numbers
 
 
 def bring_to_head(engine: Engine) -> None:
     """Migrate an empty or older database in one transaction, and prove that it can be written.
 
-    Raises UnusableStore for a schema of a newer version, which is left as it is.
+    Raises UnusableStore for a newer version's schema, and leaves it as it is.
     """
     with engine.begin() as connection:
         if _heads(connection) == (HEAD,):
             _prove_writable(connection)
             return
-        # SQLite's transaction has the write lock already.
+        # On SQLite, the transaction has the write lock already.
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         _upgrade(connection)
 
 
 def check_head(connection: Connection) -> None:
-    """Raises UnusableStore where the schema is not the one that this version writes any more."""
+    """Raises UnusableStore where the schema is no longer this version's."""
     found = connection.execute(select(_VERSION.c.version_num)).scalars().all()
     if found != [HEAD]:
         raise UnusableStore(f"the store's schema is {', '.join(found) or 'gone'}, not {HEAD}")
@@ -68,6 +68,6 @@ def _upgrade(connection: Connection) -> None:
 
 
 def _prove_writable(connection: Connection) -> None:
-    # SQLite opens a file that it may not write without a word, and BEGIN IMMEDIATE succeeds.
+    # SQLite opens a read-only file without an error, and even BEGIN IMMEDIATE succeeds on it.
     connection.execute(update(_VERSION).values(version_num=_VERSION.c.version_num))
     connection.rollback()

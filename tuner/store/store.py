@@ -1,4 +1,4 @@
-"""The store: runs and their trials, to resume from; winners, to export."""
+"""The store: runs and trials, from which tuning resumes, and winners, which are exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuner.problems.points import Problem
 from tuner.problems.records import Run, RunKey, RunState, Winner
 from tuner.problems.registry import parts
 from tuner.problems.results import Entry, Environment, Totals, Trial
-from tuner.store.current_winners import in_force
+from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, insert_into, utc_now
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
@@ -25,7 +25,7 @@ from tuner.store.rows import (
     storable,
     trial_row,
 )
-from tuner.store.tables import WINNER_PLACE, environments, problems, runs, trials, winners
+from tuner.store.tables import WINNER_KEY, environments, problems, runs, trials, winners
 
 _ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 
@@ -37,7 +37,7 @@ class Store(Database):
     """
 
     def begin_run(self, key: RunKey) -> Run:
-        """The run with this key, now RUNNING: a new one, or the stored one with its trials."""
+        """Begin the run with this key: a new one, or the stored one with its trials."""
         with self._write() as connection:
             return self._begin(connection, key)
 
@@ -48,7 +48,7 @@ class Store(Database):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
-        """Add trials, all or none. A candidate that the run has already keeps its first trial."""
+        """Add all trials or none. A candidate's first trial stays where the run has one already."""
         added = list(new)
         if added:
             with self._write() as connection:
@@ -57,14 +57,14 @@ class Store(Database):
     def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
         """Publish the run's entries as winners and mark it DONE, all or nothing.
 
-        An entry replaces the winner of the same problem, environment, point and status, so a
-        predicted one never replaces a measured one.
+        An entry replaces the winner with the same problem, environment, point and status. So a
+        predicted entry never replaces a measured one.
         """
         with self._write() as connection:
             self._finish(connection, run, entries, totals)
 
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None:
-        """Mark a run FAILED or INTERRUPTED. Its trials stay, and it can be begun again."""
+        """Mark a run FAILED or INTERRUPTED. Its trials stay, and the run can begin again."""
         with self._write() as connection:
             _set_run(connection, run.id, state=state.value, reason=storable(reason))
 
@@ -77,9 +77,9 @@ class Store(Database):
         triton: str | None = None,
         problem: Problem | None = None,
     ) -> list[Winner]:
-        """The winners in force, in order of problem, size and part (up before down).
+        """The current winners, in order of problem, size and part (up before down).
 
-        `in_force` says which these are, where a point has several.
+        `current_winners` tells which one is current where a point has several.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -89,10 +89,10 @@ class Store(Database):
             problems.c.spec: problem.spec() if problem else None,
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
-        return in_force(self._winners(*conditions))
+        return current_winners(self._winners(*conditions))
 
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
-        """All that is published for a problem in an environment, in force or not."""
+        """All winners for a problem in an environment, current or not."""
         return self._winners(
             problems.c.spec == problem.spec(),
             environments.c.fingerprint == environment.fingerprint,
@@ -109,7 +109,7 @@ class Store(Database):
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
-    # In the caller's transaction, so that a subclass may add to it.
+    # The next three run in the caller's transaction, so that a subclass may add to it.
 
     def _begin(self, connection: Connection, key: RunKey) -> Run:
         now = utc_now()
@@ -127,7 +127,7 @@ class Store(Database):
         return _read_run(connection, run_id)
 
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
-        """The number of trials that the run did not have."""
+        """Add trials, and return how many of them were new."""
         insert = insert_into(connection, trials).on_conflict_do_nothing()
         inserted = connection.execute(insert, [trial_row(run.id, trial) for trial in new])
         _set_run(connection, run.id)
@@ -148,7 +148,7 @@ class Store(Database):
 
 
 def by_point() -> tuple[ColumnElement[Any], ...]:
-    """The order of winners by their points, the parts of each as they are launched."""
+    """Columns that sort winners by size, then by part in the order of launch."""
     return (
         winners.c.batch_size,
         winners.c.new_tokens,
@@ -166,7 +166,7 @@ def _environment_id(connection: Connection, environment: Environment) -> int:
 
 
 def _id_of(connection: Connection, target: Table, row: dict[str, Any], unique: str) -> int:
-    """The id of the row with this value in its unique column, inserted where there is none."""
+    """The id of the row with this unique value. Inserts the row where there is none."""
     query = select(target.c.id).where(target.c[unique] == row[unique])
     found = connection.execute(query).scalar()
     if found is None:
@@ -176,9 +176,9 @@ def _id_of(connection: Connection, target: Table, row: dict[str, Any], unique: s
 
 
 def _publish(connection: Connection, row: dict[str, Any]) -> None:
-    changes = {name: value for name, value in row.items() if name not in WINNER_PLACE}
+    changes = {name: value for name, value in row.items() if name not in WINNER_KEY}
     insert = insert_into(connection, winners).values(row)
-    connection.execute(insert.on_conflict_do_update(index_elements=WINNER_PLACE, set_=changes))
+    connection.execute(insert.on_conflict_do_update(index_elements=WINNER_KEY, set_=changes))
 
 
 def _set_run(connection: Connection, run_id: int, **values: object) -> None:

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION_TABLE = "tuner_alembic_version"  # Optuna and others use Alembic's default name
+VERSION_TABLE = "tuner_alembic_version"  # other programs, e.g. Optuna, use Alembic's default
 
 metadata = MetaData(
     naming_convention={
@@ -38,7 +38,7 @@ metadata = MetaData(
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC time on both databases; SQLite itself keeps no zone."""
+    """A time with the zone UTC on both databases. SQLite alone would store no zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -58,7 +58,7 @@ def _text(name: str) -> Column[str]:
 
 
 def _point() -> tuple[Column[Any], ...]:
-    """The columns of a `Point`; tokens are attention's, and 0 elsewhere."""
+    """The columns of a `Point`. Only attention has tokens; elsewhere they are 0."""
     return (
         _text("part"),
         Column("batch_size", Integer, nullable=False),
@@ -132,7 +132,7 @@ runs = Table(
 trials = Table(
     "trials",
     metadata,
-    # SQLite counts up by itself only in a column declared INTEGER.
+    # SQLite assigns ids only in a column of the type INTEGER.
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     *_point(),
@@ -145,15 +145,15 @@ trials = Table(
     Column("min_us", Double),
     Column("samples", Integer, nullable=False),
     _text("detail"),
-    # These two names are given, as the ones made of so many columns are too long for PostgreSQL.
+    # Named by hand, here and in `winners`: the generated names are too long for PostgreSQL.
     UniqueConstraint("run_id", *POINT_COLUMNS, "config_key", name="uq_trials_place"),
 )
 
-WINNER_PLACE = (
+WINNER_KEY = (
     *("environment_id", "problem_id", "status"),
     *("batch_size", "new_tokens", "cached_tokens", "part"),
 )
-# Status is part of the identity, so that a predicted winner cannot replace a measured one.
+# The key has the status, so that a predicted winner cannot replace a measured one.
 winners = Table(
     "winners",
     metadata,
@@ -164,12 +164,12 @@ winners = Table(
     *_point(),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     Column("config", JSON, nullable=False),
-    Column("median_us", Double),  # NULL: an incumbent that nobody timed
+    Column("median_us", Double),  # NULL: an incumbent without a time
     _text("compile_status"),
     *_compiled(),
     Column("incumbents", JSON, nullable=False),
     _text("reason"),
     Column("published_at", UtcDateTime, nullable=False),
-    UniqueConstraint(*WINNER_PLACE, name="uq_winners_place"),
+    UniqueConstraint(*WINNER_KEY, name="uq_winners_place"),
     Index(None, "environment_id", "published_at"),  # which environment is the newest
 )

@@ -115,8 +115,9 @@ def _scheme(
     if dtype is None and model.dtype is None:
         raise BadProblem(
             f"{model.name} is stored as {model.quantization}, which the Triton fused-MoE kernel "
-            "cannot read: choose what the engine runs instead, e.g. --dtype bfloat16 or "
-            "--dtype fp8_w8a8"
+            "cannot read: choose what the engine runs instead, e.g. ",
+            cli="--dtype bfloat16 or --dtype fp8_w8a8",
+            api="dtype=bfloat16 or dtype=fp8_w8a8",
         )
     dtype = dtype or model.dtype
     assert dtype is not None

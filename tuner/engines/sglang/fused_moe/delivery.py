@@ -8,8 +8,13 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
-from tuner.export.delivery import PlannedFile, ServerFlags
-from tuner.families.fused_moe.export import ConfigFileExport, packaged_files, plan_moe, verify_moe
+from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.families.fused_moe.export import (
+    ConfigFileExport,
+    packaged_files,
+    plan_moe,
+    verify_moe,
+)
 from tuner.problems.records import Winner
 
 
@@ -45,5 +50,5 @@ class MoeDelivery:
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         return packaged_files(self.layer)
 
-    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerFlags]:
+    def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
         return ()

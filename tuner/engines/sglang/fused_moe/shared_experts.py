@@ -16,6 +16,7 @@ from tuner.engines.versions import Release, release_of
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import Fusion
 from tuner.models.model import Model
+from tuner.models.serving import Note
 from tuner.problems.dtypes import Dtype
 
 NEWEST = "0.5.23"  # the newest release whose rules were read; the default version
@@ -68,8 +69,12 @@ def shared_expert_fusion(
     return Fusion(
         added,
         model.n_shared_experts,
-        f"E={model.E // ep}+{added}: sglang {version} fuses the shared experts of "
-        f"{model.architecture} on {target.name} (override with --no-fuse-shared)",
+        Note(
+            f"E={model.E // ep}+{added}: sglang {version} fuses the shared experts of "
+            f"{model.architecture} on {target.name} ",
+            cli="(override with --no-fuse-shared)",
+            api="(override with fuse_shared=false)",
+        ),
     )
 
 

@@ -127,9 +127,11 @@ def choose(
         names = " and ".join(f"{m.model.name} at tp={m.tp}" for m in found)
         return *shapes[0], f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
     these = "; ".join(f"{m.model.name} ({m.model.hidden}, {m.top_k})" for m in found)
+    these = these or f"no preset up to {NEWEST} matches"
     raise BadProblem(
-        f"{missing.file_name} names neither the hidden size nor top_k: add --hidden-size and "
-        f"--top-k ({these or 'no preset up to ' + NEWEST + ' matches'})"
+        f"{missing.file_name} names neither the hidden size nor top_k",
+        cli=f": add --hidden-size and --top-k ({these})",
+        api=f": add hidden_size and top_k ({these})",
     )
 
 
