@@ -57,7 +57,7 @@ _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
 
 
 @dataclass(frozen=True)
-class AttentionModel:
+class CheckpointAttention:
     """The attention that a config.json describes; the model need not have experts."""
 
     name: str
@@ -65,7 +65,7 @@ class AttentionModel:
     attention: AttentionShape
 
 
-def read_attention(path: Path) -> AttentionModel:
+def read_attention(path: Path) -> CheckpointAttention:
     """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
     file, data, name = read_file(path)
     try:
@@ -74,10 +74,10 @@ def read_attention(path: Path) -> AttentionModel:
         raise MalformedCheckpoint(f"{file}: {error}") from None
 
 
-def parse_attention_json(data: bytes, name: str) -> AttentionModel:
+def parse_attention_json(data: bytes, name: str) -> CheckpointAttention:
     """Read a config.json's bytes. Raises MalformedCheckpoint."""
     config = parse(data)
-    return AttentionModel(name, architecture_of(config), attention_shape(config))
+    return CheckpointAttention(name, architecture_of(config), attention_shape(config))
 
 
 def attention_or_none(config: Json) -> AttentionShape | None:

@@ -24,6 +24,7 @@ from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.families.fused_moe.slots import padded_slots, sorted_slots
+from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.kernels.binding import (
     ABSENT,
     Argument,
@@ -162,12 +163,6 @@ def takes_tma(problem: FusedMoe) -> bool:
     sglang ships 16-bit files with USE_TMA.
     """
     return kernel_name(problem) == DENSE and not problem.per_channel_quant
-
-
-def swaps_ab(config: Config, dtype: Dtype, target: Target) -> bool:
-    """sglang's `should_enable_swap_ab`, which is only for fp8 on sm_90."""
-    small = config["BLOCK_SIZE_M"] < 64 and config["BLOCK_SIZE_N"] >= 64
-    return dtype is Dtype.FP8_W8A8 and target.is_sm(90) and small
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device
-from tuner.engines.sglang.fused_moe.binding import swaps_ab
 from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
