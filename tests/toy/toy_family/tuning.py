@@ -22,7 +22,7 @@ from tuner.tuning.report import EntryTable
 from tuner.tuning.run import Request, TuningRun
 from tuner.tuning.search import Search, budget_for
 from tuner.tuning.space import Space
-from tuner.tuning.tune import Listed, Plan, Strategy
+from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
 SPACE = Space({"BLOCK": (64, 128, 256, 512), "num_warps": (1, 2, 4)})
 
@@ -113,8 +113,8 @@ class ToyRun(TuningRun):
             search = Search(self._spaces, self.points, seeds, budget, self.request.seed)
             return SerialBench(replay, replay, self.points), search
         if self.request.source.kind is MeasureKind.GPU:
-            return self._gpu, Listed(self._candidates())
-        return SerialBench(self._compiler, Predictor(), self.points), Listed(self._candidates())
+            return self._gpu, FixedStrategy(self._candidates())
+        return SerialBench(self._compiler, Predictor(), self.points), FixedStrategy(self._candidates())
 
     def _candidates(self) -> list[Candidate]:
         return [Candidate(point, config) for point in self.points for config in SPACE.configs()]
