@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+
 from api.schemas_in import SubmitJob, WatchIn
 from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
-from tuner.errors import BadInput
+from tuner.errors import BadInput, OptionsRefused
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import Target, reader_of, resolve_target
 from tuner.models.serving import Serving
@@ -17,16 +19,6 @@ from tuner.problems.registry import families, find_family
 from workers.settings import Settings
 from workers.watches import Watch, engine_version
 
-# Fields that mean nothing to an attention problem, and why.
-_OF_LAYERS = {
-    "gemms": "are a fused-MoE layer's",
-    **dict.fromkeys(("tp", "dtype"), "is for a model, of which the problem is one rank's part"),
-    **dict.fromkeys(
-        ("ep", "block_shape", "fuse_shared", "hidden_size", "top_k", "wide"),
-        "is a fused-MoE layer's",
-    ),
-}
-
 
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
     """The job, and what was assumed of its model.
@@ -34,7 +26,10 @@ def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[
     Raises BadInput, or RequestValidationError for a field that does not apply to the problem.
     """
     check_measure(body.measure, settings)
-    target, label = _target(body)
+    try:
+        target, label = _target(body)
+    except OptionsRefused as refused:
+        raise _invalid(body, refused) from None
     (problem,) = target.problems
     request = JobRequest(
         problem=problem,
@@ -78,13 +73,39 @@ def _target(body: SubmitJob) -> tuple[Target, str]:
         dtype=body.dtype,
         options=body.fields(shaping),
     )
-    given = body.model_fields_set
+    given = _given(body)
     if isinstance(body.model, dict):
         name = body.name or "config.json"
         data = json.dumps(body.model).encode()
         return resolve_target(data, serving, name=name, given=given), name
     text = _plain_name(body.model)
     return resolve_target(text, serving, given=given), text if _is_preset(text) else ""
+
+
+def _given(body: SubmitJob) -> list[str]:
+    """The fields that ask for something: one that repeats a plain default, or null, does not."""
+    return [
+        name
+        for name, field in SubmitJob.model_fields.items()
+        if name in body.model_fields_set
+        and (isinstance(value := getattr(body, name), list) or value != field.default)
+    ]
+
+
+def _invalid(body: SubmitJob, refused: OptionsRefused) -> RequestValidationError:
+    """An error that points at each field that was refused."""
+    sent = body.model_dump(mode="json", include=body.model_fields_set)
+    mistakes = [
+        {
+            "type": "value_error",
+            "loc": ("body", name),
+            "msg": f"{name} is {refused.reasons[name]}: leave it out",
+            "input": sent[name],
+        }
+        for name in SubmitJob.model_fields
+        if name in refused.reasons
+    ]
+    return RequestValidationError(mistakes, body=sent)
 
 
 def _plain_name(text: str) -> str:
