@@ -20,7 +20,7 @@ from typing import Any
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import LAUNCHERS, lift_attention
+from tuner.engines.sglang.attention.binding import LAUNCHERS, launcher_source, lift_attention
 from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.kernels.binding import Argument, Constant, Float, Integer, Pointer, bind
 from tuner.kernels.launcher import Launcher, Tensor
@@ -58,8 +58,9 @@ def jobs(version: str, folder: Path) -> Iterator[dict[str, Any]]:
     engine = find_engine(f"sglang=={version}")
     kernels = lift_attention(engine)
     lifted = kernels.lifted(Phase.EXTEND)
-    module, function = LAUNCHERS[Phase.EXTEND]
-    launcher = Launcher(engine.kernel_source(module), engine.root, kernels.origin, TARGET)
+    _, function = LAUNCHERS[Phase.EXTEND]
+    source = launcher_source(engine, Phase.EXTEND)
+    launcher = Launcher(source, engine.root, kernels.origin, TARGET)
     for name, fields in SHAPES.items():
         problem = parse_attention(f"extend_attention:{fields}")
         for masked in (False, True):

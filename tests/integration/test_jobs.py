@@ -27,6 +27,7 @@ from tuner.errors import (
     UnknownJob,
 )
 from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import (
     FRESH,
     LEASE,
@@ -47,7 +48,9 @@ from tuner.store.connect import connect
 from tuner.store.job_tables import jobs as table
 from tuner.tuning.request import Effort
 
-REQUEST = JobRequest(PROBLEM, "L40S", measure="predict", batch_sizes=(16, 2), model="deepseek-r1")
+REQUEST = JobRequest(
+    PROBLEM, "L40S", measure="predict", selection=MoeSelection((16, 2)), model="deepseek-r1"
+)
 ON_GPU = replace(REQUEST, measure="gpu")
 ANY = [Ask(needs_gpu=False)]
 HERE = Path(__file__).parent
@@ -110,7 +113,7 @@ class TestSubmitting:
         assert answer.created
         assert not answer.replayed
         assert job == answer.job
-        assert job.request == replace(ON_GPU, device="NVIDIA_L40S", batch_sizes=(2, 16))
+        assert job.request == replace(ON_GPU, device="NVIDIA_L40S", selection=MoeSelection((2, 16)))
         assert (job.state, job.priority, job.client) == (JobState.QUEUED, Priority.URGENT, "team")
         assert (job.attempts, job.run_id, job.error, job.finished_at) == (0, None, "", None)
         assert job.created_at == clock.now
@@ -118,7 +121,7 @@ class TestSubmitting:
 
     def test_an_unfinished_equal_job_answers(self, jobs: JobStore) -> None:
         first = jobs.submit(REQUEST).job
-        again = jobs.submit(replace(REQUEST, model="another name", batch_sizes=(2, 16)))
+        again = jobs.submit(replace(REQUEST, model="another name", selection=MoeSelection((2, 16))))
         assert (again.created, again.job.id) == (False, first.id)
 
     @pytest.mark.parametrize(
@@ -128,13 +131,13 @@ class TestSubmitting:
             {"device": "H200"},
             {"engine": "sglang==0.5.16"},
             {"measure": "gpu"},
-            {"batch_sizes": None},
-            {"gemms": (Gemm.UP,)},
+            {"selection": MoeSelection()},
+            {"selection": MoeSelection((2, 16), (Gemm.UP,))},
             {"effort": Effort.QUICK},
             {"wide": True},
             {"seed": 1},
         ],
-        ids=lambda change: next(iter(change)),
+        ids=str,
     )
     def test_a_request_that_differs_is_another_job(
         self, jobs: JobStore, change: dict[str, Any]
@@ -180,7 +183,8 @@ class TestSubmitting:
         assert jobs.submit(REQUEST).created
 
     def test_a_request_comes_back_from_json(self) -> None:
-        request = replace(ON_GPU, gemms=(Gemm.DOWN,), effort=Effort.QUICK, wide=True, seed=2**62)
+        down = MoeSelection((2, 16), (Gemm.DOWN,))
+        request = replace(ON_GPU, selection=down, effort=Effort.QUICK, wide=True, seed=2**62)
         assert read_request(request.as_json()) == request
 
     @pytest.mark.parametrize(
@@ -188,10 +192,10 @@ class TestSubmitting:
         [
             {"device": "L40X"},
             {"measure": "guess"},
-            {"batch_sizes": ()},
-            {"batch_sizes": (0,)},
-            {"batch_sizes": (1 << 20,)},
-            {"gemms": ()},
+            {"batch_sizes": []},
+            {"batch_sizes": [0]},
+            {"batch_sizes": [1 << 20]},
+            {"gemms": []},
             {"seed": -1},
             {"seed": 1 << 63},
         ],
@@ -199,7 +203,7 @@ class TestSubmitting:
     )
     def test_what_no_worker_could_run_is_refused(self, change: dict[str, Any]) -> None:
         with pytest.raises(BadInput) as caught:
-            replace(REQUEST, **change)
+            read_request({**REQUEST.as_json(), **change})
         assert "\n" not in str(caught.value)
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from real_sglang import kernel_source
 
 from api.coverage import stored_rows, watched_rows
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.records import RunKey
@@ -70,7 +72,7 @@ def store(settings: Settings) -> Iterator[Store]:
 def engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file with the fused-MoE kernels of an sglang 7.7.7 that this machine has."""
     real = find_engine("sglang==0.5.16")
-    source = real.kernel_source("fused_moe")
+    source = kernel_source(real, "fused_moe")
     root = tmp_path / "engines" / "sglang-7.7.7" / "sglang"
     copy = root / source.relative_to(real.root)
     copy.parent.mkdir(parents=True)
@@ -172,7 +174,7 @@ class TestPlan:
         kernel_hash = lift_fused_moe(new).lifted.hash
         environment = replace(ENVIRONMENT, engine_version=new.version, kernel_hash=kernel_hash)
         tuned(store, PROBLEMS[0], environment)
-        request = JobRequest(PROBLEMS[0], "L40S", batch_sizes=(1, 2))
+        request = JobRequest(PROBLEMS[0], "L40S", selection=MoeSelection((1, 2)))
         monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
         here = tmp_path / "engines" / "sglang"
         here.parent.mkdir()
@@ -194,7 +196,9 @@ class TestPlan:
         kernel_hash = lift_fused_moe(find_engine("sglang==7.7.7")).lifted.hash
         now = replace(ENVIRONMENT, engine_version="7.7.7", kernel_hash=kernel_hash)
         tuned(store, PROBLEMS[0], now)
-        request = JobRequest(PROBLEMS[0], "L40S", engine="sglang==7.7.7", batch_sizes=(1, 2))
+        request = JobRequest(
+            PROBLEMS[0], "L40S", engine="sglang==7.7.7", selection=MoeSelection((1, 2))
+        )
         standings = []
         text = engine_here.read_text()
         for minute, changed in enumerate((text, text.replace("tl.dot(", "tl.dot( "), text)):

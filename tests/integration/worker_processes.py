@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.problems.registry import parse_problem
 from tuner.tuning.request import Effort
@@ -29,7 +30,7 @@ def replay(seed: int = 0, recording: Path = RECORDING) -> JobRequest:
         PROBLEM,
         "H200",
         measure=f"replay:{recording}",
-        batch_sizes=(2, 16),
+        selection=MoeSelection((2, 16)),
         effort=Effort.QUICK,
         seed=seed,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_sglang import VERSIONS, package
 
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
 from tuner.engines.sglang.attention.serving import REFUSED
@@ -19,15 +19,11 @@ from tuner.errors import BadProblem
 from tuner.families.attention.problem import ENGINE_KV_SPLITS
 from tuner.models.attention_json import WINDOWED
 
-ENGINES = Path(sys.prefix) / "share" / "tuner" / "engines"
-VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
 CAP = "_mla_decode_kv_splits_cap"
 
 
-def package(version: str) -> Path:
-    root = ENGINES / f"sglang-{version}" / "sglang" / "srt"
-    assert root.exists(), f"`make {ENGINES / f'sglang-{version}'}` unpacks that engine"
-    return root
+def sources(version: str) -> Path:
+    return package(version) / "srt"
 
 
 @cache
@@ -53,9 +49,9 @@ def function(file: Path, name: str, scope: dict[str, Any]) -> Any:
 
 def engine_cap(version: str) -> Any:
     """The engine's own rule for latent attention's splits, or None."""
-    backend = package(version) / "layers" / "attention" / "triton_backend.py"
-    utils = package(version) / "utils"
-    file = utils / "common.py" if utils.is_dir() else package(version) / "utils.py"
+    backend = sources(version) / "layers" / "attention" / "triton_backend.py"
+    utils = sources(version) / "utils"
+    file = utils / "common.py" if utils.is_dir() else sources(version) / "utils.py"
     power = function(file, "next_power_of_2", {})
     triton = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
     return function(backend, CAP, {"next_power_of_2": power, "triton": triton})
@@ -77,7 +73,7 @@ class TestSplits:
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_the_engine_raises_them_for_latent_attention_alone(self, version):
-        backend = package(version) / "layers" / "attention" / "triton_backend.py"
+        backend = sources(version) / "layers" / "attention" / "triton_backend.py"
         guards = [
             ast.unparse(node.test)
             for node in ast.walk(parsed(backend))
@@ -91,8 +87,8 @@ class TestSplits:
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_the_command_line_s_default(self, version):
-        files = [package(version) / "server_args.py"]
-        files += (package(version) / "arg_groups").glob("fields/*.py")
+        files = [sources(version) / "server_args.py"]
+        files += (sources(version) / "arg_groups").glob("fields/*.py")
         fields = [
             node
             for file in files
@@ -124,7 +120,7 @@ class TestWindows:
     @pytest.mark.parametrize("architecture", sorted(WINDOWED))
     def test_a_class_takes_off_the_window_what_we_do(self, version, architecture):
         field, less = WINDOWED[architecture]
-        models = package(version) / "models"
+        models = sources(version) / "models"
         if architecture.startswith("MiMo"):
             file = models / "mimo_v2.py"
             assert not file.exists() or f"sliding_window_size=config.{field}" in file.read_text()
@@ -137,7 +133,7 @@ class TestWindows:
             assert window(SimpleNamespace(**{field: 4096})) == 4096 - less
 
     def test_newest_release_has_every_class(self):
-        text = "".join(file.read_text() for file in (package("0.5.23") / "models").glob("*.py"))
+        text = "".join(file.read_text() for file in (sources("0.5.23") / "models").glob("*.py"))
         for architecture in WINDOWED:
             assert f"class {architecture}(" in text
 
@@ -146,7 +142,7 @@ class TestWindows:
 def test_the_classes_that_a_release_refuses_to_run_with_triton(version):
     """Each refusal is an assertion in a branch that names its classes."""
     refused = set()
-    for file in [package(version) / "server_args.py", *package(version).glob("arg_groups/*.py")]:
+    for file in [sources(version) / "server_args.py", *sources(version).glob("arg_groups/*.py")]:
         for node in ast.walk(parsed(file)):
             body = node.body if isinstance(node, ast.If | ast.FunctionDef) else []
             for inner in body:

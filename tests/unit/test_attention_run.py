@@ -9,18 +9,17 @@ import pytest
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.errors import BadInput, BadProblem, MalformedRecording, NothingFits, UnwritableOutput
+from tuner.errors import BadInput, MalformedRecording, NothingFits, UnwritableOutput
 from tuner.families.attention.buckets import Bucket, Together, buckets_of
 from tuner.families.attention.choose import AttentionChooser
 from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.families.attention.recording import read_attention_recording, write_attention_recording
+from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
-from tuner.families.attention.workloads import Workload, WorkPoint
-from tuner.families.fused_moe.problem import Gemm
+from tuner.families.attention.workloads import WorkPoint
 from tuner.measure import recording_file
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, MeasureKind, Measurement, Status, Trial
-from tuner.problems.text import names_attention
 from tuner.store import Store
 from tuner.tuning.request import Effort, Source
 from tuner.tuning.run import Request, open_run
@@ -94,8 +93,8 @@ def test_a_run_begun_again_answers_from_its_trials(store):
 
 
 def test_points_that_differ_in_cached_tokens_alone_share_a_configuration(store):
-    work = Workload("two", (WorkPoint(1, 1, 1024, 1.0), WorkPoint(1, 1, 32768, 3.0)))
-    report = run(request(PROBLEMS[1], workload=work), store)
+    work = AttentionSelection((WorkPoint(1, 1, 1024, 1.0), WorkPoint(1, 1, 32768, 3.0)))
+    report = run(request(PROBLEMS[1], selection=work), store)
     by_part = {}
     for entry in report.entries:
         by_part.setdefault(entry.point.part, set()).add(entry.config)
@@ -106,26 +105,11 @@ def test_points_that_differ_in_cached_tokens_alone_share_a_configuration(store):
 
 
 def test_exhaustive_tries_the_whole_space(store):
-    work = Workload("one", (WorkPoint(4, 256, 4096),))
-    report = run(request(PROBLEMS[0], workload=work, effort=Effort.EXHAUSTIVE), store)
+    work = AttentionSelection((WorkPoint(4, 256, 4096),))
+    report = run(request(PROBLEMS[0], selection=work, effort=Effort.EXHAUSTIVE), store)
     tiles = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
     space = attention_space(parse_attention(PROBLEMS[0]), find_device("H200"), Stage.EXTEND, tiles)
     assert report.totals.configs_compiled == len(space)
-
-
-def test_options_of_a_moe_layer_are_refused():
-    with pytest.raises(BadInput, match="--workload, not --batch-sizes"):
-        open_run(request(PROBLEMS[0], batch_sizes=(1, 2)))
-    with pytest.raises(BadInput, match="leave --gemm out"):
-        open_run(request(PROBLEMS[0], gemms=(Gemm.UP,)))
-
-
-def test_a_problem_of_a_kind_nearly_right_names_the_right_one():
-    with pytest.raises(BadProblem, match="did you mean 'decode_attention'"):
-        names_attention("decode_atention:q_heads=16")
-    assert names_attention(PROBLEMS[0])
-    assert not names_attention("deepseek-r1")
-    assert not names_attention("./a:b=c/config.json d")
 
 
 # Buckets

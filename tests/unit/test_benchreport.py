@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_sglang import package
 
 from tuner.deploy.bench_report import (
     as_dict,
@@ -34,7 +35,6 @@ from tuner.errors import MalformedBenchmark, UnwritableOutput
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data/cluster/bench"
-ENGINES = ROOT / ".venv/share/tuner/engines"
 FORMS = ("decode.log", "bench_serving.txt")
 BEFORE = [DATA / f"l40s-32gpu-before-{form}" for form in FORMS]
 AFTER = [DATA / f"l40s-32gpu-after-{form}" for form in FORMS]
@@ -120,10 +120,9 @@ def test_decode_lines_of_later_releases() -> None:
 @pytest.mark.parametrize("version", ["0.4.4", "0.5.2", "0.5.16", "0.5.23"])
 def test_every_label_and_field_of_a_release_s_own_benchmark(version: str) -> None:
     """The labels and the JSON fields come out of bench_serving's source."""
-    package = ENGINES / f"sglang-{version}/sglang"
-    assert package.is_dir(), f"sglang {version} is not at {ENGINES}: run `make test`"
-    source = package / "benchmark/serving.py"
-    source = source if source.is_file() else package / "bench_serving.py"
+    root = package(version)
+    source = root / "benchmark/serving.py"
+    source = source if source.is_file() else root / "bench_serving.py"
     words = {
         n.value
         for n in ast.walk(ast.parse(source.read_text()))

@@ -25,6 +25,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
@@ -79,7 +80,7 @@ def test_two_problems_of_one_file_are_refused(case: str) -> None:
 
 def test_no_packaged_file_is_lost(tmp_path: Path) -> None:
     engine = find_engine("sglang==0.5.16")
-    packaged = engine.package_root / "configs"
+    packaged = moe_engine(engine).package_root / "configs"
     folder = place(built(L40S), tmp_path) / "engine-configs"
     names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
     assert len(names) > 300

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.compile import Farm, Job, KernelCompiler, default_cache_dir
+from tuner.compile import Farm, Job, KernelCompiler
 from tuner.compile.environment import KEPT_SETTINGS
-from tuner.compile.results import ResultCache
+from tuner.compile.results import ResultCache, default_cache_dir
 from tuner.devices.table import find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import find_engine

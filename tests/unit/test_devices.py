@@ -16,9 +16,9 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention import backend
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe import binding
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe, swaps_ab
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe, swaps_ab, takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
-from tuner.errors import UnknownDevice
+from tuner.errors import BadInput, UnknownDevice
 from tuner.families.attention.problem import Phase
 from tuner.families.fused_moe.predict.tensor_cores import swaps_operands
 from tuner.families.fused_moe.problem import Gemm
@@ -29,6 +29,7 @@ from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
+from tuner.toml_table import parse_toml
 
 # CUDA programming guide: (a block's opt-in limit, an SM's, warps)
 LIMITS = {
@@ -168,9 +169,10 @@ class TestAnAmdCard:
         assert not cuda_target(10, 0).is_sm(90) and not cuda_target(8, 9).is_sm_or_later(90)
 
     def test_loads_nothing_through_tma_and_swaps_nothing(self, mi300x):
-        down = space_for(FP8, mi300x, Gemm.DOWN, wide=True)
+        down = space_for(FP8, mi300x, Gemm.DOWN, wide=True, tma=takes_tma(FP8))
         assert "USE_TMA" not in down.axes
-        assert "USE_TMA" in space_for(FP8, find_device("H200"), Gemm.DOWN, wide=True).axes
+        h200 = space_for(FP8, find_device("H200"), Gemm.DOWN, wide=True, tma=takes_tma(FP8))
+        assert "USE_TMA" in h200.axes
         tile = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64}
         assert not swaps_ab(Config(tile), FP8.dtype, mi300x.target)
         assert not swaps_operands(FP8, mi300x, Config(tile))
@@ -219,7 +221,7 @@ class TestAnAmdCard:
 @pytest.fixture
 def mi300x():
     text = resources.files("tuner.devices").joinpath("devices.toml").read_text(encoding="utf-8")
-    return read_table(text + GFX942).devices[-1]
+    return read_table(parse_toml((text + GFX942).encode(), "devices.toml", BadInput)).devices[-1]
 
 
 def test_names_and_aliases_name_one_device_each():

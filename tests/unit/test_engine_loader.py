@@ -15,10 +15,10 @@ from real_sglang import VERSIONS, RealSGLang
 from tuner.devices.table import find_device
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.file_names import parse_file_name
+from tuner.engines.sglang.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
-from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -34,8 +34,8 @@ def real(request) -> RealSGLang:
 
 
 @pytest.fixture(scope="module")
-def engine(real: RealSGLang) -> SGLang:
-    return find_engine(f"sglang=={real.version}")
+def engine(real: RealSGLang) -> MoeEngine:
+    return moe_engine(find_engine(f"sglang=={real.version}"))
 
 
 def problem(E=256, N=256, dtype=Dtype.FP8_W8A8, block_shape=None, per_channel=False) -> FusedMoe:
@@ -82,12 +82,12 @@ def test_names(real, engine, problem):
         name = engine.file_name(problem, L40S, gemm)
         assert name == real.file_name(problem, L40S.name, gemm)
         key = parse_file_name(name)
-        assert str(key) == name
+        assert format_file_name(key) == name
         assert (key.E, key.intermediate_size, key.gemm) == (problem.E, problem.N, gemm)
 
 
 @pytest.fixture(scope="module")
-def corpus(engine: SGLang) -> list[ShippedFile]:
+def corpus(engine: MoeEngine) -> list[ShippedFile]:
     return list(engine.shipped())
 
 
@@ -259,7 +259,7 @@ def test_the_shipped_l40s_int8_file_is_never_found(real, engine, corpus):
 
 
 def test_engines_without_down_files_run_up_twice():
-    engine = find_engine("sglang==0.4.4")
+    engine = moe_engine(find_engine("sglang==0.4.4"))
     assert not engine.has_down_files()
     with pytest.raises(UnsupportedKernel, match=r"sglang 0\.4\.4 reads no _down files"):
         engine.file_name(problem(), L40S, Gemm.DOWN)

@@ -10,13 +10,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from real_sglang import VERSIONS, package
+from real_sglang import VERSIONS, kernel_source, package
 
 from tuner.devices.table import find_device
-from tuner.engines.engine import Engine, find_engine
+from tuner.engines.engine import Engine, engine_module, find_engine
+from tuner.engines.sglang.fused_moe.file_names import format_file_name
 from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
 from tuner.engines.versions import release_of, version_order
-from tuner.errors import BadProblem, UnknownEngine, UnsupportedKernel
+from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -168,10 +170,13 @@ def test_what_is_no_version_is_refused(text):
 def test_nothing_of_the_engine_is_imported():
     """Neither the engine nor torch, triton: adapters serve light processes."""
     program = (
-        "import sys; from tuner.engines import find_engine; from tuner.devices import find_device;"
-        "from tuner.problems import *; e = find_engine('sglang==0.5.16');"
-        "p = FusedMoe(256, 64, 7168, 8, Dtype.FP8_W8A8); d = find_device('L40S');"
-        "e.incumbents(p, d, 16, '3.6.0'); next(iter(e.shipped())); e.kernel_source('fused_moe');"
+        "import sys; from tuner.engines.engine import engine_module, find_engine;"
+        "from tuner.devices.table import find_device;"
+        "from tuner.families.fused_moe.engine import moe_engine;"
+        "from tuner.problems.registry import parse_problem;"
+        "p = parse_problem('fused_moe:E=256,N=64,K=7168,top_k=8,dtype=fp8_w8a8');"
+        "e = moe_engine(find_engine('sglang==0.5.16')); d = find_device('L40S');"
+        "e.incumbents(p, d, 16, '3.6.0'); next(iter(e.shipped())); e.lift();"
         "assert not {'sglang', 'torch', 'triton', 'optuna', 'sqlalchemy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -188,10 +193,11 @@ def engine(request) -> Engine:
 def test_layouts(engine):
     old = engine.version in ("0.4.4", "0.5.2")
     package_root = engine.root / ("srt/layers/moe/fused_moe_triton" if old else MOE)
-    assert engine.package_root == package_root
+    moe = moe_engine(engine)
+    assert moe.package_root == package_root
     folder = "configs" if engine.version == "0.4.4" else "configs/triton_3_6_0"
-    assert engine.config_dir(package_root, "3.6.0") == package_root / folder
-    assert engine.has_down_files() is not old
+    assert moe.config_dir(package_root, "3.6.0") == package_root / folder
+    assert moe.has_down_files() is not old
 
 
 def test_kernel_sources_define_the_kernels(engine):
@@ -205,7 +211,7 @@ def test_kernel_sources_define_the_kernels(engine):
         ],
     }
     for family, functions in wanted.items():
-        text = engine.kernel_source(family).read_text()
+        text = kernel_source(engine, family).read_text()
         # 0.4.4 has no kernel for groups along k yet.
         absent = [name for name in functions if f"\n@triton.jit\ndef {name}(" not in text]
         assert [n for n in absent if n != "extend_attention_fwd"] == (
@@ -218,11 +224,11 @@ def test_kernel_sources_define_the_kernels(engine):
 def test_kernels_that_are_not_where_they_were(tmp_path):
     engine = SGLang("7.0.0", tmp_path)
     with pytest.raises(UnsupportedKernel, match=r"sglang 7\.0\.0 does not keep fused_moe_kernel"):
-        engine.kernel_source("fused_moe")
+        kernel_source(engine, "fused_moe")
     with pytest.raises(UnsupportedKernel, match=r"sglang 7\.0\.0 does not keep get_moe_configs"):
-        _ = engine.package_root
-    with pytest.raises(UnsupportedKernel, match="'fused_mo'.*did you mean 'fused_moe'"):
-        engine.kernel_source("fused_mo")
+        _ = moe_engine(engine).package_root
+    with pytest.raises(UnsupportedFamily, match="fused_mo is not tuned for sglang"):
+        engine_module("sglang", "fused_mo")
 
 
 # What is shipped
@@ -230,21 +236,22 @@ def test_kernels_that_are_not_where_they_were(tmp_path):
 
 def test_the_corpus(engine):
     """Counted in the wheels by hand: `find -name 'E=*device_name=NVIDIA*.json' | wc -l`."""
-    files = list(engine.shipped())
+    moe = moe_engine(engine)
+    files = list(moe.shipped())
     count = {"0.4.4": 94, "0.5.2": 176, "0.5.12": 297, "0.5.16": 326, "0.5.23": 356}
     assert len(files) == count[engine.version]
     assert all(file.key.device.startswith("NVIDIA_") for file in files)
     assert all(file.entries and not file.oddities for file in files)
     assert {file.triton is None for file in files} == {engine.version == "0.4.4"}
-    assert any(file.key.gemm is Gemm.DOWN for file in files) is engine.has_down_files()
+    assert any(file.key.gemm is Gemm.DOWN for file in files) is moe.has_down_files()
     for file in files:
-        assert file.path.name == str(file.key)
-        folder = engine.config_dir(engine.package_root, file.triton or "any")
+        assert file.path.name == format_file_name(file.key)
+        folder = moe.config_dir(moe.package_root, file.triton or "any")
         assert file.path.parent == folder
 
 
 def test_other_vendors_files_are_given_when_asked_for(engine):
-    every = list(engine.shipped(nvidia_only=False))
+    every = list(moe_engine(engine).shipped(nvidia_only=False))
     vendors = Counter(file.key.device.partition("_")[0] for file in every)
     assert vendors["AMD"] > 20
     odd = [file for file in every if file.oddities]
@@ -261,7 +268,7 @@ def test_an_unreadable_shipped_file_is_reported_and_not_fatal(tmp_path):
     folder = root / MOE / "configs" / "triton_3_6_0"
     (folder / "E=1,N=2,device_name=NVIDIA_L40S.json").write_text("{")
     (folder / "E=1,N=3,device_name=NVIDIA_L40S,later=1.json").write_text("{}")
-    (file,) = SGLang("0.5.16", root).shipped()
+    (file,) = moe_engine(SGLang("0.5.16", root)).shipped()
     assert not file.entries
     assert "not JSON" in file.oddities[0]
 
@@ -273,7 +280,7 @@ def test_incumbents_of_a_shipped_pair():
     """Read by eye in 0.5.16's two files for Triton 3.5.1 and in its heuristic."""
     problem = FusedMoe(257, 256, 7168, 9, Dtype.FP8_W8A8, (128, 128))
     engine = find_engine("sglang==0.5.16")
-    found = engine.incumbents(problem, find_device("H200"), 3000, "3.6.0")
+    found = moe_engine(engine).incumbents(problem, find_device("H200"), 3000, "3.6.0")
     default = Config(
         {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32}
         | {"num_warps": 4, "num_stages": 3}
@@ -289,7 +296,8 @@ def test_incumbents_of_a_shipped_pair():
 
 def copy_loader(tmp_path: Path, version: str, *edits: tuple[str, str]) -> SGLang:
     """A release's loader with its text edited, as a later release might."""
-    source = find_engine(f"sglang=={version}").package_root / "fused_moe_triton_config.py"
+    real = moe_engine(find_engine(f"sglang=={version}"))
+    source = real.package_root / "fused_moe_triton_config.py"
     text = source.read_text()
     for old, new in edits:
         assert old in text
@@ -320,16 +328,17 @@ def copy_loader(tmp_path: Path, version: str, *edits: tuple[str, str]) -> SGLang
 def test_a_heuristic_that_uses_something_new_is_refused_by_name(tmp_path, old, new, message):
     engine = copy_loader(tmp_path, "0.5.16", (old, new))
     with pytest.raises(UnsupportedKernel, match=r"sglang 9\.9\.9's .*" + message):
-        engine.default_config(FusedMoe(8, 64, 128, 2, Dtype.FP8_W8A8), L40S, 1)
+        moe_engine(engine).default_config(FusedMoe(8, 64, 128, 2, Dtype.FP8_W8A8), L40S, 1)
 
 
 def test_the_heuristic_follows_the_releases_own_constants(tmp_path):
     """The cut-off between large and small shared memory is lifted too, not ours."""
     problem = FusedMoe(8, 64, 128, 2, Dtype.FP8_W8A8)
-    now = find_engine("sglang==0.5.16").default_config(problem, L40S, 1)
+    now = moe_engine(find_engine("sglang==0.5.16")).default_config(problem, L40S, 1)
     edit = (
         "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = 128 * 1024",
         "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = 9",
     )
-    later = copy_loader(tmp_path, "0.5.16", edit).default_config(problem, L40S, 1)
+    edited = copy_loader(tmp_path, "0.5.16", edit)
+    later = moe_engine(edited).default_config(problem, L40S, 1)
     assert (now["BLOCK_SIZE_K"], later["BLOCK_SIZE_K"]) == (256, 128)

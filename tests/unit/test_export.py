@@ -16,7 +16,9 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export import carry_packaged, export
+from tuner.export.delivery import delivery_of
 from tuner.export.selection import select
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.records import RunKey, Winner
@@ -88,21 +90,22 @@ def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
 
 def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
     export(winners(), engine, L40S, tmp_path, allow_predicted=False)
-    packaged = engine.package_root / "configs"
-    written = carry_packaged(engine, tmp_path)
+    packaged = moe_engine(engine).package_root / "configs"
+    written = carry_packaged(delivery_of(engine, "fused_moe"), tmp_path)
     names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
     assert written == len(names) > 300
     assert all(
         (tmp_path / "configs" / n).read_bytes() == (packaged / n).read_bytes() for n in names
     )
-    assert carry_packaged(engine, tmp_path) == 0
+    assert carry_packaged(delivery_of(engine, "fused_moe"), tmp_path) == 0
     assert json.loads((tmp_path / "configs/triton_3_6_0" / UP_NAME).read_text())
 
 
 def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tmp_path):
     h200 = find_device("H200")
     problem = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
-    shipped = engine.find_file(engine.package_root, problem, h200, Gemm.UP, TRITON)
+    moe = moe_engine(engine)
+    shipped = moe.find_file(moe.package_root, problem, h200, Gemm.UP, TRITON)
     assert shipped is not None
     triton = shipped.parent.name.removeprefix("triton_").replace("_", ".")
     environment = Environment(h200.name, "sglang", "0.5.16", triton, "abc")
@@ -113,7 +116,7 @@ def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tm
     ]
     (file,) = export(ours, engine, h200, tmp_path, allow_predicted=False)
     before = file.path.read_bytes()
-    carry_packaged(engine, tmp_path)
+    carry_packaged(delivery_of(engine, "fused_moe"), tmp_path)
     assert file.path.read_bytes() == before != shipped.read_bytes()
 
 
@@ -308,7 +311,7 @@ def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
 
 
 def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
-    default = engine.default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
+    default = moe_engine(engine).default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
     assert default != 64
     with pytest.raises(ExportRefused, match=f"up has BLOCK_SIZE_M={default} and down has 64"):
         export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)

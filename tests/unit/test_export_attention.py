@@ -20,6 +20,7 @@ from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.errors import ExportRefused
 from tuner.export import ExportReport, export, export_device
 from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
@@ -272,7 +273,7 @@ def test_what_was_changed_while_it_was_written_is_found(tmp_path, monkeypatch):
 def test_the_engine_s_package_gets_no_attention(store, tmp_path):
     root = tmp_path / "engine/sglang"
     real = find_engine("sglang==0.5.16")
-    for source in (real.rules.source, real.root / "srt/plugins/hook_registry.py"):
+    for source in (moe_engine(real).rules.source, real.root / "srt/plugins/hook_registry.py"):
         copy = root / source.relative_to(real.root)
         copy.parent.mkdir(parents=True)
         copy.write_bytes(source.read_bytes())

@@ -8,7 +8,7 @@ from real_sglang import package
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.package import SGLang
-from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.engine import ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
@@ -32,7 +32,7 @@ def recording() -> Recording:
 @pytest.fixture(scope="module")
 def corpus() -> list[ShippedFile]:
     """What sglang ships for other keys than the recording's and its twins."""
-    engine = SGLang("0.5.16", package("0.5.16"))
+    engine = moe_engine(SGLang("0.5.16", package("0.5.16")))
     twins = {(256, 64), (257, 64)}
     return [f for f in engine.shipped() if (f.key.E, f.key.intermediate_size) not in twins]
 

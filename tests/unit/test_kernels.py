@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from real_sglang import kernel_source
 
 from tuner.devices.target import cuda_target
 from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
@@ -41,8 +42,8 @@ def kernels(version):
 
 def test_lifting_imports_neither_the_engine_nor_torch_nor_triton():
     program = (
-        "import sys; from tuner.engines import find_engine\n"
-        "from tuner.kernels.fused_moe import lift_fused_moe\n"
+        "import sys; from tuner.engines.engine import find_engine\n"
+        "from tuner.engines.sglang.fused_moe.binding import lift_fused_moe\n"
         "lift_fused_moe(find_engine('sglang==0.5.16'))\n"
         "print({'torch', 'triton', 'sglang'} & set(sys.modules))"
     )
@@ -56,7 +57,7 @@ def test_lifting_imports_neither_the_engine_nor_torch_nor_triton():
 def test_lifted_text_is_the_engines_own_and_loads_with_triton_alone(version, tmp_path):
     engine = find_engine(f"sglang=={version}")
     lifted = lift_fused_moe(engine).lifted
-    source = engine.kernel_source("fused_moe").read_text()
+    source = kernel_source(engine, "fused_moe").read_text()
     for piece in lifted.text.split("\n\n\n")[1:]:
         assert piece in source
     module = load_lifted(lifted.write(tmp_path))
@@ -169,7 +170,7 @@ def test_a_source_that_cannot_be_read_is_refused_with_its_path(tmp_path, content
 
 def test_an_absent_kernel_is_refused_with_the_nearest_name():
     engine = find_engine("sglang==0.5.16")
-    source = engine.kernel_source("fused_moe")
+    source = kernel_source(engine, "fused_moe")
     with pytest.raises(UnsupportedKernel, match="did you mean 'fused_moe_kernel'"):
         lift(source, ["fused_mo_kernel"], engine.root, "sglang 0.5.16")
 
@@ -267,7 +268,7 @@ def test_a_config_that_the_kernel_does_not_take_is_refused(
 def test_what_a_strict_reading_takes_can_be_launched(problem):
     entry = CONFIG.replace(**dict.fromkeys(LAUNCH_OPTIONS, 2))
     assert set(entry) == {*FIELDS} - {"USE_TMA"}  # which needs a kernel with descriptors
-    bound = kernels("0.5.16").bind(problem, Gemm.DOWN, 16, entry, 90)
+    bound = kernels("0.5.16").bind(problem, Gemm.DOWN, 16, entry, SM90)
     assert {name: bound.options[name] for name in LAUNCH_OPTIONS} == dict.fromkeys(
         LAUNCH_OPTIONS, 2
     )
@@ -276,7 +277,7 @@ def test_what_a_strict_reading_takes_can_be_launched(problem):
 
 def test_a_config_without_launch_options_is_launched_with_tritons_defaults():
     bare = Config({k: v for k, v in CONFIG.items() if k not in LAUNCH_OPTIONS})
-    bound = kernels("0.5.16").bind(FP8, Gemm.UP, 16, bare, 89)
+    bound = kernels("0.5.16").bind(FP8, Gemm.UP, 16, bare, SM89)
     assert bound.options == {"num_warps": 4, "num_stages": 3}
 
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_lines import parse_log
+from real_sglang import package
 
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
 from tuner.deploy.load_proof.proof import Outcome
 from tuner.errors import UnreadableLog
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ROOT / ".venv/share/tuner/engines"
 LOGS = ROOT / "tests/data/cluster/logs"
 KEY = "E=8,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
 VERSIONS = ["0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23"]
@@ -30,14 +30,14 @@ WITH_DOWN = ["0.5.12", "0.5.16", "0.5.23"]
 
 def loader(version: str, folder: Path, lines: list[str]) -> Callable[..., object]:
     """The release's own `get_moe_configs`, lifted out, with its records appended to `lines`."""
-    package = ENGINES / f"sglang-{version}/sglang/srt/layers/moe"
+    layers = package(version) / "srt/layers/moe"
     places = [
-        package / "moe_runner/triton_utils/fused_moe_triton_config.py",
-        package / "fused_moe_triton/fused_moe_triton_config.py",
-        package / "fused_moe_triton/fused_moe.py",
+        layers / "moe_runner/triton_utils/fused_moe_triton_config.py",
+        layers / "fused_moe_triton/fused_moe_triton_config.py",
+        layers / "fused_moe_triton/fused_moe.py",
     ]
     source = next((p for p in places if p.is_file()), None)
-    assert source, f"sglang {version} is not at {ENGINES}: run `make test`"
+    assert source, f"sglang {version} keeps its loader elsewhere"
     wanted = [
         node
         for node in ast.parse(source.read_text()).body
@@ -148,7 +148,7 @@ def test_neither_file_is_there(version: str, tmp_path: Path) -> None:
 
 def logged(version: str, relative: str, words: str) -> str:
     """The template of a message in a release's source, so that ours is not a copy of our own."""
-    tree = ast.parse((ENGINES / f"sglang-{version}/sglang" / relative).read_text())
+    tree = ast.parse((package(version) / relative).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and words in node.value:
             return node.value

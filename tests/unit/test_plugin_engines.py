@@ -22,7 +22,9 @@ else:
 import pytest
 import torch
 from attention_scheduler import DECODE, EXTEND, PREFILL
+from real_sglang import kernel_source
 
+from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.plugin.backend import BACKEND
@@ -316,10 +318,10 @@ def test_hook_targets_are_where_they_were(version):
         lifted = kernels.lifted(Phase(kernel.module.partition("_")[0]))
         assert not kernel.unfit([p.name for p in lifted.parameters(kernel.name)])
     for module, function, parameter in LAUNCHERS:
-        source = engine.kernel_source(module)
+        source = kernel_source(engine, module)
         dotted = ".".join(["sglang", *source.relative_to(engine.root).with_suffix("").parts])
         assert dotted in {f"{package}.{module}" for package in PACKAGES}
-        launcher = Launcher(source, engine.root, version, 90)
+        launcher = Launcher(source, engine.root, version, cuda_target(9, 0))
         assert parameter in launcher.parameters(function)
     *_, backend, method = BACKEND.split(".")
     text = (engine.root / "srt/layers/attention/triton_backend.py").read_text()
@@ -339,7 +341,7 @@ def test_engines_do_nothing_with_the_kernels_but_launch_them_in_one_place(versio
     """What stands in for them can launch; it could not be called by another kernel."""
     engine = find_engine(f"sglang=={version}")
     for kernel in KERNELS:
-        source = engine.kernel_source(kernel.module)
+        source = kernel_source(engine, kernel.module)
         tree = ast.parse(source.read_text())
         used = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == kernel.name]
         called = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]

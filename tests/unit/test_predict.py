@@ -14,6 +14,7 @@ from tuner.devices.table import devices, find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.baselines import incumbents
 from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.predict.corpus import AXES, Prior
 from tuner.families.fused_moe.predict.device_model import DeviceModel
 from tuner.families.fused_moe.predict.footprints import estimate_footprint
@@ -32,6 +33,7 @@ from tuner.families.fused_moe.predict.tensor_cores import (
 )
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import read_recording
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.families.fused_moe.space import space_for
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem
@@ -73,7 +75,7 @@ def recording():
 @pytest.fixture(scope="module")
 def corpus():
     """The shipped files, without the recording's own key and its twins."""
-    files = find_engine("sglang==0.5.16").shipped()
+    files = moe_engine(find_engine("sglang==0.5.16")).shipped()
     return [f for f in files if not (f.key.E in (256, 257) and f.key.N == 256)]
 
 
@@ -307,7 +309,8 @@ class TestThreshold:
 
     def test_a_prediction_run_asks_for_it(self):
         engine = find_engine("sglang==0.5.16")
-        asked = Request(INT8, L40S, engine, Source(MeasureKind.PREDICT), batch_sizes=(8,))
+        source = Source(MeasureKind.PREDICT)
+        asked = Request(INT8, L40S, engine, source, selection=MoeSelection((8,)))
         with open_run(asked) as session:
             chooser = session._plan().chooser
         assert chooser.policy == Policy(noise=CLEAR_GAIN, tie=0.0, trust_shipped=True)
@@ -356,14 +359,14 @@ class TestShortlist:
         predictor = Predictor(L40S, INT8, corpus)
         chosen = predictor.shortlist_all(spaces, 40)
         assert set(chosen) == set(spaces)
-        assert len({(p.gemm, c) for p, some in chosen.items() for c in some}) <= 40
+        assert len({(p.part, c) for p, some in chosen.items() for c in some}) <= 40
         for batch_size in SOME_SIZES:
             everything = self.best_pair(predictor, spaces, batch_size)
             assert self.best_pair(predictor, chosen, batch_size) <= 1.01 * everything
 
     def test_engines_with_one_file_get_the_same_configurations_for_both_gemms(self, spaces):
         chosen = Predictor(L40S, INT8).shortlist_all(spaces, 40, one_config=True)
-        kernels = {(p.gemm, c) for p, some in chosen.items() for c in some}
+        kernels = {(p.part, c) for p, some in chosen.items() for c in some}
         assert 30 <= len(kernels) <= 40
         for batch_size in SOME_SIZES:
             up, down = (chosen[Point(batch_size, gemm)] for gemm in Gemm)

@@ -16,6 +16,7 @@ from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.routing import load_routing
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.measure.replay import Replay
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems.dtypes import Dtype
@@ -158,7 +159,7 @@ def measured(store: Store, routing: Path | None) -> int:
         device=find_device("H200"),
         engine=find_engine("sglang==0.5.16"),
         source=Source(MeasureKind.GPU, routing=routing),
-        batch_sizes=(2,),
+        selection=MoeSelection((2,)),
         effort=Effort.QUICK,
         wide=False,
     )

@@ -15,6 +15,7 @@ from real_sglang import package
 from tuner.devices.table import find_device
 from tuner.engines.sglang.package import SGLang
 from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
@@ -55,10 +56,9 @@ def spaces(recording: Recording) -> dict[Gemm, Space]:
 
 @pytest.fixture(scope="module")
 def seeds(recording: Recording, spaces: dict[Gemm, Space]) -> dict[Point, list[Config]]:
-    engine, h200 = SGLang("0.5.16", package("0.5.16")), find_device("H200")
-    return seeds_for(
-        recording.points, recording.problem, h200, spaces, engine.shipped(), without=TWINS
-    )
+    engine = moe_engine(SGLang("0.5.16", package("0.5.16")))
+    problem, h200 = recording.problem, find_device("H200")
+    return seeds_for(recording.points, problem, h200, spaces, engine.shipped(), without=TWINS)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

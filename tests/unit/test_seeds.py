@@ -10,7 +10,7 @@ from real_sglang import package
 
 from tuner.devices.table import find_device
 from tuner.engines.sglang.package import SGLang
-from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.engine import FileKey, ShippedFile, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for
@@ -105,7 +105,7 @@ def test_nothing_shipped_leaves_nothing() -> None:
 def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, device: str) -> None:
     there = spaces(problem, device)
     points = [Point(m, gemm) for m in (1, 64, 4096) for gemm in Gemm]
-    shipped = list(SGLang("0.5.16", package("0.5.16")).shipped())
+    shipped = list(moe_engine(SGLang("0.5.16", package("0.5.16"))).shipped())
     found = seeds_for(points, problem, find_device(device), there, shipped)
     for point in points:
         assert len(set(found[point])) == len(found[point]) == 16

@@ -12,8 +12,10 @@ import pytest
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnwritableOutput
-from tuner.families.attention.workloads import Workload, WorkPoint
+from tuner.families.attention.selection import AttentionSelection
+from tuner.families.attention.workloads import WorkPoint
 from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
@@ -36,8 +38,7 @@ def request(text: str) -> Request:
         device=find_device("H200"),
         engine=find_engine("sglang==0.5.16"),
         source=Source(MeasureKind.REPLAY, RECORDINGS[text]),
-        batch_sizes=(16,) if moe else None,
-        workload=None if moe else Workload("one", (WorkPoint(4, 256, 4096),)),
+        selection=MoeSelection((16,)) if moe else AttentionSelection((WorkPoint(4, 256, 4096),)),
     )
 
 
@@ -69,13 +70,13 @@ def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path
     alone = {}
     with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         for gemm in Gemm:
-            asked = replace(request(FP8), batch_sizes=sizes, gemms=(gemm,))
+            asked = replace(request(FP8), selection=MoeSelection(sizes, (gemm,)))
             with open_run(asked) as session:
                 report = session.run(store, progress=lambda trial: None)
             alone[gemm] = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert len(alone[Gemm.UP]) == len(sizes)
     assert alone[Gemm.DOWN] == alone[Gemm.UP]
-    free = replace(request(FP8), batch_sizes=sizes, gemms=(Gemm.DOWN,))
+    free = replace(request(FP8), selection=MoeSelection(sizes, (Gemm.DOWN,)))
     with Store.open("sqlite://") as store, open_run(free) as session:
         report = session.run(store, progress=lambda trial: None)
     own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
