@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from cases import trial
 
 from tuner.families.fused_moe.choose import (
     FINAL_BLOCKS,
@@ -30,10 +31,6 @@ DEFAULT, OTHER = config(16, 1), config(16, 2)
 
 def ok(us: float) -> Measurement:
     return Measurement(Status.OK, us)
-
-
-def trial(point: Point, one: Config, us: float) -> Trial:
-    return Trial(Candidate(point, one), Compiled(Status.OK), ok(us))
 
 
 def us_of(candidate: Candidate) -> float:

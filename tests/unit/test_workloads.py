@@ -61,6 +61,7 @@ class TestUses:
             prefixes.setdefault((point.batch_size, point.new_tokens), set()).add(
                 point.cached_tokens
             )
+        assert prefixes
         for (batch_size, new_tokens), found in prefixes.items():
             assert 0 in found and len(found) == 2
             assert batch_size * new_tokens <= PREFILL_TOKENS
