@@ -27,12 +27,12 @@ import torch
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import AttentionKernels, lift_attention
+from tuner.engines.sglang.attention.binding import SGLangAttentionKernels, lift_attention
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
-from tuner.engines.sglang.plugin.kernels import KERNELS, Kernel
+from tuner.engines.sglang.plugin.kernels import KERNELS, KernelSignature
 from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
 from tuner.families.attention.problem import Attention, Stage
-from tuner.kernels.launcher import Tensor
+from tuner.kernels.launcher import TensorSpec
 from tuner.kernels.lift import load_lifted
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
@@ -79,7 +79,7 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def measure(kernels: AttentionKernels, spec: str, point: Point) -> dict[str, float]:
+def measure(kernels: SGLangAttentionKernels, spec: str, point: Point) -> dict[str, float]:
     problem = parse_problem(spec)
     assert isinstance(problem, Attention)
     launch = kernels.launch(problem, point, TARGET)
@@ -164,12 +164,12 @@ def _launch(
     kernel[grid](*args, **kwargs)
 
 
-def _kernel(point: Point, name: str) -> Kernel:
+def _kernel(point: Point, name: str) -> KernelSignature:
     return next(k for k in KERNELS if (k.stage, k.name) == (point.part, name))
 
 
 def _real(value: object) -> object:
-    return torch.empty(16, dtype=torch.bfloat16) if isinstance(value, Tensor) else value
+    return torch.empty(16, dtype=torch.bfloat16) if isinstance(value, TensorSpec) else value
 
 
 def _file(problem: Attention, point: Point, config: Config) -> AttentionFile:

@@ -31,7 +31,7 @@ from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "integration")]
+sys.path[:0] = [str(ROOT / "tests")]
 
 import redis as redis_client  # noqa: E402
 from chaos_clients import Promises, Work, start_clients  # noqa: E402

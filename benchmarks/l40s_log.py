@@ -20,10 +20,10 @@ from typing import Any
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import LAUNCHERS, lift_attention
+from tuner.engines.sglang.attention.binding import LAUNCHERS, launcher_source, lift_attention
 from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.kernels.binding import Argument, Constant, Float, Integer, Pointer, bind
-from tuner.kernels.launcher import Launcher, Tensor
+from tuner.kernels.launcher import Launcher, TensorSpec
 from tuner.problems.points import Point
 
 RESULT = Path("benchmarks/results/l40s_log.json")
@@ -58,15 +58,16 @@ def jobs(version: str, folder: Path) -> Iterator[dict[str, Any]]:
     engine = find_engine(f"sglang=={version}")
     kernels = lift_attention(engine)
     lifted = kernels.lifted(Phase.EXTEND)
-    module, function = LAUNCHERS[Phase.EXTEND]
-    launcher = Launcher(engine.kernel_source(module), engine.root, kernels.origin, TARGET)
+    _, function = LAUNCHERS[Phase.EXTEND]
+    source = launcher_source(engine, Phase.EXTEND)
+    launcher = Launcher(source, engine.root, kernels.origin, TARGET)
     for name, fields in SHAPES.items():
         problem = parse_attention(f"extend_attention:{fields}")
         for masked in (False, True):
             given = kernels.arguments(problem, Point(19, Stage.EXTEND, 128, 1024), TARGET)
             if masked:
-                given["custom_mask"] = Tensor("custom_mask", (1 << 20,), "i1")
-                given["mask_indptr"] = Tensor("mask_indptr", (20,), "i64")
+                given["custom_mask"] = TensorSpec("custom_mask", (1 << 20,), "i1")
+                given["mask_indptr"] = TensorSpec("mask_indptr", (20,), "i64")
             (launch,) = launcher.run(function, given)
             known = {n: argument(value) for n, value in launch.arguments.items()}
             parameters = lifted.parameters(launch.kernel)
@@ -82,7 +83,7 @@ def jobs(version: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def argument(value: object) -> Argument:
-    if isinstance(value, Tensor):
+    if isinstance(value, TensorSpec):
         return Pointer(value.dtype, value.name)
     if isinstance(value, float):
         return Float(value)

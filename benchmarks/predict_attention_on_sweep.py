@@ -23,7 +23,7 @@ from tuner.devices.table import find_device
 from tuner.families.attention.predict.predictor import CLEAR_GAIN, AttentionPredictor
 from tuner.families.attention.predict.steps import AttentionConstants
 from tuner.families.attention.problem import Attention, Stage, parse_attention
-from tuner.families.attention.space import lesser
+from tuner.families.attention.space import smaller_configs
 from tuner.measure.recording import read_trials
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Trial
@@ -212,7 +212,7 @@ def without_room(
         here = {t.candidate.config: t for t in trials[v.problem] if t.candidate.point == v.point}
         safe = next(
             here[config]
-            for config in lesser(v.own.candidate.config)
+            for config in smaller_configs(v.own.candidate.config)
             if (here[config].compiled.shared_bytes or 0) <= SMALL_LIMIT
         )
         rows.append(

@@ -25,8 +25,9 @@ from predict_on_recording import corpus_without
 
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.families.fused_moe.baselines import incumbents
+from tuner.families.fused_moe.baselines import baseline_configs
 from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
@@ -41,7 +42,7 @@ RECORDINGS = {
 RESULT = Path("benchmarks/results/predict_moe_thresholds.json")
 TRITON = "3.6.0"
 THRESHOLDS = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
-TUNED = 10  # configurations of each gemm and BLOCK_SIZE_M that stand as tuned incumbents
+TUNED = 10  # configurations of each gemm and BLOCK_SIZE_M that stand as tuned baseline_configs
 NOISE = 0.004  # of a GPU's times: what is slower by less is not truly slower
 
 Pair = dict[Gemm, Config]
@@ -85,7 +86,7 @@ def main() -> None:
 def judge(name: str, path: Path) -> Iterator[Verdict]:
     recording, engine = read_recording(path), find_engine("sglang==0.5.16")
     device = recording.device or find_device("H200")
-    corpus = corpus_without(recording, engine.shipped())
+    corpus = corpus_without(recording, moe_engine(engine).shipped())
     predictor = Predictor(device, recording.problem, corpus)
     timed = [t for t in recording.trials.values() if t.compiled.ok and t.measurement.timed]
     predicted = [replace(t, measurement=predictor.measure(t.candidate, t.compiled)) for t in timed]
@@ -140,7 +141,7 @@ def fastest_pairs(known: Mapping[Candidate, float], size: int) -> Iterator[Pair]
     for candidate in sorted(known, key=lambda c: (known[c], c.config.key)):
         if candidate.point.batch_size == size:
             block = blocks.setdefault(candidate.config["BLOCK_SIZE_M"], {})
-            block.setdefault(candidate.point.gemm, []).append(candidate.config)
+            block.setdefault(candidate.point.part, []).append(candidate.config)
     for block in blocks.values():
         for up in block.get(Gemm.UP, [])[:TUNED]:
             for down in block.get(Gemm.DOWN, [])[:TUNED]:
@@ -150,9 +151,9 @@ def fastest_pairs(known: Mapping[Candidate, float], size: int) -> Iterator[Pair]
 def incumbents_of(
     engine: Engine, recording: Recording, device: Device
 ) -> dict[str, dict[Point, Mapping[str, Config]]]:
-    """By kind, the incumbents of the recording's points; a recording has times for all of them."""
+    """By kind, the baseline_configs of the recording's points; a recording has times for all of them."""
     sizes = {point.batch_size for point in recording.points}
-    every = incumbents(engine, recording.problem, device, TRITON, tuple(Gemm), sizes)
+    every = baseline_configs(engine, recording.problem, device, TRITON, tuple(Gemm), sizes)
     found: dict[str, dict[Point, Mapping[str, Config]]] = {}
     for point in recording.points:
         for which, config in every[point].items():
@@ -166,7 +167,7 @@ def chosen(
     sizes = {point.batch_size for point in points}
     found: dict[int, Pair] = {}
     for entry in choose(predicted, points, Policy(noise=threshold, tie=0.0), sizes):
-        found.setdefault(entry.point.batch_size, {})[entry.point.gemm] = entry.config
+        found.setdefault(entry.point.batch_size, {})[entry.point.part] = entry.config
     return found
 
 
@@ -180,7 +181,7 @@ def best(times: Mapping[Candidate, float], size: int) -> float:
     for candidate, time_us in times.items():
         if candidate.point.batch_size == size:
             block = least.setdefault(candidate.config["BLOCK_SIZE_M"], {})
-            gemm = candidate.point.gemm
+            gemm = candidate.point.part
             block[gemm] = min(block.get(gemm, time_us), time_us)
     return min(sum(some.values()) for some in least.values() if len(some) == len(Gemm))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tuner.devices.constants import Constants
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.engine import ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.corpus import Prior
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.recording import Recording, read_recording
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("recording", nargs="?", type=Path, default=RECORDING)
     recording = read_recording(parser.parse_args().recording)
     device = recording.device or find_device("H200")
-    corpus = corpus_without(recording, find_engine("sglang==0.5.16").shipped())
+    corpus = corpus_without(recording, moe_engine(find_engine("sglang==0.5.16")).shipped())
     started = time.perf_counter()
     verdicts = judge(recording, modelled(recording, device, corpus))
     wall_s = time.perf_counter() - started

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tuner.devices.table import Device, devices
 from tuner.engines.engine import find_engine
 from tuner.errors import BadProblem
-from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.engine import ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.space import space_for
@@ -77,7 +77,7 @@ def ranks(
 
 def main() -> None:
     by_name = {device.name: device for device in devices()}
-    files = [f for f in find_engine("sglang==0.5.16").shipped() if f.entries]
+    files = [f for f in moe_engine(find_engine("sglang==0.5.16")).shipped() if f.entries]
     groups: dict[tuple[str, int], list[tuple[Rank, Rank]]] = defaultdict(list)
     for file in files:
         device, problem = by_name.get(file.key.device), problem_of(file)

@@ -25,7 +25,7 @@ from tuner.devices.table import Device, find_device
 from tuner.devices.target import Target
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import UnknownDevice
-from tuner.families.fused_moe.engine import ShippedFile
+from tuner.families.fused_moe.engine import ShippedFile, moe_engine
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
@@ -78,7 +78,7 @@ class Meter:
 
     @property
     def kernels(self) -> set[tuple[Gemm, Config]]:
-        return {(p.gemm, config) for p, tried in self.tried.items() for config in tried}
+        return {(p.part, config) for p, tried in self.tried.items() for config in tried}
 
     def time_us(self, candidate: Candidate) -> float:
         """Infinite where the configuration does not fit."""
@@ -109,7 +109,7 @@ def seeds_from(
     """The engine's own choice for each point, the winners in `files`, the device model's firsts."""
     problem, device, engine = setting.recording.problem, setting.device, setting.engine
     known = {
-        point: [engine.default_config(problem, device, point.batch_size)]
+        point: [moe_engine(engine).default_config(problem, device, point.batch_size)]
         for point in setting.points
         if heuristic
     }
@@ -228,7 +228,11 @@ def _target(name: str) -> Target | None:
 def without_twins(setting: Setting) -> list[ShippedFile]:
     problem = setting.recording.problem
     twins = {(E, problem.N) for E in (problem.E - 1, problem.E, problem.E + 1)}
-    return [f for f in setting.engine.shipped() if (f.key.E, f.key.intermediate_size) not in twins]
+    return [
+        f
+        for f in moe_engine(setting.engine).shipped()
+        if (f.key.E, f.key.intermediate_size) not in twins
+    ]
 
 
 def measure(setting: Setting, name: str, contender: Contender, seed: int) -> Run:

@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cases
+
 from tuner.deploy.bundle.archive import File, pack, unpack
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import manifest_text
@@ -51,16 +53,8 @@ def example(case: str) -> Cluster:
 
 
 def config(point: Point) -> Config:
-    return Config(
-        {
-            "BLOCK_SIZE_M": 16,
-            "BLOCK_SIZE_N": 64 if point.part is Gemm.UP else 128,
-            "BLOCK_SIZE_K": 128,
-            "GROUP_SIZE_M": 1 + point.batch_size % 7,
-            "num_warps": 4,
-            "num_stages": 3,
-        }
-    )
+    n = 64 if point.part is Gemm.UP else 128
+    return cases.config(16, n, 128, group=1 + point.batch_size % 7)
 
 
 def entry(point: Point, status: Status) -> Entry:

@@ -1,18 +1,39 @@
-"""Fixtures that more than one room's tests use."""
+"""Fixtures that tests of several folders use, and how Hypothesis draws."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import URL
+
+settings.register_profile(
+    "tuner",
+    deadline=None,  # a busy machine is no failure
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    # Continuous integration judges a change, not the luck of a draw; by hand, each run draws anew.
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("tuner")
+
+
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One file runs in this process: that starts at once, and a debugger or -s works."""
+    files = {argument.partition("::")[0] for argument in config.args}
+    return 0 if len(files) == 1 and files.pop().endswith(".py") else None
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[URL]:
-    """A PostgreSQL server that databases may be made on."""
+    """A PostgreSQL server that databases may be made on: one for each of xdist's workers."""
     with postgres_server() as url:
         yield url
 
@@ -35,6 +56,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A Redis that messages may be sent over."""
-    with redis_server() as url:
+    """A Redis that messages may be sent over: a database for each of xdist's workers."""
+    with redis_server(WORKER) as url:
         yield url

@@ -16,6 +16,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock, patch
 
+from tuner.engines.sglang.attention.binding import launcher_source
+from tuner.engines.sglang.fused_moe import binding
+from tuner.engines.sglang.package import SGLang, find_source
+from tuner.families.attention.problem import Phase
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 
@@ -34,6 +38,13 @@ def package(version: str) -> Path:
     root = Path(sys.prefix, "share", "tuner", "engines", f"sglang-{version}", "sglang")
     assert root.is_dir(), f"{root} is missing: run `make {root.parent.relative_to(sys.prefix)}`"
     return root
+
+
+def kernel_source(engine: SGLang, module: str) -> Path:
+    """The file that holds "fused_moe", "extend_attention", "prefill_attention" or their like."""
+    if module == FusedMoe.family:
+        return find_source(engine, binding.DENSE, binding._PLACES)
+    return launcher_source(engine, Phase(module.partition("_")[0]))
 
 
 class RealSGLang:

@@ -23,6 +23,7 @@ from psycopg import sql
 from sqlalchemy import URL, make_url
 
 REDIS_PORT = 6379
+REDIS_DATABASES = 16  # as Redis is installed
 
 
 @contextlib.contextmanager
@@ -88,13 +89,14 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def redis_server() -> Iterator[str]:
-    """The URL of a Redis: TUNER_TEST_REDIS_URL, the one that answers on 127.0.0.1:6379, or a new
-    one that ends with the block."""
-    if (url := os.environ.get("TUNER_TEST_REDIS_URL")) or _redis_answers(
-        url := f"redis://127.0.0.1:{REDIS_PORT}/0"
-    ):
-        yield url
+def redis_server(database: int = 0) -> Iterator[str]:
+    """The URL of a Redis: that database of TUNER_TEST_REDIS_URL or of the one that answers on
+    127.0.0.1:6379, or a new server that ends with the block."""
+    url = os.environ.get("TUNER_TEST_REDIS_URL")
+    if not url and _redis_answers(local := f"redis://127.0.0.1:{REDIS_PORT}/0"):
+        url = local
+    if url and database < REDIS_DATABASES:
+        yield f"{url.rstrip('/').removesuffix('/0')}/{database}"
     else:
         with started_redis() as server:
             yield server.url

@@ -21,7 +21,7 @@ from attention_sweep import SWEEP
 from tuner.devices.table import find_device
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import CHOICES, AttentionKernels, lift_attention
+from tuner.engines.sglang.attention.binding import CHOICES, SGLangAttentionKernels, lift_attention
 from tuner.families.attention.inputs import launch, make_inputs
 from tuner.families.attention.lengths import EDGES
 from tuner.families.attention.problem import Attention, parse_attention
@@ -67,7 +67,11 @@ def main() -> None:
 
 
 def compiled(
-    kernels: AttentionKernels, problem: Attention, point: Point, config: Config, target: Target
+    kernels: SGLangAttentionKernels,
+    problem: Attention,
+    point: Point,
+    config: Config,
+    target: Target,
 ) -> dict[str, Any]:
     folder = Path(tempfile.gettempdir()) / "lifted"
     module = load_lifted(kernels.lifted(problem.phase).write(folder))

@@ -25,12 +25,12 @@ import torch
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import LAUNCHERS, AttentionKernels, lift_attention
+from tuner.engines.sglang.attention.binding import LAUNCHERS, SGLangAttentionKernels, lift_attention
 from tuner.engines.sglang.plugin.backend import apply_files
 from tuner.families.attention.inputs import Inputs, make_inputs
 from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import Attention, Phase, parse_attention
-from tuner.kernels.launcher import Tensor as Outside
+from tuner.kernels.launcher import TensorSpec as Outside
 from tuner.measure.gpu import INPUT_SEED
 from tuner.measure.timing import LAUNCHES, race
 from tuner.problems.points import Point
@@ -74,7 +74,7 @@ class Case:
         return statistics.median(times) * 1e6
 
 
-def cases(kernels: AttentionKernels, paths: list[Path]) -> Iterator[Case]:
+def cases(kernels: SGLangAttentionKernels, paths: list[Path]) -> Iterator[Case]:
     target = cuda_target(9, 0)
     for path in paths:
         for line in path.read_text().splitlines():
@@ -92,7 +92,7 @@ def cases(kernels: AttentionKernels, paths: list[Path]) -> Iterator[Case]:
                 yield Case(problem, point, inputs_of(kernels, problem, point), rest)
 
 
-def inputs_of(kernels: AttentionKernels, problem: Attention, point: Point) -> list[Inputs]:
+def inputs_of(kernels: SGLangAttentionKernels, problem: Attention, point: Point) -> list[Inputs]:
     properties = torch.cuda.get_device_properties(0)
     lengths = ragged(problem, point, INPUT_SEED)
     first = make_inputs(

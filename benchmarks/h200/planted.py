@@ -27,6 +27,7 @@ from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.export import export_device
 from tuner.families.fused_moe.choose import MoeChooser, Policy
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu import open_gpu_bench
 from tuner.measure.gpu_worker import Limits
@@ -36,7 +37,7 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import Environment, MeasureKind, Trial
 from tuner.store import Store
 from tuner.tuning.journal import RunJournal
-from tuner.tuning.tune import Listed, Plan, tune
+from tuner.tuning.tune import FixedStrategy, Plan, tune
 
 PROBLEM = parse_problem("fused_moe:E=8,N=128,K=256,top_k=2,dtype=bfloat16")
 VERSION = "9.9.9"
@@ -92,7 +93,8 @@ def planted(count: int) -> list[Candidate]:
 def made_up_engine(folder: Path) -> None:
     real = find_engine("sglang")
     root = folder / f"sglang-{VERSION}" / "sglang"
-    shutil.copytree(real.package_root, root / real.package_root.relative_to(real.root))
+    loader = moe_engine(real).package_root
+    shutil.copytree(loader, root / loader.relative_to(real.root))
     (root / "__init__.py").touch()
     (root / "version.py").write_text(f'__version__ = "{VERSION}"\n')
     target = root / "kernels" / "ops" / "moe" / "fused_moe_triton_kernels.py"
@@ -165,7 +167,7 @@ def main() -> None:
                 points=points,
                 limits=Limits(request_s=3.0, replacements=count),
             )
-            strategy = Listed([*bad, *good])
+            strategy = FixedStrategy([*bad, *good])
             entries = tune(plan, strategy, bench, RunJournal(store, run), trials.append, bench)
             store.finish_run(run, entries, bench.totals)
             bench.close()

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import cases
+
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
@@ -68,13 +70,4 @@ def trials_of(bench: GpuBench, candidates: Sequence[Candidate]) -> dict[Candidat
 
 
 def config(block_m: int, *, group: int = 1, block_n: int = 64, stages: int = 3) -> Config:
-    return Config(
-        {
-            "BLOCK_SIZE_M": block_m,
-            "BLOCK_SIZE_N": block_n,
-            "BLOCK_SIZE_K": 64,
-            "GROUP_SIZE_M": group,
-            "num_warps": 4,
-            "num_stages": stages,
-        }
-    )
+    return cases.config(block_m, block_n, 64, stages=stages, group=group)

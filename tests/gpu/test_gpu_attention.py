@@ -86,7 +86,9 @@ def test_a_kernel_that_reads_another_heads_keys_is_wrong_and_has_no_time(tmp_pat
 
 def test_times_taken_in_turn_are_of_every_configuration(tmp_path):
     problem, device = parse_attention(f"decode_attention:{GQA}"), this_device()
-    for point in points_of(problem):
+    points = points_of(problem)
+    assert points
+    for point in points:
         configs = [own(problem, point, device.target)]
         configs.append(configs[0].replace(num_warps=2))
         with open_bench(problem, tmp_path, device=device, points=[point]) as bench:

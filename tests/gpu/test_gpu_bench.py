@@ -10,6 +10,7 @@ from tuner.devices.table import find_device
 from tuner.engines.config_files import launch_config
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, NotEnoughMemory
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.gpu_worker import Limits
 from tuner.problems.points import Candidate, Point
@@ -41,7 +42,7 @@ def test_every_dtype_is_right_and_timed(dtype, tmp_path):
     engine = find_engine("sglang")
     candidates = []
     for size in (3, 256):
-        default = engine.incumbents(problem, device, size, "3.6.0")["default"]
+        default = moe_engine(engine).incumbents(problem, device, size, "3.6.0")["default"]
         for gemm in Gemm:
             some = {launch_config(default[gemm]), config(16), config(64, block_n=128)}
             candidates += [Candidate(Point(size, gemm), one) for one in sorted(some)]

@@ -13,6 +13,7 @@ from gpu_benches import this_device
 
 from tuner.engines.config_files import launch_config, read_lenient
 from tuner.engines.engine import find_engine
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.families.fused_moe.recording import read_recording
 from tuner.problems.points import Candidate, Config, Point
@@ -58,11 +59,11 @@ def test_job_is_exported_as_measured_and_replays(env, tmp_path):
     engine, problem = find_engine("sglang"), parse_problem(PROBLEM)
     for gemm in Gemm:
         triton = report["environment"]["triton"]
-        file = engine.find_file(out, problem, this_device(), gemm, triton)
+        file = moe_engine(engine).find_file(out, problem, this_device(), gemm, triton)
         entries = read_lenient(file).entries
         assert set(entries) == set(BATCH_SIZES)
         for size in SIZES:
-            read = launch_config(engine.pick(entries, size))
+            read = launch_config(moe_engine(engine).pick(entries, size))
             assert read == Config(chosen[Point(size, gemm)]["config"])
 
     recorded = read_recording(recording).trials

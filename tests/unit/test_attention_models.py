@@ -99,7 +99,9 @@ class TestProblems:
         ]
 
     def test_logits_are_capped(self):
-        assert all("logit_cap=30" in spec for spec in specs("grok-2", 8))
+        found = specs("grok-2", 8)
+        assert found
+        assert all("logit_cap=30" in spec for spec in found)
 
     def test_key_heads_are_held_by_several_ranks(self):
         found = resolve_attention("qwen3-30b-a3b", tp=16)
@@ -213,10 +215,14 @@ class TestNames:
         monkeypatch.chdir(DATA / "dbrx")
         assert find_attention("config.json").architecture == "DbrxForCausalLM"
 
-    @pytest.mark.parametrize("text", ["", "deepsek-r1", "x\0y", "extend_atention:q_heads=1"])
+    @pytest.mark.parametrize("text", ["", "deepsek-r1", "x\0y"])
     def test_an_unknown_name_is_refused(self, text):
         with pytest.raises(UnknownModel):
             resolve_attention(text)
+
+    def test_an_unknown_kind_of_problem_is_refused_with_the_nearest(self):
+        with pytest.raises(BadProblem, match="did you mean 'extend_attention'"):
+            resolve_attention("extend_atention:q_heads=1")
 
     def test_a_malformed_file_is_named(self, tmp_path):
         (tmp_path / "config.json").write_text('{"architectures": ["X"]}')

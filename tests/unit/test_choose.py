@@ -1,5 +1,6 @@
 """Choosing: pairs share BLOCK_SIZE_M, incumbents stand unless beaten, no batch size is left out."""
 
+import cases
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +8,8 @@ from hypothesis import strategies as st
 from tuner.errors import NothingFits
 from tuner.families.fused_moe.choose import Policy, choose, finalists
 from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.problems.points import Config, Point
+from tuner.problems.results import Status, Trial
 
 EXACT = Policy(noise=0.0)
 
@@ -18,12 +19,7 @@ def config(block_m: int, warps: int = 4) -> Config:
 
 
 def trial(batch_size: int, gemm: Gemm, cfg: Config, us: float | None) -> Trial:
-    status = Status.OK if us is not None else Status.OUT_OF_RESOURCES
-    return Trial(
-        Candidate(Point(batch_size, gemm), cfg),
-        Compiled(status, shared_bytes=1024),
-        Measurement(status, us),
-    )
+    return cases.trial(Point(batch_size, gemm), cfg, us)
 
 
 def both(batch_size: int, default: Config, shipped: Config | None = None):

@@ -139,7 +139,7 @@ _VALUES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 60), _VALUES, st.text(max_size=40))
 def test_no_input_gives_a_traceback(line: int, value: object, noise: str) -> None:
     lines = VLLM.splitlines()

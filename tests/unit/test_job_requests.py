@@ -9,8 +9,10 @@ import pytest
 
 from tuner.errors import BadInput
 from tuner.families.attention.problem import Stage
+from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, read_request
 from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
@@ -26,10 +28,10 @@ OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
     "request_",
     [
         LAYER,
-        replace(LAYER, gemms=(Gemm.DOWN,), batch_sizes=(1, 2)),
+        replace(LAYER, selection=MoeSelection((1, 2), (Gemm.DOWN,))),
         DECODE,
-        replace(DECODE, workload="offline"),
-        replace(DECODE, workload=OWN),
+        replace(DECODE, selection=AttentionSelection("offline")),
+        replace(DECODE, selection=AttentionSelection(OWN)),
     ],
 )
 def test_a_request_comes_back_from_json(request_: JobRequest) -> None:
@@ -47,34 +49,38 @@ def test_a_stored_layer_s_request_keeps_its_key() -> None:
 
 def test_every_workload_is_another_job() -> None:
     ways: list[Any] = ["", "chat", "offline", OWN, OWN[:1], (replace(OWN[0], weight=3.0), OWN[1])]
-    assert len({replace(DECODE, workload=way).key for way in ways}) == len(ways)
+    keys = {replace(DECODE, selection=AttentionSelection(way)).key for way in ways}
+    assert len(keys) == len(ways)
 
 
 def test_attention_has_no_gemms() -> None:
-    assert DECODE.gemms == ()
+    assert {point.part for point in DECODE.points} == {Stage.DECODE, Stage.REDUCE}
     assert "gemms" not in DECODE.as_json()
 
 
 @pytest.mark.parametrize(
     ("request_", "change", "said"),
     [
-        (LAYER, {"workload": "chat"}, "a workload is attention's"),
-        (DECODE, {"batch_sizes": (1,)}, "batch sizes are a fused-MoE layer's"),
+        (LAYER, {"gemms": ["upp"]}, "'upp'.*'up'"),
         (DECODE, {"workload": "chatt"}, "'chatt'.*chat"),
-        (DECODE, {"workload": (WorkPoint(4, 512, 0),)}, "the workload has no point of decode"),
+        (
+            DECODE,
+            {"workload": [{"batch_size": 4, "new_tokens": 512}]},
+            "the workload has no point of decode",
+        ),
     ],
 )
 def test_what_no_worker_could_run_is_refused(
     request_: JobRequest, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadInput, match=said):
-        replace(request_, **change)
+        read_request({**request_.as_json(), **change})
 
 
 def test_the_points_of_a_request() -> None:
     assert LAYER.points == {Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm}
-    assert replace(LAYER, gemms=(Gemm.UP,), batch_sizes=(4,)).points == {Point(4, Gemm.UP)}
-    assert replace(DECODE, workload=OWN).points == {
+    assert replace(LAYER, selection=MoeSelection((4,), (Gemm.UP,))).points == {Point(4, Gemm.UP)}
+    assert replace(DECODE, selection=AttentionSelection(OWN)).points == {
         Point(size, stage, 1, cached)
         for size, cached in ((64, 4096), (8, 512))
         for stage in (Stage.DECODE, Stage.REDUCE)

@@ -10,10 +10,10 @@ import pytest
 
 import tuner.engines.sglang.plugin
 from tuner.engines.sglang.plugin import backend
+from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_file, title
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.engines.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
-from tuner.engines.sglang.plugin.verdicts import Here, judge, title
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config
@@ -104,7 +104,7 @@ def test_a_process_that_runs_no_scheduler_is_left_alone(registry, monkeypatch, t
 
 def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, tmp_path):
     path = written(tmp_path, made())
-    monkeypatch.setattr(backend, "_here", lambda splits: here())
+    monkeypatch.setattr(backend, "_runtime_facts", lambda splits: here())
     hooked = TunedLaunches(EXTEND, Kernel())
     monkeypatch.setattr(backend, "_state", backend._State(True, [hooked]))
     assert backend.apply_files(tmp_path, None) == (
@@ -130,7 +130,7 @@ def here(**changes):
         "kv_splits": lambda problem: None,
         **changes,
     }
-    return Here(**fields)
+    return RuntimeFacts(**fields)
 
 
 def unreadable():
@@ -169,23 +169,23 @@ def unreadable():
     ],
 )
 def test_a_file_is_used_only_where_it_was_made_for(file, place, reason, tmp_path):
-    verdict = judge(written(tmp_path, file), place)
+    verdict = check_file(written(tmp_path, file), place)
     assert verdict.reason == reason
     assert verdict.used == (not reason)
     assert verdict.waits == ()
 
 
 def test_what_is_not_known_yet_waits(tmp_path):
-    verdict = judge(written(tmp_path, made()), here(device=None, triton=None))
+    verdict = check_file(written(tmp_path, made()), here(device=None, triton=None))
     assert verdict.used
     assert verdict.waits == ("the GPU (made for NVIDIA_H200)", "triton (made for 3.6.0)")
 
 
 def test_how_verdicts_read(tmp_path):
     path = written(tmp_path, made(status=Status.PREDICTED))
-    assert str(judge(path, here())) == f"extend 8/2 64/64 bfloat16 from {path} (predicted)"
+    assert str(check_file(path, here())) == f"extend 8/2 64/64 bfloat16 from {path} (predicted)"
     path.write_text("{}")
-    assert str(judge(path, here())) == (
+    assert str(check_file(path, here())) == (
         f"refused {path}: its format is None; this version of the tuner reads 1"
     )
     spec = f"{REDUCED},page_size=64,window=127,sinks,logit_cap=30.5"
@@ -240,6 +240,10 @@ PLAIN = {
 GRID = (2, 8, 1)
 
 
+def by_rule(meta):
+    return GRID
+
+
 def extend_launches(*files):
     launches = TunedLaunches(EXTEND, Kernel())
     launches.use(files)
@@ -288,7 +292,7 @@ def test_a_plain_launch_is_tuned_with_its_grid():
         {"grid": (2, 8, 2)},  # not the engine's rule
         {"grid": (2, 8)},
         {"grid": [2, 8, 1]},
-        {"grid": lambda meta: GRID},
+        {"grid": by_rule},
         {"tokens": 0},  # not through the launcher
         {"tokens": "100"},
         {"args": (*tensors("torch.float16"), 0.125, 4)},
@@ -298,7 +302,7 @@ def test_a_plain_launch_is_tuned_with_its_grid():
         {"args": (*tensors()[:5], None, 0.125, 4)},
         {"waves_per_eu": 1},
     ],
-    ids=repr,
+    ids=lambda changes: repr(changes).partition(" at 0x")[0],
 )
 def test_any_other_launch_is_the_engines(changes):
     launches = extend_launches(made())

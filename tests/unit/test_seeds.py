@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import cases
 import pytest
-from real_sglang import package
+from cases import FP8, H200
 
 from tuner.devices.table import find_device
-from tuner.engines.sglang.package import SGLang
 from tuner.families.fused_moe.engine import FileKey, ShippedFile
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for
-from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.tuning.space import Space
 
-FP8 = FusedMoe(256, 256, 7168, 8, Dtype.FP8_W8A8, (128, 128))
-INT8 = FusedMoe(256, 64, 7168, 8, Dtype.INT8_W8A8, per_channel_quant=True)
-H200, L40S = find_device("H200"), find_device("L40S")
 POINT = Point(64, Gemm.UP)
 KEY = FileKey(256, 256, "NVIDIA_H200", "fp8_w8a8", (128, 128))
 
 
 def config(n: int, stages: int = 3, warps: int = 4) -> Config:
-    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-    values = {**dict(zip(names, (64, n, 128, 1), strict=True)), "num_warps": warps}
-    return Config({**values, "num_stages": stages})
+    return cases.config(64, n, 128, warps, stages)
 
 
 def file(key: FileKey, entries: Mapping[int, Config]) -> ShippedFile:
@@ -99,16 +93,3 @@ def test_files_of_one_key_can_be_left_out() -> None:
 
 def test_nothing_shipped_leaves_nothing() -> None:
     assert seeds() == []
-
-
-@pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])
-def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, device: str) -> None:
-    there = spaces(problem, device)
-    points = [Point(m, gemm) for m in (1, 64, 4096) for gemm in Gemm]
-    shipped = list(SGLang("0.5.16", package("0.5.16")).shipped())
-    found = seeds_for(points, problem, find_device(device), there, shipped)
-    for point in points:
-        assert len(set(found[point])) == len(found[point]) == 16
-        assert all(there[point.part].legal(seed) for seed in found[point])
-    assert found[points[0]] != found[points[-1]]
-    assert found == seeds_for(points, problem, find_device(device), there, reversed(shipped))

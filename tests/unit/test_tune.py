@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from cases import trial
 
 from tuner.families.fused_moe.choose import (
     FINAL_BLOCKS,
@@ -15,7 +16,7 @@ from tuner.families.fused_moe.choose import (
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
-from tuner.tuning.tune import RACE_ROUNDS, Listed, Plan, tune
+from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, Plan, tune
 
 SIZES = (8, 16)
 POINTS = [Point(size, gemm) for size in SIZES for gemm in Gemm]
@@ -30,10 +31,6 @@ DEFAULT, OTHER = config(16, 1), config(16, 2)
 
 def ok(us: float) -> Measurement:
     return Measurement(Status.OK, us)
-
-
-def trial(point: Point, one: Config, us: float) -> Trial:
-    return Trial(Candidate(point, one), Compiled(Status.OK), ok(us))
 
 
 def us_of(candidate: Candidate) -> float:
@@ -226,7 +223,7 @@ def test_what_the_race_could_not_time_is_not_chosen():
 def test_only_requested_points_are_raced_and_all_get_an_entry():
     requested = [point for point in POINTS if point.batch_size == 8]
     racer = MemoryRacer(lambda point, one: 100.0 - one["BLOCK_SIZE_N"])
-    listed = Listed([Candidate(point, OTHER) for point in requested])
+    listed = FixedStrategy([Candidate(point, OTHER) for point in requested])
     entries = run(listed, MemoryBench(), MemoryJournal(), racer, plan(requested))
     assert set(racer.raced) == set(requested)
     assert [entry.point for entry in entries] == sorted(POINTS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import MalformedWatchList
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
 from workers.watches import REVALIDATE, Watch, read_watch, read_watch_list
@@ -69,8 +70,8 @@ def test_a_watch_stands_for_every_combination(tmp_path: Path) -> None:
         ("NVIDIA_H200", 256),
         ("NVIDIA_H200", 128),
     }
-    assert {(one.measure, one.effort, one.batch_sizes, one.model) for one in requests} == {
-        ("predict", Effort.QUICK, (1, 2), "deepseek-r1")
+    assert {(one.measure, one.effort, one.selection, one.model) for one in requests} == {
+        ("predict", Effort.QUICK, MoeSelection((1, 2)), "deepseek-r1")
     }
 
 

@@ -61,6 +61,7 @@ class TestUses:
             prefixes.setdefault((point.batch_size, point.new_tokens), set()).add(
                 point.cached_tokens
             )
+        assert prefixes
         for (batch_size, new_tokens), found in prefixes.items():
             assert 0 in found and len(found) == 2
             assert batch_size * new_tokens <= PREFILL_TOKENS
@@ -72,8 +73,7 @@ class TestUses:
         )
 
     def test_its_name_parses(self, use):
-        for phase in Phase:
-            assert parse_workload(use, phase) == default_workload(phase, use)
+        assert parse_workload(use) == use
 
 
 def test_chat_is_the_usual_one():
@@ -146,14 +146,14 @@ class TestFiles:
         )
         extend, decode = WorkPoint(4, 512, 0), WorkPoint(64, 1, 4096, 2.0)
         assert read_workload(path).points == (extend, decode)
-        assert parse_workload(str(path), Phase.EXTEND).points == (extend,)
-        assert parse_workload(str(path), Phase.DECODE).points == (decode,)
-        assert parse_workload(str(path), Phase.PREFILL).name == str(path)
+        assert parse_workload(str(path)).of(Phase.EXTEND).points == (extend,)
+        assert parse_workload(str(path)).of(Phase.DECODE).points == (decode,)
+        assert parse_workload(str(path)).name == str(path)
 
     @pytest.mark.parametrize("use", USES)
     def test_the_files_of_the_uses_are_examples(self, use):
         path = Path(tuner.families.attention.workloads.__file__).with_name(f"{use}.toml")
-        assert parse_workload(str(path), Phase.DECODE).points == (
+        assert parse_workload(str(path)).of(Phase.DECODE).points == (
             default_workload(Phase.DECODE, use).points
         )
 
@@ -218,7 +218,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["nowhere.toml", "x\0.toml", "d" * 9999 + ".toml", "/"])
     def test_a_file_that_cannot_be_read(self, name):
         with pytest.raises(MalformedWorkload, match="cannot be read") as caught:
-            parse_workload(name, Phase.DECODE)
+            parse_workload(name)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
     @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ class TestFiles:
     )
     def test_an_unknown_use_is_refused_with_the_nearest(self, text, words):
         for read in (
-            lambda: parse_workload(text, Phase.EXTEND),
+            lambda: parse_workload(text),
             lambda: default_workload(Phase.EXTEND, text),
         ):
             with pytest.raises(MalformedWorkload, match=words) as caught:

@@ -114,7 +114,9 @@ class ToyRun(TuningRun):
             return SerialBench(replay, replay, self.points), search
         if self.request.source.kind is MeasureKind.GPU:
             return self._gpu, FixedStrategy(self._candidates())
-        return SerialBench(self._compiler, Predictor(), self.points), FixedStrategy(self._candidates())
+        return SerialBench(self._compiler, Predictor(), self.points), FixedStrategy(
+            self._candidates()
+        )
 
     def _candidates(self) -> list[Candidate]:
         return [Candidate(point, config) for point in self.points for config in SPACE.configs()]

@@ -94,7 +94,7 @@ class FusedMoeKernels:
         known = {
             **_shared(launch, filter_expert),
             **(_grouped(launch, zero_points) if function == GROUPED else _dense(launch)),
-            **{k: Constant(v) for k, v in config.items() if k not in TRITON_DEFAULTS},
+            **{k: Constant(v) for k, v in config.items() if k not in LAUNCH_OPTIONS},
         }
         options: dict[str, int | bool] = {
             **TRITON_DEFAULTS,
@@ -124,7 +124,7 @@ class FusedMoeKernels:
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
         tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}
-        choices = {*tiles, *TRITON_DEFAULTS, *({"USE_TMA"} if "a_desc" in names else ())}
+        choices = {*tiles, *LAUNCH_OPTIONS, *({"USE_TMA"} if "a_desc" in names else ())}
         for key in launch.config:
             if key not in choices:
                 near = did_you_mean(key, choices)

@@ -1,0 +1,154 @@
+"""The commands around a bundle, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bundle_cases import CAPTURES, CASES, EXAMPLES, example, fill
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from tuner.cli import app
+from tuner.deploy.bundle.signature import checker, signer
+from tuner.errors import UnusableKey
+from tuner.store import Store
+
+L40S, H20, RAY = CASES
+BENCH = CAPTURES / "bench"
+
+
+def tuner(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def one_line(result: Result, code: int) -> str:
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("tuner: error: ")
+    return line
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/store/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    with Store.open(url) as opened:
+        for case in CASES:
+            fill(opened, case)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("case", CASES)
+def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
+    device = CASES[case][0]
+    options = ["--device", device, "--cluster", EXAMPLES / f"{case}.toml", "--allow-predicted"]
+    result = tuner("bundle", *options)
+    assert result.exit_code == 0, result.output
+    path = tmp_path / f"{example(case).name}-NVIDIA_{device}.tar.gz"
+    assert result.stdout.startswith(f"{path.name}  ")
+    assert "entries were predicted, not measured" in result.stderr
+    first = path.read_bytes()
+    assert tuner("bundle", *options).exit_code == 0
+    assert path.read_bytes() == first
+    verified = tuner("bundle", "verify", path, "--json")
+    assert verified.exit_code == 0
+    assert json.loads(verified.stdout)["sha256"] == result.stdout.split()[1]
+
+
+@pytest.mark.usefixtures("store")
+def test_captures_reach_the_scripts(tmp_path: Path) -> None:
+    nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
+    options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
+    result = tuner("bundle", *options, *nodes, "--out", tmp_path / "b.tar.gz", "--json")
+    assert result.exit_code == 0, result.output
+    assert "info: h20-node01: not captured" in result.stderr
+    assert not any("is not set" in note for note in json.loads(result.stdout)["notes"])
+
+
+@pytest.mark.usefixtures("store")
+def test_refusals_are_one_line(tmp_path: Path) -> None:
+    cluster = ["--cluster", EXAMPLES / f"{L40S}.toml"]
+    assert "needs --device and --cluster" in one_line(tuner("bundle"), 2)
+    said = one_line(tuner("bundle", "--device", "L40S", *cluster), 1)
+    assert "--allow-predicted" in said
+    assert "no winners for NVIDIA_H100" in one_line(
+        tuner("bundle", "--device", "H100", *cluster, "--allow-predicted"), 1
+    )
+    assert "did you mean" in one_line(tuner("bundle", "--device", "L40X", *cluster), 2)
+    options = ["--device", "L40S", *cluster, "--allow-predicted"]
+    assert "'x' is not NAME=DIR" in one_line(tuner("bundle", *options, "--node", "x"), 2)
+    assert "cannot be read" in one_line(tuner("bundle", *options, "--key", "absent.pem"), 2)
+    assert "cannot be written" in one_line(tuner("bundle", *options, "--out", "/proc/x/b"), 2)
+    assert not list(tmp_path.glob("*.tar.gz"))
+    assert "cannot be read" in one_line(tuner("bundle", "verify", tmp_path / "absent"), 2)
+    (tmp_path / "noise").write_bytes(b"noise")
+    assert "is no gzip file" in one_line(tuner("bundle", "verify", tmp_path / "noise"), 1)
+
+
+def test_preflight_takes_the_cluster_in_both_forms(tmp_path: Path) -> None:
+    nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
+    (tmp_path / "cluster.json").write_text(example(H20).expected().to_json())
+    results = [
+        tuner("preflight", *nodes, "--cluster", path, "--json")
+        for path in (EXAMPLES / f"{H20}.toml", tmp_path / "cluster.json")
+    ]
+    assert results[0].exit_code == 0, results[0].output
+    assert results[0].stdout == results[1].stdout
+    proposed = json.loads(results[0].stdout)["nodes"][0]["environment"]
+    assert proposed["NCCL_IB_HCA"] == ",".join(f"mlx5_{i}" for i in range(1, 9))
+
+
+def test_preflight_exits_with_what_it_found(tmp_path: Path) -> None:
+    result = tuner("preflight", f"--node=l40s-01={CAPTURES / 'l40s-miswired'}")
+    assert result.exit_code == 1
+    assert "2 errors, 0 warnings" in result.stdout
+    here = tuner("preflight", "--capture", tmp_path / "here")
+    assert here.exit_code == 0
+    assert (tmp_path / "here" / "capture.json").is_file()
+    assert "is not NAME=DIR" in one_line(tuner("preflight", "--node", "x"), 2)
+
+
+def test_load_proof_exits_with_what_it_found(tmp_path: Path) -> None:
+    result = tuner("load-proof", CAPTURES / "logs" / "l40s-missing-config.log")
+    assert result.exit_code == 1
+    assert "not as tuned" in result.stdout
+    log = tmp_path / "server.log"
+    name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
+    log.write_text(f"Using MoE kernel config from /x/triton_3_6_0/{name}.json.\n")
+    proved = tuner("load-proof", log, "--json")
+    assert proved.exit_code == 0
+    assert json.loads(proved.stdout)["loads"][0]["outcome"] == "loaded"
+    assert "cannot be read" in one_line(tuner("load-proof", tmp_path / "absent"), 2)
+
+
+@pytest.mark.usefixtures("store")
+def test_bench_report_keeps_the_runs_beside_their_release(tmp_path: Path) -> None:
+    release = tmp_path / "b.tar.gz"
+    options = ["--device", "L40S", "--cluster", EXAMPLES / f"{L40S}.toml", "--allow-predicted"]
+    assert tuner("bundle", *options, "--out", release).exit_code == 0
+    before = BENCH / "l40s-32gpu-before-bench_serving.txt"
+    after = BENCH / "l40s-32gpu-after-bench_serving.txt"
+    result = tuner("bench-report", before, after, "--out", tmp_path / "r", "--release", release)
+    assert result.exit_code == 0, result.output
+    assert "1.49x" in result.stdout
+    assert (tmp_path / "r" / "report.html").is_file()
+    kept = json.loads((tmp_path / "b.tar.gz.runs.json").read_text())
+    verified = tuner("bundle", "verify", release, "--json")
+    assert kept["release"] == json.loads(verified.stdout)["sha256"]
+    again = tuner("bench-report", before, tmp_path / "b.tar.gz.runs.json", "--json")
+    assert json.loads(again.stdout)["pairs"][0]["gain_text"] == "1.49x"
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200), st.sampled_from(["PRIVATE KEY", "PUBLIC KEY", "", "X"]))
+def test_noise_is_no_key(tmp_path_factory: pytest.TempPathFactory, noise: bytes, kind: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "key"
+    head, foot = f"-----BEGIN {kind}-----\n".encode(), f"\n-----END {kind}-----\n".encode()
+    path.write_bytes(head + noise + foot if kind else noise)
+    for use in (signer, checker):
+        with pytest.raises(UnusableKey):
+            use(path)

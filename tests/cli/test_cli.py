@@ -1,0 +1,358 @@
+"""The command line as users and checks rely on it: real processes, real stores, real compiles."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cases import FP8_RECORDING, SWEEP
+
+TUNER = Path(sys.executable).with_name("tuner")
+DATA = Path(__file__).parents[1] / "data"
+ENGINE = "sglang==0.5.16"
+PHASES = ["extend_attention", "decode_attention"]
+RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+L40S_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'store' / 'tuner.db'}",
+        "TUNER_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+
+def tuner(env: dict[str, str], *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(TUNER), *args], env=env, cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+
+
+def replay(*options: str) -> list[str]:
+    measure = f"replay:{FP8_RECORDING}"
+    return ["tune", RECORDED, "--device", "H200", "--measure", measure, "--json", *options]
+
+
+# The main job
+
+
+def test_from_a_model_and_a_gpus_name_to_files_the_engine_loads(env, tmp_path):
+    done = tuner(
+        env,
+        *("tune", "deepseek-r1", "--tp", "32", "--dtype", "int8_w8a8", "--no-fuse-shared"),
+        *("--device", "L40S", "--measure", "predict", "--effort", "quick", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["device"] == "NVIDIA_L40S"
+    assert report["file_names"] == {"up": f"{L40S_NAME}.json", "down": f"{L40S_NAME}_down.json"}
+    assert f"{L40S_NAME}.json" in done.stderr
+    assert "E=256 without the shared experts, as asked" in done.stderr
+    assert len(report["entries"]) == 36
+    for entry in report["entries"]:
+        assert entry["shared_bytes"] <= 101_376
+        assert entry["status"] == "predicted"
+        assert set(entry["incumbents"]) == {"default"}
+
+    refused = tuner(env, "export", "--device", "L40S", "--out", str(tmp_path / "out"))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "--allow-predicted" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+    done = tuner(
+        env, "export", "--device", "L40S", "--out", str(tmp_path / "out"), "--allow-predicted"
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "out" / "configs" / "triton_3_6_0"
+    files = [folder / f"{L40S_NAME}{end}.json" for end in ("", "_down")]
+    for file in files:
+        entries = json.loads(file.read_text())
+        assert len(entries) == 18
+        assert all(key.isdigit() for key in entries)
+
+    done = tuner(env, "check", *map(str, files), "--device", "L40S", "--json")
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout)["entries"]
+    assert len(checked) == 36
+    assert all(entry["fits"] and entry["limit_bytes"] == 101_376 for entry in checked)
+
+
+def test_replay_finds_what_the_exhaustive_search_found(env):
+    done = tuner(env, *replay())
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    total = dict.fromkeys((2, 16, 128, 1024, 4096), 0.0)
+    for entry in report["entries"]:
+        total[entry["batch_size"]] += entry["median_us"]
+    # The best sums of up and down that share BLOCK_SIZE_M, over every recorded configuration.
+    best = {2: 33.6, 16: 138.9, 128: 325.7, 1024: 448.8, 4096: 932.0}
+    for size, us in best.items():
+        assert total[size] <= us * 1.005
+    assert report["totals"]["configs_compiled"] <= 250
+
+
+def test_record_writes_what_was_measured_and_replays(env, tmp_path):
+    again = tmp_path / "h200_again.csv.gz"
+    first = tuner(env, *replay("--batch-sizes", "2,16", "--record", str(again)))
+    assert first.returncode == 0, first.stderr
+    options = ["--device", "H200", "--measure", f"replay:{again}", "--json"]
+    second = tuner(env, "tune", RECORDED, *options)
+    assert second.returncode == 0, second.stderr
+    winners = [[e["config"] for e in json.loads(d.stdout)["entries"]] for d in (first, second)]
+    assert winners[0] == winners[1]
+
+
+def test_record_keeps_every_problem_of_a_models_attention(env, tmp_path):
+    again = tmp_path / "attention.csv.gz"
+    model = ["tune", "qwen3-30b-a3b", "--attention", "--device", "H200", "--engine", ENGINE]
+    options = ["--effort", "quick", "--json", "--measure"]
+    first = tuner(env, *model, *options, f"replay:{SWEEP}", "--record", str(again))
+    assert first.returncode == 0, first.stderr
+    reports = json.loads(first.stdout)["reports"]
+    assert [r["problem"].partition(":")[0] for r in reports] == PHASES
+    assert all(report["totals"]["measurements"] > 0 for report in reports)
+    for name in PHASES:
+        assert name in gzip.decompress(again.read_bytes()).decode()
+    second = tuner(env, *model, *options, f"replay:{again}")
+    assert second.returncode == 0, second.stderr
+    chosen = [
+        [[e["config"] for e in report["entries"]] for report in json.loads(done.stdout)["reports"]]
+        for done in (first, second)
+    ]
+    assert chosen[0] == chosen[1]
+
+
+def test_ten_kills_later_the_winners_are_the_same_and_nothing_was_measured_twice(env, tmp_path):
+    undisturbed = json.loads(
+        tuner({**env, "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'other.db'}"}, *replay()).stdout
+    )
+    dice = random.Random(7)  # noqa: S311 (kill times)
+    store = tmp_path / "store" / "tuner.db"
+    for _ in range(10):
+        process = subprocess.Popen(
+            [str(TUNER), *replay()], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wanted = dice.randrange(1, 450)  # trials in the store when it is killed, or the end
+        while process.poll() is None and _trials(store) < wanted:
+            time.sleep(0.01)  # a poll of another process's progress, not a synchronisation
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    final = json.loads(tuner(env, *replay()).stdout)
+    assert final["entries"] == undisturbed["entries"]
+    with sqlite3.connect(store) as connection:
+        rows = connection.execute(
+            "select part, batch_size, config_key from trials where median_us is not null"
+        ).fetchall()
+    assert len(rows) == len(set(rows)) == undisturbed["totals"]["measurements"]
+
+
+def _trials(store: Path) -> int:
+    try:
+        with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as connection:
+            return connection.execute("select count(*) from trials").fetchone()[0]
+    except sqlite3.Error:
+        return 0
+
+
+def test_check_names_the_entry_that_cannot_run(env, tmp_path):
+    name = "E=256,N=256,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    big = dict(zip(_KEYS, (128, 256, 128, 32, 8, 4), strict=True))
+    (tmp_path / name).write_text(json.dumps({"64": big}))
+    done = tuner(env, "check", str(tmp_path / name), "--device", "L40S", "--json")
+    assert done.returncode == 1
+    entries = json.loads(done.stdout)["entries"]
+    assert {(e["shared_bytes"], e["limit_bytes"], e["fits"]) for e in entries} == {
+        (148_480, 101_376, False)
+    }
+
+
+def test_check_names_the_attention_kernel_that_would_stop_a_server(env):
+    model = ("--attention", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
+    done = tuner(env, "check", *model, "--engine", "sglang==0.4.4")
+    assert done.returncode == 1, done.stderr
+    entries = json.loads(done.stdout)["entries"]
+    assert [e["part"] for e in entries] == ["extend", "extend", "decode", "reduce"]
+    (bad,) = [e for e in entries if not e["fits"]]
+    assert (bad["kernel"], bad["shared_bytes"], bad["limit_bytes"], bad["status"]) == (
+        *("_fwd_kernel", 106_496, 101_376, "out_of_resources"),
+    )
+    assert "Lq=576" in bad["problem"]
+    assert bad["config"] == {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
+    assert bad["fits_with"] == {**bad["config"], "BLOCK_N": 32}
+
+    done = tuner(env, "check", *model, "--engine", "sglang==0.5.2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["entries"][0]["shared_bytes"] == 71_680
+
+
+_KEYS = (
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "GROUP_SIZE_M",
+    "num_warps",
+    "num_stages",
+)
+
+
+def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
+    engines = Path(sys.prefix, "share", "tuner", "engines")
+    shutil.copytree(engines / "sglang-0.5.16", tmp_path / "engines" / "sglang-0.5.16")
+    env = {**env, "TUNER_ENGINE_PATH": str(tmp_path / "engines")}
+    assert tuner(env, *replay()).returncode == 0
+    done = tuner(env, "export", "--device", "H200", "--into-engine", "--json")
+    assert done.returncode == 0, done.stderr
+    files = [Path(file["path"]) for file in json.loads(done.stdout)["files"]]
+    assert len(files) == 2
+    for file in files:
+        assert file.is_relative_to(tmp_path / "engines")
+        assert set(json.loads(file.read_text())) >= {"2", "16", "128", "1024", "4096"}
+
+
+# Bad input: one line, exit code 2, nothing written
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["tune", "deepseek-r1", "--device", "L40SS", "--measure", "predict"], "L40S"),
+        (["tune", "deepseek-rr1", "--device", "L40S", "--measure", "predict"], "deepseek-r1"),
+        (["tune", "deepseek-r1", "--tp", "48", "--device", "L40S", "--measure", "predict"], "tp"),
+        (["tune", "deepseek-r1", "--tp", "32", "--device", "L40S", "--measure", "predict"], "16"),
+        (["tune", "{bad_model}", "--device", "L40S", "--measure", "predict"], "config.json"),
+        (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--effort", "max"], ""),
+        (["tune", RECORDED, "--device", "H200", "--measure", "replay:{missing}"], "missing"),
+        (["tune", RECORDED, "--device", "L40S", "--measure", f"replay:{FP8_RECORDING}"], "H200"),
+        (["tune", RECORDED, "--device", "H200", "--measure", "guess"], "gpu"),
+        (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--batch-sizes", "x"], "x"),
+        (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--gemm", "upp"], "up"),
+        (["tune", RECORDED, "--device", "H200", "--engine", "sglang==0.0.1"], "0.5.16"),
+        (["tune", RECORDED, "--device", "H200", "--engine", "sglong"], "sglang"),
+        (["check", "{odd_key}", "--device", "L40S"], "not a batch size"),
+        (["check", "{missing_field}", "--device", "L40S"], "BLOCK_SIZE_N"),
+        (["check", "{misnamed}", "--device", "L40S"], "name"),
+        (["check", "{misnamed}", "--device", "L40S", "--tp", "8"], "--attention"),
+        (["check", "deepseek-rr1", "--device", "L40S", "--attention"], "deepseek-r1"),
+        (["check", "qwen3-30b-a3b", "gpt-oss-20b", "--device", "L40S", "--attention"], "one model"),
+        (["check", "deepseek-r1", "--device", "L40S", "--attention", "--top-k", "8"], "--top-k"),
+        (
+            [
+                "check",
+                "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16",
+                "--device",
+                "L40S",
+                "--attention",
+                "--tp",
+                "8",
+            ],
+            "--tp",
+        ),
+        (["export", "--device", "L40S", "--out", "{file}", "--into-engine"], "--into-engine"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(env, tmp_path, args, named):
+    places = _bad_files(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    done = tuner(env, *(arg.format(**places) for arg in args))
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("tuner: error:")]
+    assert len(lines) == 1
+    assert named in lines[0]
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def _bad_files(folder: Path) -> dict[str, str]:
+    good = dict(zip(_KEYS, (16, 64, 128, 1, 4, 3), strict=True))
+    name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
+    lacking = {key: value for key, value in good.items() if key != "BLOCK_SIZE_N"}
+    contents = {
+        "bad_model": ("model/config.json", "{not json"),
+        "odd_key": (f"a/{name}", json.dumps({"1": good, "sixteen": good})),
+        "missing_field": (f"b/{name}", json.dumps({"1": lacking})),
+        "misnamed": ("c/tuned.json", json.dumps({"1": good})),
+        "file": ("plain", "text"),
+    }
+    for path, text in contents.values():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return {
+        **{key: str(folder / path) for key, (path, _) in contents.items()},
+        "missing": str(folder / "missing.csv.gz"),
+    }
+
+
+def test_a_kernel_with_an_unknown_parameter_is_refused_by_name(env, tmp_path):
+    engines = Path(sys.prefix, "share", "tuner", "engines")
+    package = tmp_path / "engines" / "sglang-0.5.16"
+    shutil.copytree(engines / "sglang-0.5.16", package)
+    source = package / "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+    text = source.read_text()
+    assert text.count("    add_mask_ptr,\n    # Matrix dimensions") == 1
+    source.write_text(
+        text.replace(
+            "    add_mask_ptr,\n    # Matrix dimensions",
+            "    add_mask_ptr,\n    flux_ptr,\n    # Matrix dimensions",
+        )
+    )
+    env = {**env, "TUNER_ENGINE_PATH": str(tmp_path / "engines")}
+    options = ["--device", "H200", "--measure", "predict"]
+    done = tuner(env, "tune", RECORDED, *options)
+    assert done.returncode == 2, done.stderr
+    assert "'flux_ptr'" in done.stderr.splitlines()[-1]
+    assert "sglang 0.5.16" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("url", ["sqlite:////proc/store.db", "mysql://host/db", "nonsense"])
+def test_a_store_that_cannot_be_used_is_refused(env, url):
+    done = tuner({**env, "TUNER_DATABASE_URL": url}, *replay())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("tuner: error:")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(env):
+    assert tuner(env, *replay("--batch-sizes", "2")).returncode == 0
+    done = tuner(env, "export", "--device", "H200", "--out", "/proc/nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot write" in done.stderr
+
+
+# Tables
+
+
+@pytest.mark.parametrize("command", ["devices", "models"])
+def test_tables_print_as_text_and_as_json(env, command):
+    rows = json.loads(tuner(env, command, "--json").stdout)
+    text = tuner(env, command).stdout
+    assert len(rows) >= 20
+    assert "\x1b" not in text
+    assert all(row["name"] in text for row in rows)
+
+
+def test_help_and_tables_import_nothing_heavy(env):
+    heavy = ["sqlalchemy", "optuna", "numpy", "triton", "torch", "alembic", "celery", "fastapi"]
+    for args in (["--help"], ["devices"], ["models"]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", str(TUNER), *args],
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert done.returncode == 0
+        assert imported.isdisjoint(heavy)

@@ -1,0 +1,350 @@
+"""Runs of the command line whose outputs must stay the same, byte for byte, and their record.
+
+A case runs commands in an empty folder with an empty store, and keeps what they print and write.
+Its record is one text file with a section for each output. Nothing of the tuner is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+TUNER = Path(sys.executable).with_name("tuner")
+REPOSITORY = Path(__file__).parents[2]
+DATA = REPOSITORY / "tests" / "data"
+RECORDS = DATA / "unchanged"
+CLUSTER = DATA / "cluster"
+STORE = RECORDS / "store.db.gz"  # `python tests/cli/test_unchanged.py --make-store` wrote it
+ENGINE = "sglang==0.5.16"
+TRITON = "3.6.0"  # the release whose compiled figures are recorded
+
+# What differs between two runs, by its name in JSON or its column in the store. A null stays.
+VARYING = (
+    *("wall_s", "compile_s", "measure_s"),
+    *("published_at", "created_at", "updated_at", "finished_at", "available_at", "announced_at"),
+    *("at", "tool"),
+)
+# Two compile processes finish in any order, and rows are numbered as they come.
+VARYING_IDS = ("trials",)
+# The store's table of schema versions: a migration changes it, whatever else stays.
+VERSIONS = "tuner_alembic_version"
+# The bundle's files that are made of the tuner's own source, or hold the hash of one that is.
+FROM_SOURCE = ("preflight.py", "MANIFEST.json", "SHA256SUMS", "sbom.cdx.json")
+
+_VARYING = re.compile(rf'"({"|".join(VARYING)})": ("[^"\n]*"|[-+.e\d]+)')
+_JOB_ID = re.compile(r"\b01[0-9a-hjkmnp-tv-z]{24}\b")
+
+LAYER = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+RECORDING = DATA / "recordings" / "h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz"
+INT8_LAYER = "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant"
+# Its times are a model's, rounded, and the engine's own constants are the slower ones by far.
+ATTENTION_RECORDING = RECORDS / "attention.csv.gz"
+LATENT_DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+EXTEND = "extend_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
+DECODE = "decode_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16,kv_splits=8"
+POINTS = "[[point]]\nbatch_size = 4\ncached_tokens = 512\n"
+
+
+class Run:
+    """One run of a case: its folder, its store, and what was kept so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = folder / "tuner.db"
+        self.kept: dict[str, str] = {}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
+        self._env = {
+            **own,
+            "TUNER_DATABASE_URL": f"sqlite:///{self.store}",
+            "TUNER_CACHE_DIR": str(folder / "cache"),
+        }
+
+    def tuner(self, *arguments: object, code: int = 0, keep: bool = True) -> str:
+        """Run a command; keep what it prints. Raises AssertionError for another exit status."""
+        words = [str(argument) for argument in arguments]
+        done = subprocess.run(
+            [str(TUNER), *words],
+            env=self._env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == code, f"{words[:4]}: {done.returncode}\n{done.stderr[-2000:]}"
+        if keep:
+            self.keep("tuner " + " ".join(words), done.stdout)
+        return done.stdout
+
+    def keep(self, name: str, text: str) -> None:
+        name = self._masked(name)
+        assert name not in self.kept, f"{name!r} is kept twice"
+        self.kept[name] = self._masked(text)
+
+    def export(self, device: str, out: str, *options: str) -> list[str]:
+        """Export the winners; keep what was tuned, and one hash of what the engine ships.
+
+        The paths of the tuned files, relative to the run's folder.
+        """
+        options = ("--device", device, "--engine", ENGINE, "--out", out, *options)
+        rows = json.loads(self.tuner("export", *options, "--json"))["files"]
+        tuned = [row["path"] for row in rows]
+        ours = {*tuned, *(row["provenance"] for row in rows)}
+        assert tuned, f"nothing was exported for {device}"
+        others = hashlib.sha256()
+        for path in sorted(path for path in (self.folder / out).rglob("*") if path.is_file()):
+            name = str(path.relative_to(self.folder))
+            if name in ours:
+                self.keep(name, path.read_text(encoding="utf-8"))
+                ours.remove(name)
+            else:
+                others.update(f"{name}\n".encode() + path.read_bytes())
+        assert not ours, f"{ours} were not written"
+        self.keep(f"the engine's own files below {out}", f"sha256 {others.hexdigest()}\n")
+        return tuned
+
+    def keep_recording(self, name: str) -> None:
+        """Keep a recording unpacked: each release of zlib packs in its own way."""
+        data = (self.folder / name).read_bytes()
+        assert data[4:8] == bytes(4), f"{name} holds the time when it was packed"
+        self.keep(name, gzip.decompress(data).decode("utf-8"))
+
+    def keep_store(self) -> None:
+        """Keep the rows of every table, sorted."""
+        with contextlib.closing(sqlite3.connect(self.store)) as connection:
+            connection.row_factory = sqlite3.Row
+            tables = connection.execute("select name from sqlite_master where type = 'table'")
+            for (table,) in sorted(map(tuple, tables)):
+                if table != VERSIONS and not table.startswith("sqlite_"):
+                    rows = connection.execute(f"select * from {table}")  # noqa: S608 - its own name
+                    lines = sorted(self._masked(_row_text(table, row)) for row in rows)
+                    if lines:
+                        self.keep(f"table {table}", "".join(f"{line}\n" for line in lines))
+
+    def _masked(self, text: str) -> str:
+        for path, name in ((self.folder, "FOLDER"), (REPOSITORY, "REPOSITORY")):
+            text = text.replace(str(path), name)
+        return _JOB_ID.sub("JOB_ID", _VARYING.sub(r'"\1": "VARIES"', text))
+
+
+def _row_text(table: str, row: sqlite3.Row) -> str:
+    """The row as `"column": value, ...`; JSON stands there as the text that is stored."""
+    columns = [name for name in row.keys() if not (name == "id" and table in VARYING_IDS)]  # noqa: SIM118
+    cells = []
+    for name in columns:
+        value = row[name]
+        is_json = isinstance(value, str) and value[:1] in ("{", "[")
+        cells.append(f'"{name}": {value if is_json else json.dumps(value)}')
+    return ", ".join(cells)
+
+
+# The cases
+
+
+def tables_of_names(run: Run) -> None:
+    run.tuner("devices", "--json")
+    run.tuner("models", "--json")
+
+
+def moe_replayed(run: Run) -> None:
+    run.tuner(*_replay_moe("again.csv.gz"))
+    run.keep_recording("again.csv.gz")
+    options = ("--device", "H200", "--engine", ENGINE)
+    run.tuner("check", *run.export("H200", "out"), *options, "--json")
+    run.keep_store()
+
+
+def attention_replayed(run: Run) -> None:
+    for spec, name in ((LATENT_DECODE, "decode.csv.gz"), (EXTEND, "extend.csv.gz")):
+        run.tuner(*_replay_attention(spec, name))
+        run.keep_recording(name)
+    run.export("L40S", "out")
+    run.keep_store()
+
+
+def moe_predicted(run: Run) -> None:
+    run.tuner(*_predict(INT8_LAYER), "--batch-sizes", "64")
+    files = run.export("L40S", "out", "--allow-predicted")
+    run.tuner("check", *files, "--device", "L40S", "--engine", ENGINE, "--json")
+    run.keep_store()
+
+
+def attention_predicted(run: Run) -> None:
+    (run.folder / "points.toml").write_text(POINTS)
+    run.tuner(*_predict(DECODE), "--workload", "points.toml")
+    run.export("L40S", "out", "--allow-predicted")
+    run.keep_store()
+
+
+def checked(run: Run) -> None:
+    """Entries and constants of which some cannot run."""
+    big = dict(zip(_CONFIG, (128, 256, 128, 32, 8, 4), strict=True))
+    name = "E=256,N=256,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    (run.folder / name).write_text(json.dumps({"64": big}))
+    run.tuner("check", name, "--device", "L40S", "--engine", ENGINE, "--json", code=1)
+    model = ("check", "--attention", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
+    run.tuner(*model, "--engine", "sglang==0.4.4", code=1)
+
+
+def existing_store(run: Run) -> None:
+    """A store that an earlier version made is migrated, and gives what it gave."""
+    run.store.write_bytes(gzip.decompress(STORE.read_bytes()))
+    run.export("H200", "h200")
+    run.export("L40S", "l40s", "--allow-predicted")
+    run.tuner("jobs", "--json")
+    run.tuner("keys", "list", "--json")
+    run.keep_store()
+
+
+def bundled(run: Run) -> None:
+    run.store.write_bytes(gzip.decompress(STORE.read_bytes()))
+    cluster = REPOSITORY / "examples" / "cluster-l40s-4x8.toml"
+    options = ("--device", "L40S", "--cluster", cluster, "--engine", ENGINE, "--allow-predicted")
+    run.tuner("bundle", *options, "--out", "b.tar.gz", "--json", keep=False)
+    verified = json.loads(run.tuner("bundle", "verify", "b.tar.gz", "--json", keep=False))
+    run.keep("tuner bundle verify", _json_text({**verified, "sha256": "VARIES"}))
+    with tarfile.open(run.folder / "b.tar.gz") as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            assert stream is not None, f"{member.name} is no file"
+            text = stream.read().decode("utf-8")
+            about = f"{member.name} (mode {member.mode:o}, time {member.mtime})"
+            run.keep(about, _without_source(Path(member.name).name, text))
+
+
+def deployed(run: Run) -> None:
+    """What reads clusters, logs and benchmarks."""
+    nodes = [f"--node={name}={CLUSTER / name}" for name in ("h20-node01", "h20-node02")]
+    cluster = REPOSITORY / "examples" / "cluster-h20-2x8-sglang.toml"
+    run.tuner("preflight", *nodes, "--cluster", cluster, "--json")
+    run.tuner("preflight", f"--node=l40s-01={CLUSTER / 'l40s-miswired'}", "--json", code=1)
+    run.tuner("load-proof", *sorted((CLUSTER / "logs").glob("*.log")), "--json", code=1)
+    sides = [CLUSTER / "bench" / f"l40s-32gpu-{side}-bench_serving.txt" for side in _SIDES]
+    run.tuner("bench-report", *sides, "--json")
+    run.tuner("bench-report", *sides, "--out", "report", keep=False)
+    run.keep("report.csv", (run.folder / "report" / "report.csv").read_text())
+
+
+def submitted(run: Run) -> None:
+    """Jobs in a local store, and their requests as they are stored."""
+    for options in _JOBS:
+        run.tuner("submit", *options, "--engine", ENGINE, "--json")
+    listed = json.loads(run.tuner("jobs", "--json", keep=False))
+    # Jobs of one millisecond are listed in any order.
+    listed.sort(key=lambda job: json.dumps(job["request"]))
+    run.keep("tuner jobs --json", _json_text(listed))
+    run.keep_store()
+
+
+CASES: dict[str, Callable[[Run], None]] = {
+    case.__name__: case
+    for case in (
+        *(tables_of_names, moe_replayed, attention_replayed, moe_predicted, attention_predicted),
+        *(checked, existing_store, bundled, deployed, submitted),
+    )
+}
+
+_CONFIG = (
+    *("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"),
+    *("GROUP_SIZE_M", "num_warps", "num_stages"),
+)
+_SIDES = ("before", "after")
+_JOBS = (
+    (LAYER, "--device", "H200", "--batch-sizes", "2,16", "--effort", "quick", "--seed", "3"),
+    (INT8_LAYER, "--device", "L40S", "--measure", "predict", "--urgent"),
+    ("deepseek-r1", "--tp", "8", "--device", "H200", "--attention", "--workload", "offline"),
+)
+
+
+def _replay_moe(record: str) -> tuple[object, ...]:
+    options = ("--device", "H200", "--measure", f"replay:{RECORDING}", "--engine", ENGINE)
+    sizes = ("--batch-sizes", "2,16", "--effort", "quick")
+    return ("tune", LAYER, *options, *sizes, "--record", record, "--json")
+
+
+def _replay_attention(spec: str, record: str) -> tuple[object, ...]:
+    options = ("--device", "L40S", "--measure", f"replay:{ATTENTION_RECORDING}")
+    return ("tune", spec, *options, "--engine", ENGINE, "--record", record, "--json")
+
+
+def _predict(spec: str) -> tuple[object, ...]:
+    options = ("--device", "L40S", "--measure", "predict", "--effort", "quick")
+    return ("tune", spec, *options, "--engine", ENGINE, "--json")
+
+
+def _without_source(name: str, text: str) -> str:
+    """A bundle's file without what changes whenever the tuner's source does."""
+    if name == "preflight.py":
+        return "made of the tuner's source\n"
+    if name == "MANIFEST.json":
+        manifest = {**json.loads(text), "digest": "VARIES"}
+        for row in manifest["files"]:
+            if row["path"] in FROM_SOURCE:
+                row |= {"sha256": "VARIES", "size": 0}
+        return _json_text(manifest)
+    if name == "SHA256SUMS":
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if line.split()[1] not in FROM_SOURCE)
+    if name == "sbom.cdx.json":
+        return re.sub(r'(?s)("name": "preflight.py".*?"content": ")[0-9a-f]+', r"\1VARIES", text)
+    return text
+
+
+def _json_text(value: object) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+# Records
+
+
+def outputs(case: str, folder: Path) -> str:
+    """What a case keeps now, as its record holds it."""
+    run = Run(folder)
+    CASES[case](run)
+    assert run.kept, f"{case} keeps nothing"
+    return "".join(_section(name, text) for name, text in run.kept.items())
+
+
+def recorded(case: str) -> str:
+    """What was recorded. Raises FileNotFoundError."""
+    return gzip.decompress(record_path(case).read_bytes()).decode("utf-8")
+
+
+def record(case: str, folder: Path) -> None:
+    data = outputs(case, folder).encode("utf-8")
+    record_path(case).write_bytes(gzip.compress(data, mtime=0))
+
+
+def record_path(case: str) -> Path:
+    return RECORDS / f"{case}.txt.gz"
+
+
+def _section(name: str, text: str) -> str:
+    end = "" if text.endswith("\n") else "\n==== no newline at the end\n"
+    return f"==== {name}\n{text}{end}"
+
+
+def make_store(folder: Path) -> None:
+    """Write the store that `existing_store` and `bundled` open."""
+    run = Run(folder)
+    run.tuner(*_replay_moe("moe.csv.gz"))
+    for spec in (LATENT_DECODE, EXTEND):
+        run.tuner(*_replay_attention(spec, f"{spec.partition(':')[0]}.csv.gz"))
+    run.tuner(*_predict(INT8_LAYER), "--batch-sizes", "1,64")
+    for options in _JOBS:
+        run.tuner("submit", *options, "--engine", ENGINE)
+    (folder / "token").write_text("a-key-of-the-tests-0123456789abcdef\n")
+    run.tuner("keys", "add", "tests", "--token-file", "token")
+    with contextlib.closing(sqlite3.connect(run.store)) as connection:
+        connection.execute("pragma journal_mode = delete")
+        connection.execute("vacuum")
+    STORE.write_bytes(gzip.compress(run.store.read_bytes(), mtime=0))

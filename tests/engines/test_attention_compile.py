@@ -1,0 +1,106 @@
+"""Attention's kernels compiled here: what the H200's own JIT made of them, to the byte."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.compile import CompileJob, Farm, KernelCompiler
+from tuner.devices.table import find_device
+from tuner.devices.target import cuda_target
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.kernels.binding import Constant
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.results import Status
+
+SM90 = cuda_target(9, 0)
+
+JIT = json.loads((Path(__file__).parents[1] / "data/attention/h200_jit.json").read_text())
+PROCESSES = 2
+GQA = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
+MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+PLAIN = "q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16"
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory):
+    with Farm(PROCESSES, timeout_s=240, cache_dir=tmp_path_factory.mktemp("cache")) as farm:
+        yield farm
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return lift_attention(find_engine(f"sglang=={JIT['engine']}"))
+
+
+def job(kernels, recorded):
+    """The kernel that was recorded, at any point: neither batch nor lengths reach it."""
+    problem = parse_attention(recorded["problem"])
+    point = Point(6, Stage(recorded["part"]), 129, 257)
+    assert recorded["default"].items() <= kernels.default_config(problem, point, SM90).items()
+    binding = kernels.bind(problem, point, Config(recorded["config"]), SM90)
+    if problem.phase is Phase.PREFILL:  # the recording's were launched as for text
+        causal = {**binding.arguments, "IS_CAUSAL": Constant(True)}
+        binding = dataclasses.replace(binding, arguments=causal)
+    return CompileJob(kernels.lifted(problem.phase), binding.variant(), SM90)
+
+
+@pytest.mark.timeout(1200)
+def test_60_kernels_compile_to_what_the_h200s_own_jit_reports(farm, kernels):
+    jobs = {job(kernels, recorded): recorded for recorded in JIT["kernels"]}
+    farm.submit(jobs)
+    found = dict(farm.completed())
+    assert len(found) == 60
+    for done, recorded in jobs.items():
+        compiled = found[done]
+        assert compiled.shared_bytes == recorded["shared_bytes"], recorded
+        if "refused" in recorded:  # the driver has no other figure of what it did not load
+            assert f"Required: {compiled.shared_bytes}," in recorded["refused"]
+            continue
+        # Triton reports the driver's local memory in words of four bytes.
+        figures = (recorded["n_regs"], 4 * recorded["n_spills"])
+        assert (compiled.n_regs, compiled.n_spills) == figures, recorded
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "text", "shared_bytes", "n_regs"),
+    [
+        ("0.4.4", "L40S", f"extend_attention:{MLA}", 106_496, 255),
+        ("0.5.16", "L40S", f"extend_attention:{MLA}", 71_680, 255),
+        ("0.5.16", "L40S", f"extend_attention:{PLAIN}", 49_152, 255),
+        ("0.5.16", "L40S", f"extend_attention:{GQA}", 65_536, 255),
+        ("0.5.16", "L40S", f"decode_attention:{MLA}", 63_488, 181),
+        ("0.4.4", "L40S", f"decode_attention:{MLA}", 89_088, 198),
+        ("0.5.16", "L40S", f"decode_attention:{GQA}", 21_504, 72),
+        ("0.5.2", "RTX PRO 6000", f"extend_attention:{MLA}", 106_496, None),
+        ("0.5.12", "B200", f"extend_attention:{MLA}", 86_016, None),
+    ],
+)
+def test_the_engines_own_constants_on_other_gpus(farm, version, device, text, shared_bytes, n_regs):
+    card, problem = find_device(device), parse_attention(text)
+    kernels = lift_attention(find_engine(f"sglang=={version}"))
+    point = Point(1, problem.parts[0], 1 if problem.phase is Phase.DECODE else 128, 1024)
+    own = Candidate(point, kernels.default_config(problem, point, card.target))
+    compiler = KernelCompiler(farm, kernels.binder(problem, card.target), card)
+    compiler.submit([own])
+    ((_, compiled),) = compiler.poll(wait=True)
+    assert compiled.shared_bytes == shared_bytes
+    assert compiled.n_regs == (n_regs or compiled.n_regs)
+    fits = shared_bytes <= card.shared_optin_bytes
+    assert compiled.status is (Status.OK if fits else Status.OUT_OF_RESOURCES)
+
+
+def test_neither_batch_nor_lengths_make_another_kernel(kernels):
+    for text in (f"extend_attention:{MLA}", f"decode_attention:{GQA}", f"decode_attention:{MLA}"):
+        problem = parse_attention(text)
+        assert problem.parts
+        for stage in problem.parts:
+            variants = []
+            for batch, new, cached in ((1, 17, 33), (7, 512, 4096), (128, 1, 1)):
+                point = Point(batch, stage, 1 if problem.phase is Phase.DECODE else new, cached)
+                own = kernels.default_config(problem, point, SM90)
+                variants.append(kernels.bind(problem, point, own, SM90).variant())
+            assert variants[0] == variants[1] == variants[2]

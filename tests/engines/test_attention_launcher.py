@@ -1,0 +1,290 @@
+"""What engines' own launchers launch: followed without a GPU, or refused by name."""
+
+import math
+
+import pytest
+
+from tuner.devices.table import find_device
+from tuner.devices.target import cuda_target
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import CHOICES, lift_attention
+from tuner.errors import UnsupportedKernel
+from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.space import attention_space
+from tuner.kernels.binding import Constant, Pointer
+from tuner.kernels.launcher import Launcher, TensorSpec
+from tuner.problems.points import Candidate, Config, Point
+
+VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
+GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
+MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+PROBLEMS = (
+    f"extend_attention:{GQA}",
+    f"extend_attention:{MLA}",
+    "extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=float16",
+    f"prefill_attention:{GQA}",
+    f"decode_attention:{GQA},kv_splits=16",
+    f"decode_attention:{MLA}",
+    "decode_attention:q_heads=16,kv_heads=16,Lq=128,Lv=128,dtype=bfloat16",
+)
+
+SM80, SM89, SM90 = cuda_target(8, 0), cuda_target(8, 9), cuda_target(9, 0)
+SM100, SM120 = cuda_target(10, 0), cuda_target(12, 0)
+
+MADE_UP = """
+import torch
+import triton
+import triton.language as tl
+
+from made_up.ops.shared import WIDTH
+from made_up.server import settings
+
+MAJOR, MINOR = torch.cuda.get_device_capability()
+
+
+@triton.jit
+def _kernel(X, n, BLOCK: tl.constexpr, WIDE: tl.constexpr = False):
+    pass
+
+
+def launch(x, n, wide=None):
+    {body}
+    block = triton.next_power_of_2(n) if MAJOR < 12 else 16
+    _kernel[(triton.cdiv(n, block), x.shape[0])](x, n, BLOCK=block, num_warps=WIDTH, num_stages=2)
+"""
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """A launcher of an engine whose `launch` begins with `body`."""
+    ops = tmp_path / "made_up" / "ops"
+    ops.mkdir(parents=True)
+    (ops / "shared.py").write_text("import torch\nWIDTH = 4\nSTREAM = torch.cuda.Stream\n")
+
+    def make(body="pass", target=SM89):
+        (ops / "launch.py").write_text(MADE_UP.format(body=body))
+        return Launcher(ops / "launch.py", tmp_path / "made_up", "made-up 1.0", target)
+
+    return make
+
+
+X = TensorSpec("x", (7, 64), "bf16")
+
+
+class TestStandIns:
+    def test_a_launch_is_noted_with_its_arguments_grid_and_options(self, made_up):
+        (launch,) = made_up().run("launch", {"x": X, "n": 100, "unused": 1})
+        assert (launch.kernel, launch.grid) == ("_kernel", (1, 7))
+        assert launch.arguments == {"X": X, "n": 100, "BLOCK": 128}
+        assert launch.options == {"num_warps": 4, "num_stages": 2}
+
+    def test_the_architecture_is_the_one_asked_for(self, made_up):
+        made = [made_up(target=target) for target in (SM90, SM120)]
+        launches = [launcher.run("launch", {"x": X, "n": 100}) for launcher in made]
+        assert [launch.arguments["BLOCK"] for (launch,) in launches] == [128, 16]
+
+    @pytest.mark.parametrize(
+        ("body", "named"),
+        [
+            (
+                "n = min(n, torch.cuda.get_device_properties(0).multi_processor_count)",
+                "torch.cuda.get_device_properties(...).multi_processor_count",
+            ),
+            ("if torch.cuda.memory_allocated() > 9: return", "torch.cuda.memory_allocated"),
+            ("n = int(torch.cuda.current_device())", "torch.cuda.current_device"),
+            ("n = n if settings.fast else 16", "made_up.server.settings.fast"),
+            ("n = settings.extra + n", "made_up.server.settings.extra"),
+            ("for _ in settings.layers: pass", "made_up.server.settings.layers"),
+            ("n = len(torch.cuda.device_names)", "torch.cuda.device_names"),
+            ("wide = settings.mode == 'wide'", "made_up.server.settings.mode"),
+        ],
+    )
+    def test_what_only_a_running_engine_knows_is_refused_by_name(self, made_up, body, named):
+        with pytest.raises(UnsupportedKernel) as refusal:
+            made_up(body).run("launch", {"x": X, "n": 100})
+        assert named in str(refusal.value)
+        assert "only a running engine knows" in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            ("n = x.sum().item()", "AttributeError"),  # a tensor's inside
+            ("assert n < 10, 'too long'", "AssertionError: too long"),
+            ("raise NotImplementedError('not on this card')", "NotImplementedError"),
+        ],
+    )
+    def test_what_cannot_be_followed_says_which_version_and_why(self, made_up, body, reason):
+        with pytest.raises(UnsupportedKernel, match=f"made-up 1.0: launch .*{reason}"):
+            made_up(body).run("launch", {"x": X, "n": 100})
+
+    @pytest.mark.parametrize("name", ["launch.py", "shared.py"])
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ("{}['layers']", "KeyError: 'layers'"),
+            ("raise SystemExit('no GPU')", "SystemExit: no GPU"),
+            ("def (", "SyntaxError"),
+            ("raise ValueError", "ValueError"),
+        ],
+    )
+    def test_a_file_that_cannot_be_run_says_why_each_time(self, made_up, name, line, reason):
+        launcher = made_up()
+        with (launcher.source.parent / name).open("a") as file:
+            file.write(f"\n{line}\n")
+        for _ in range(2):
+            for follow in (
+                lambda: launcher.parameters("launch"),
+                lambda: launcher.run("launch", {"x": X, "n": 100}),
+            ):
+                with pytest.raises(UnsupportedKernel, match=f"made-up 1.0.*{reason}"):
+                    follow()
+
+    def test_a_file_that_is_gone_or_not_text_is_refused(self, made_up):
+        launcher = made_up()
+        launcher.source.write_bytes(b"\xff\xfe")
+        with pytest.raises(UnsupportedKernel, match=r"launch\.py .*UnicodeDecodeError"):
+            launcher.parameters("launch")
+        launcher.source.unlink()
+        with pytest.raises(UnsupportedKernel, match=r"launch\.py .*FileNotFoundError"):
+            launcher.parameters("launch")
+
+    def test_unknown_things_may_be_named_and_passed_on(self, made_up):
+        body = "stream = [torch.cuda.Stream, settings.streams.first]"
+        (launch,) = made_up(body).run("launch", {"x": X, "n": 3})
+        assert launch.arguments["BLOCK"] == 4
+
+    def test_a_missing_function_or_argument_is_named(self, made_up):
+        with pytest.raises(UnsupportedKernel, match=r"made-up 1.0: launch needs 'n'"):
+            made_up().run("launch", {"x": X})
+        with pytest.raises(UnsupportedKernel, match=r"made-up 1.0 has no launched in launch.py"):
+            made_up().parameters("launched")
+        assert made_up().parameters("launch") == ("x", "n", "wide")
+
+
+def point(problem, stage, batch=3, new=200, cached=1000):
+    decode, prefill = problem.phase is Phase.DECODE, problem.phase is Phase.PREFILL
+    return Point(batch, stage, 1 if decode else new, 0 if prefill else cached)
+
+
+class TestEngines:
+    @pytest.mark.parametrize("text", PROBLEMS)
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_every_version_says_what_it_launches_for_every_phase(self, version, text):
+        kernels = lift_attention(find_engine(f"sglang=={version}"))
+        problem = parse_attention(text)
+        assert problem.parts
+        for target in (SM80, SM89, SM90, SM100, SM120):
+            for stage in problem.parts:
+                at = point(problem, stage)
+                own = kernels.default_config(problem, at, target)
+                assert set(own) <= set(CHOICES[stage])
+                assert {"num_warps"} <= set(own)
+                binding = kernels.bind(problem, at, own, target)
+                parameters = kernels.lifted(problem.phase).parameters(binding.function)
+                assert [p.name for p in binding.parameters] == [p.name for p in parameters]
+                assert binding.variant().options["num_warps"] == own["num_warps"]
+                assert (
+                    kernels.grid(problem, at, own, target)
+                    == kernels.launch(problem, at, target).grid
+                )
+
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_values_are_taken_out_of_latent_keys_where_the_kernel_can(self, version):
+        kernels = lift_attention(find_engine(f"sglang=={version}"))
+        problem = parse_attention(f"decode_attention:{MLA}")
+        at = point(problem, Stage.DECODE)
+        own = kernels.default_config(problem, at, SM90)
+        assert ("HAS_MLA" in own) == (version not in ("0.4.4", "0.5.2"))
+        if "HAS_MLA" in own:
+            bound = kernels.bind(problem, at, own.replace(HAS_MLA=0), SM90)
+            assert bound.arguments["HAS_MLA"] == Constant(False)
+
+    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize(
+        ("field", "constant", "value"),
+        [("sinks", "HAS_SINK", True), ("window=127", "SLIDING_WINDOW_SIZE", 127)],
+    )
+    def test_what_a_version_lacks_is_refused(self, version, field, constant, value):
+        kernels = lift_attention(find_engine(f"sglang=={version}"))
+        problem = parse_attention(f"extend_attention:{GQA},{field}")
+        at = point(problem, Stage.EXTEND)
+        if version == "0.4.4":
+            with pytest.raises(UnsupportedKernel, match=f"no {field.partition('=')[0]}"):
+                kernels.default_config(problem, at, SM89)
+        else:
+            variant = kernels.bind(problem, at, Config({}), SM89).variant()
+            assert variant.constants[constant] == value
+
+    def test_prefixes_keys_are_cut_as_the_others_where_the_engine_cuts_them_so(self):
+        kernels = lift_attention(find_engine("sglang==0.5.23"))
+        problem = parse_attention(f"extend_attention:{GQA}")
+        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({"BLOCK_N": 32}), SM90)
+        assert bound.arguments["BLOCK_N"] == bound.arguments["BLOCK_N_PREFIX"] == Constant(32)
+
+    @pytest.mark.parametrize(
+        ("key", "near"), [("BLOCK_MM", "BLOCK_M"), ("num_warp", "num_warps"), ("BLOCK_H", "BLOCK_")]
+    )
+    def test_an_unknown_constant_is_refused_and_the_nearest_named(self, key, near):
+        kernels = lift_attention(find_engine("sglang==0.5.16"))
+        problem = parse_attention(f"extend_attention:{GQA}")
+        with pytest.raises(UnsupportedKernel, match=rf"_fwd_kernel has no '{key}'.*{near}"):
+            kernels.bind(problem, point(problem, Stage.EXTEND), Config({key: 16}), SM90)
+
+    def test_a_part_of_another_phase_is_refused(self):
+        kernels = lift_attention(find_engine("sglang==0.5.16"))
+        problem = parse_attention(f"extend_attention:{GQA}")
+        with pytest.raises(UnsupportedKernel, match="launches nothing"):
+            kernels.default_config(problem, Point(1, Stage.REDUCE, 1, 1000), SM90)
+
+    def test_tensors_are_bound_by_name_and_type(self):
+        kernels = lift_attention(find_engine("sglang==0.5.16"))
+        problem = parse_attention(f"extend_attention:{GQA}")
+        bound = kernels.bind(problem, point(problem, Stage.EXTEND), Config({}), SM90)
+        assert bound.arguments["K_Buffer"] == Pointer("bf16", "k_buffer")
+        assert bound.arguments["kv_indices"] == Pointer("i64", "kv_indices")
+        assert bound.arguments["mask_ptr"] == Constant(None)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return lift_attention(find_engine("sglang==0.5.16"))
+
+
+class TestGrid:
+    """Blocks cover all rows and heads, as the engine's launcher counts them."""
+
+    @pytest.mark.parametrize("rows", [16, 32, 64, 128])
+    @pytest.mark.parametrize("phase", ["extend", "prefill"])
+    def test_a_block_has_so_many_rows_of_the_longest_sequence(self, kernels, phase, rows):
+        problem = parse_attention(f"{phase}_attention:{GQA}")
+        at = point(problem, problem.parts[0])
+        grid = kernels.grid(problem, at, Config({"BLOCK_M": rows}), SM90)
+        assert grid == (3, 32, math.ceil(200 / rows))
+
+    @pytest.mark.parametrize(
+        ("heads", "key_heads", "block", "blocks"),
+        [(32, 8, 16, 8), (16, 1, 16, 1), (128, 1, 16, 8), (128, 1, 64, 2), (64, 2, 32, 2)],
+    )
+    def test_a_block_has_heads_of_one_key_head(self, kernels, heads, key_heads, block, blocks):
+        text = f"q_heads={heads},kv_heads={key_heads},Lq=128,Lv=128,dtype=bfloat16,kv_splits=16"
+        problem = parse_attention(f"decode_attention:{text}")
+        at = point(problem, Stage.DECODE)
+        assert kernels.grid(problem, at, Config({"BLOCK_H": block}), SM90) == (3, blocks, 16)
+        reduced = kernels.grid(problem, point(problem, Stage.REDUCE), Config({}), SM90)
+        assert reduced == (3, heads)
+
+    @pytest.mark.parametrize("text", PROBLEMS)
+    def test_every_configuration_of_a_space_binds_and_has_a_grid(self, kernels, text):
+        problem, device = parse_attention(text), find_device("H200")
+        assert problem.parts
+        for stage in problem.parts:
+            at = point(problem, stage)
+            own = kernels.default_config(problem, at, SM90)
+            space = attention_space(problem, device, stage, own)
+            assert space.legal(own)
+            variants = set()
+            for config in space.configs():
+                _, binding = kernels.binder(problem, SM90)(Candidate(at, config))
+                variants.add(str(binding.variant().as_json()))
+                assert all(n > 0 for n in kernels.grid(problem, at, config, SM90))
+            assert len(variants) == len(space) > 0

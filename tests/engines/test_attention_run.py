@@ -1,0 +1,371 @@
+"""Attention's tuning run on a recording: every configuration of its spaces, timed on an H200."""
+
+import dataclasses
+import gzip
+import itertools
+from pathlib import Path
+
+import pytest
+from cases import SWEEP, trial
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.errors import BadInput, MalformedRecording, NothingFits, UnwritableOutput
+from tuner.families.attention.buckets import Bucket, BucketedStrategy, buckets_of
+from tuner.families.attention.choose import AttentionChooser
+from tuner.families.attention.problem import Phase, Stage, parse_attention
+from tuner.families.attention.selection import AttentionSelection
+from tuner.families.attention.space import attention_space
+from tuner.families.attention.workloads import WorkPoint
+from tuner.measure import recording_file
+from tuner.measure.recording import read_trials, write_trials
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.results import MeasureKind, Measurement, Status
+from tuner.store import Store
+from tuner.tuning.request import Effort, Source
+from tuner.tuning.run import Request, open_run
+
+MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+GQA = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
+PROBLEMS = [
+    f"extend_attention:{MLA}",
+    f"decode_attention:{MLA},kv_splits=8",
+    f"extend_attention:{GQA}",
+    f"decode_attention:{GQA},kv_splits=32",
+    "extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16",
+    "decode_attention:q_heads=16,kv_heads=16,Lq=128,Lv=128,dtype=bfloat16,kv_splits=8",
+]
+NOISE = 0.01
+
+
+def request(text: str, **changes) -> Request:
+    return dataclasses.replace(
+        Request(
+            problem=parse_attention(text),
+            device=find_device("H200"),
+            engine=find_engine("sglang==0.5.16"),
+            source=Source(MeasureKind.REPLAY, SWEEP),
+        ),
+        **changes,
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
+        yield opened
+
+
+def run(asked: Request, store: Store):
+    with open_run(asked) as session:
+        return session.run(store, progress=lambda trial: None)
+
+
+def costs(report) -> dict:
+    """By bucket, the time in units of the engine's own constants, summed over its points."""
+    found: dict = {}
+    for entry in report.entries:
+        point = entry.point
+        key = point.part, point.batch_size, point.new_tokens
+        own_us = entry.incumbents["default"].median_us
+        found[key] = found.get(key, 0.0) + entry.median_us / own_us
+        assert entry.median_us <= own_us
+    return found
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_search_finds_the_sweeps_best_within_a_percent(text, store):
+    best = costs(run(request(text, effort=Effort.EXHAUSTIVE), store))
+    found = costs(run(request(text), store))
+    assert found.keys() == best.keys()
+    for key, cost in found.items():
+        assert cost <= best[key] * (1 + NOISE), key
+
+
+def test_a_run_begun_again_answers_from_its_trials(store):
+    asked = request(PROBLEMS[0])
+    first = run(asked, store)
+    again = run(asked, store)
+    assert again.totals.measurements == 0
+    assert [(e.point, e.config) for e in again.entries] == [
+        (e.point, e.config) for e in first.entries
+    ]
+
+
+def test_points_that_differ_in_cached_tokens_alone_share_a_configuration(store):
+    work = AttentionSelection((WorkPoint(1, 1, 1024, 1.0), WorkPoint(1, 1, 32768, 3.0)))
+    report = run(request(PROBLEMS[1], selection=work), store)
+    by_part = {}
+    for entry in report.entries:
+        by_part.setdefault(entry.point.part, set()).add(entry.config)
+    assert {part: len(configs) for part, configs in by_part.items()} == {
+        Stage.DECODE: 1,
+        Stage.REDUCE: 1,
+    }
+
+
+def test_exhaustive_tries_the_whole_space(store):
+    work = AttentionSelection((WorkPoint(4, 256, 4096),))
+    report = run(request(PROBLEMS[0], selection=work, effort=Effort.EXHAUSTIVE), store)
+    tiles = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+    space = attention_space(parse_attention(PROBLEMS[0]), find_device("H200"), Stage.EXTEND, tiles)
+    assert report.totals.configs_compiled == len(space)
+
+
+# Buckets
+
+
+def test_extend_is_told_apart_by_new_tokens_and_decode_by_sequences_alone():
+    work = [WorkPoint(4, 256, 0), WorkPoint(4, 256, 4096, 2.0), WorkPoint(4, 512, 0)]
+    extend = buckets_of(parse_attention(PROBLEMS[0]), work)
+    assert [(b.representative.new_tokens, b.weights) for b in extend] == [
+        (256, (1.0, 2.0)),
+        (512, (1.0,)),
+    ]
+    decode = buckets_of(parse_attention(PROBLEMS[1]), [WorkPoint(8, 1, 64), WorkPoint(8, 1, 128)])
+    assert [(b.part, len(b.points)) for b in decode] == [(Stage.DECODE, 2), (Stage.REDUCE, 2)]
+
+
+A, B, C = (Config({"BLOCK_N": n, "num_warps": 4}) for n in (16, 32, 64))
+SHORT, LONG = (Point(1, Stage.DECODE, 1, cached) for cached in (1024, 32768))
+BUCKET = Bucket((SHORT, LONG), (1.0, 1.0))
+OWN = {SHORT: A, LONG: A}
+
+
+class Asker:
+    """An inner strategy that proposes B and C once and keeps what it is told."""
+
+    def __init__(self):
+        self.left = [Candidate(SHORT, B), Candidate(SHORT, C)]
+        self.told = {}
+
+    def ask(self):
+        left, self.left = self.left, []
+        return left
+
+    def tell(self, candidate, measurement):
+        self.told[candidate.config] = measurement
+
+
+def test_a_proposal_is_tried_at_all_points_and_told_when_its_unit_is_known():
+    asker = Asker()
+    together = BucketedStrategy(asker, [BUCKET], OWN)
+    asked = together.ask()
+    assert set(asked) == {Candidate(p, c) for p, c in itertools.product((SHORT, LONG), (B, C))}
+    together.tell(Candidate(SHORT, B), Measurement(Status.OK, 8.0))
+    together.tell(Candidate(LONG, B), Measurement(Status.OK, 50.0))
+    assert not asker.told  # the engine's own constants have no time yet
+    together.tell(Candidate(SHORT, A), Measurement(Status.OK, 10.0))
+    together.tell(Candidate(LONG, A), Measurement(Status.OK, 100.0))
+    assert asker.told[A].median_us == pytest.approx(1.0)
+    assert asker.told[B].median_us == pytest.approx((0.8 + 0.5) / 2)
+    together.tell(Candidate(SHORT, C), Measurement(Status.OUT_OF_RESOURCES))
+    together.tell(Candidate(LONG, C), Measurement(Status.OK, 1.0))
+    assert asker.told[C].median_us is None
+    assert asker.told[C].status is Status.OUT_OF_RESOURCES
+
+
+# Choosing
+
+
+def choose(times, noise=0.004, slack=None):
+    """`times`: config -> microseconds at SHORT and LONG."""
+    trials = [
+        trial(point, config, us)
+        for config, both in times.items()
+        for point, us in zip((SHORT, LONG), both, strict=True)
+    ]
+    return AttentionChooser([BUCKET], OWN, noise, slack).choose(trials)
+
+
+def test_what_is_slower_at_one_point_is_not_chosen_however_fast_elsewhere():
+    entries = choose({A: (10.0, 100.0), B: (10.2, 20.0), C: (9.0, 90.0)})
+    assert {entry.config for entry in entries} == {C}
+    assert "1.111x" in entries[0].reason
+
+
+def test_a_gain_within_the_noise_keeps_the_engines_constants():
+    entries = choose({A: (10.0, 100.0), B: (9.98, 99.8)})
+    assert {entry.config for entry in entries} == {A}
+    assert "within the noise" in entries[0].reason
+
+
+def test_a_prediction_must_be_clear_of_the_engines_constants_and_worse_nowhere():
+    times = {A: (10.0, 100.0), B: (10.2, 20.0), C: (9.0, 90.0)}
+    assert {entry.config for entry in choose(times, noise=0.2)} == {B}
+    assert {entry.config for entry in choose(times, noise=0.2, slack=0.0)} == {A}
+    times[C] = (8.0, 70.0)
+    assert {entry.config for entry in choose(times, noise=0.2, slack=0.0)} == {C}
+
+
+def test_constants_that_cannot_run_are_replaced():
+    entries = choose({A: (None, None), B: (12.0, 110.0)})
+    assert {entry.config for entry in entries} == {B}
+    assert entries[0].incumbents["default"].status is Status.OUT_OF_RESOURCES
+    assert "cannot run" in entries[0].reason
+
+
+def test_a_bucket_that_nothing_runs_at_is_named():
+    with pytest.raises(NothingFits, match=r"1x1\+1024 decode"):
+        choose({A: (None, None), B: (12.0, None)})
+
+
+def test_search_and_chooser_agree_where_the_engines_constants_run_at_one_point_alone():
+    times = {A: (10.0, None), B: (8.0, 120.0), C: (30.0, 100.0)}
+    asker = Asker()
+    together = BucketedStrategy(asker, [BUCKET], OWN)
+    for config, both in times.items():
+        for place, us in zip((SHORT, LONG), both, strict=True):
+            together.tell(Candidate(place, config), trial(place, config, us).measurement)
+    timed = {c: m.median_us for c, m in asker.told.items() if m.median_us is not None}
+    assert set(timed) == {B, C}
+    assert {entry.config for entry in choose(times)} == {min(timed, key=timed.__getitem__)}
+
+
+# Recordings
+
+
+def test_a_recording_is_read_back_as_written(tmp_path):
+    problem = parse_attention(PROBLEMS[0])
+    recorded = read_trials(SWEEP, problem)
+    path = tmp_path / "again.csv.gz"
+    write_trials(path, problem, recorded.trials.values())
+    again = read_trials(path, problem)
+    assert again.trials == recorded.trials
+    first = path.read_bytes()
+    write_trials(path, problem, recorded.trials.values())
+    assert path.read_bytes() == first
+
+
+def test_a_recording_of_other_problems_names_them(tmp_path):
+    other = parse_attention("extend_attention:q_heads=2,kv_heads=1,Lq=64,Lv=64,dtype=float16")
+    with pytest.raises(BadInput, match="only of .*q_heads=16"):
+        read_trials(SWEEP, other)
+    assert other.phase is Phase.EXTEND
+
+
+HEADER = (
+    "problem,part,batch_size,new_tokens,cached_tokens,config,compile_status,shared_bytes,"
+    "n_regs,n_spills,status,median_us,detail"
+)
+ROW = f'"{PROBLEMS[0]}",extend,1,512,0,"BLOCK_M=16,num_warps=4",ok,1024,,,ok,1.5,'
+OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b\n1,2\n", "column problem is missing"),
+        ("", "column problem is missing"),
+        (HEADER, "holds no rows"),
+        (HEADER.replace("median_us", "median_ms"), "column median_us is missing; did you mean"),
+        (f"{HEADER},detail\n{ROW},", "line 1: a column is named twice"),
+        (f"{HEADER}\n{ROW.replace(PROBLEMS[0], 'nonsense')}", "line 2: 'nonsense' lacks q_heads"),
+        (f"{HEADER}\n{ROW}\n{ROW}", "line 3: 1x512.0 extend BLOCK_M=16,num_warps=4 is there twice"),
+        (f"{HEADER}\n{ROW},1", "line 2: 14 cells under 13 columns"),
+        (f"{HEADER}\n{ROW[:-1]}", "line 2: 12 cells under 13 columns"),
+        (f"{HEADER}\n{OTHER_ROW}\n{ROW[:9]}", "line 3: unexpected end of data"),
+        (f"{HEADER}\n{ROW}{'x' * 200_000}", "line 2: field larger than field limit"),
+        (f"{HEADER}\n{ROW.replace('extend,', 'extent,')}", "line 2: 'extent' is not a valid Stage"),
+        (
+            f"{HEADER}\n{ROW.replace(',512,', ',5_12,')}",
+            "line 2: new_tokens: '5_12' is not a whole",
+        ),
+        (f"{HEADER}\n{ROW.replace('M=16', 'M=')}", "line 2: BLOCK_M: '' is not a whole number"),
+        (f"{HEADER}\n{ROW.replace('1.5', 'nan')}", "line 2: median_us: 'nan' is not a time"),
+        (f"{HEADER}\n{ROW.replace('1.5', '')}", "line 2: status ok with the time ''"),
+        (
+            f"{HEADER}\n{ROW.replace('ok,1.5', 'crashed,1.5')}",
+            "line 2: status crashed with the time",
+        ),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path, text, says):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(MalformedRecording, match=says) as refused:
+        read_trials(path, parse_attention(PROBLEMS[0]))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+PACKED = gzip.compress(f"{HEADER}\n{ROW}\n".encode(), mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (PACKED[:-20], "is damaged"),
+        (PACKED[:20] + b"\xff" * 20 + PACKED[40:], "is damaged"),
+        (PACKED[:-8] + b"\0" * 8, "is damaged: CRC check failed"),
+        (gzip.compress(b"\xff\xfe"), "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+    ],
+)
+def test_a_damaged_recording_is_refused(tmp_path, data, says):
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(data)
+    with pytest.raises(MalformedRecording, match=says):
+        read_trials(path, parse_attention(PROBLEMS[0]))
+
+
+def test_a_missing_recording_is_refused(tmp_path):
+    with pytest.raises(MalformedRecording, match="cannot be read: No such file"):
+        read_trials(tmp_path / "none.csv.gz", parse_attention(PROBLEMS[0]))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_a_recording_that_is_too_large_is_refused_and_not_cut(tmp_path, monkeypatch, name):
+    path, problem = tmp_path / name, parse_attention(PROBLEMS[0])
+    text = f"{HEADER}\n{ROW}\n"
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text))
+    assert len(read_trials(path, problem).trials) == 1
+    monkeypatch.setattr(recording_file, "MAX_BYTES", len(text) - 1)
+    with pytest.raises(MalformedRecording, match="larger than|unpacks to more than"):
+        read_trials(path, problem)
+
+
+def test_a_recording_holds_the_trials_of_every_problem_that_was_added(tmp_path):
+    first, second = parse_attention(PROBLEMS[0]), parse_attention(PROBLEMS[1])
+    trials = {p: read_trials(SWEEP, p).trials for p in (first, second)}
+    path = tmp_path / "both.csv.gz"
+    for problem in (first, second, second, first):  # what is written again replaces its own
+        write_trials(path, problem, trials[problem].values(), add=True)
+        assert read_trials(path, problem).trials == trials[problem]
+    assert read_trials(path, second).trials == trials[second]
+    write_trials(path, first, trials[first].values())
+    with pytest.raises(BadInput, match="only of extend_attention"):
+        read_trials(path, second)
+
+
+def test_a_recording_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    problem = parse_attention(PROBLEMS[0])
+    path = tmp_path / "x.csv"
+    path.write_text(f"{HEADER}\n{ROW}\n")
+    before = path.read_bytes()
+
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UnwritableOutput, match="No space left"):
+        write_trials(path, problem, [])
+    assert path.read_bytes() == before
+
+
+def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
+    path = tmp_path / "h200.csv.gz"
+    path.write_bytes(SWEEP.read_bytes())
+    asked = request(PROBLEMS[0], source=Source(MeasureKind.REPLAY, path))
+    with (
+        open_run(asked) as session,
+        pytest.raises(UnwritableOutput, match="is being replayed: record to another file"),
+    ):
+        session.run(store, lambda trial: None, record=tmp_path / "." / "h200.csv.gz")
+    assert path.read_bytes() == SWEEP.read_bytes()
+
+
+def test_a_recording_that_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(UnwritableOutput):
+        write_trials(tmp_path / "no" / "x.csv.gz", parse_attention(PROBLEMS[0]), [])

@@ -1,0 +1,314 @@
+"""The bundle: what is in it, where that comes from, and that equal stores give equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from bundle_cases import CAPTURES, CASES, build, built, config, example, files_of, fill, place
+from bundle_cases import winners as stored
+from real_sglang import RealSGLang
+
+from tuner.deploy.bundle.build import build_bundle
+from tuner.deploy.bundle.verify import check_bundle
+from tuner.deploy.cluster import parse_cluster
+from tuner.deploy.preflight import run_preflight
+from tuner.deploy.preflight.capture import hash_folder
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.engines.vllm import package as vllm
+from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Status
+from tuner.store import Store
+
+L40S, H20, RAY = CASES
+TEXT = (Path(__file__).parents[2] / "examples" / f"{H20}.toml").read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_stores_give_equal_bytes(case: str) -> None:
+    assert build(case).archive == built(case).archive
+    check_bundle(built(case).archive)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
+    files = files_of(built(case))
+    for node in example(case).nodes:
+        for name in ("docker.sh", "bare.sh", "compose.yaml"):
+            assert f"nodes/{node.name}/{name}" in files
+    for name in ("kubernetes/leaderworkerset.yaml", "sweep.sh", "preflight.py", "README.md"):
+        assert name in files
+    assert {p for p, f in files.items() if f.mode == 0o755} == {
+        p for p in files if p.endswith(".sh") or p == "preflight.py"
+    }
+
+
+@pytest.mark.parametrize("case", [L40S, H20])
+def test_the_real_loader_reads_every_entry_from_the_bundle(case: str, tmp_path: Path) -> None:
+    folder = place(built(case), tmp_path) / "engine-configs"
+    device, spec = CASES[case]
+    real = RealSGLang("0.5.16")
+    for gemm in Gemm:
+        found = real.configs(
+            parse_problem(spec), find_device(device).name, gemm, "3.6.0", root=folder
+        )
+        assert found == {size: dict(config(Point(size, gemm))) for size in BATCH_SIZES}
+
+
+@pytest.mark.parametrize("case", [H20, RAY])
+def test_two_problems_of_one_file_are_refused(case: str) -> None:
+    device, spec = CASES[case]
+    other = parse_problem(spec.replace("K=7168", "K=6144"))
+    both = [*stored(case), *(replace(one, problem=other) for one in stored(case))]
+    engine, card = find_engine("sglang==0.5.16"), find_device(device)
+    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
+        build_bundle(both, example(case), engine, card, allow_predicted=True)
+    assert spec in str(refused.value) and other.spec() in str(refused.value)
+
+
+def test_no_packaged_file_is_lost(tmp_path: Path) -> None:
+    engine = find_engine("sglang==0.5.16")
+    packaged = moe_engine(engine).package_root / "configs"
+    folder = place(built(L40S), tmp_path) / "engine-configs"
+    names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
+    assert len(names) > 300
+    for name in names:
+        assert (folder / "configs" / name).read_bytes() == (packaged / name).read_bytes()
+    origins = {row["path"]: row["origin"] for row in built(L40S).manifest["files"]}
+    assert origins[f"engine-configs/configs/{names[0]}"] == "packaged with sglang 0.5.16"
+    assert hash_folder(folder) == built(L40S).manifest["configs"]["hash"]
+
+
+def test_vllm_gets_its_own_names_and_format() -> None:
+    files = files_of(built(RAY))
+    name = "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128,128].json"
+    held = json.loads(files[f"engine-configs/{name}"].data)
+    assert held.pop("triton_version") == "3.6.0"
+    # get_moe_configs: {int(key): val for key, val in tuned_config.items()} after that pop.
+    assert {int(k): v for k, v in held.items()} == {
+        size: dict(config(Point(size, Gemm.UP))) for size in BATCH_SIZES
+    }
+    assert [p for p in files if p.startswith("engine-configs/") and "provenance" not in p] == [
+        f"engine-configs/{name}"
+    ]
+
+
+# Expected by the rules in vLLM's get_config_file_name, commit 13cb3e44: blocks without the space,
+# the H200 family under one name, N in elements, no word for 16-bit weights or groups along k.
+@pytest.mark.parametrize(
+    ("spec", "device", "name"),
+    [
+        (
+            "E=128,N=768,K=2048,top_k=8,dtype=bfloat16",
+            "H100",
+            "E=128,N=768,device_name=NVIDIA_H100_80GB_HBM3.json",
+        ),
+        (
+            "E=8,N=256,K=2048,top_k=2,dtype=fp8_w8a8",
+            "H200 NVL",
+            "E=8,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
+        ),
+        (
+            "E=8,N=256,K=2048,top_k=2,dtype=int4_w4a16,block_shape=0x128",
+            "L40S",
+            "E=8,N=256,device_name=NVIDIA_L40S,dtype=int4_w4a16.json",
+        ),
+        (
+            "E=8,N=256,K=2048,top_k=2,dtype=int8_w8a16",
+            "L40S",
+            "E=8,N=256,device_name=NVIDIA_L40S,dtype=int8_w8a16.json",
+        ),
+    ],
+)
+def test_vllm_file_names(spec: str, device: str, name: str) -> None:
+    assert vllm.config_file_name(parse_problem(f"fused_moe:{spec}"), find_device(device)) == name
+
+
+def test_what_vllm_cannot_read_is_refused() -> None:
+    with pytest.raises(UnsupportedKernel, match="int8_w8a8"):
+        vllm.config_file_name(parse_problem(CASES[L40S][1]), find_device("L40S"))
+    tma = Config({**config(Point(1, Gemm.UP)), "USE_TMA": 1})
+    with pytest.raises(UnsupportedKernel, match="takes no USE_TMA, as M=8 sets it"):
+        vllm.config_file_text({8: tma}, "3.6.0")
+
+
+def test_vllm_is_given_the_launch_options_of_an_entry() -> None:
+    entry = {**config(Point(1, Gemm.UP)), "num_ctas": 1}
+    assert json.loads(vllm.config_file_text({8: Config(entry)}, "3.6.0"))["8"] == entry
+
+
+def test_predicted_entries_are_refused_unless_asked_for_and_marked() -> None:
+    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    with pytest.raises(ExportRefused, match="36 of the 36 .* --allow-predicted"):
+        build_bundle(stored(L40S), example(L40S), engine, device, allow_predicted=False)
+    bundle = built(L40S)
+    assert bundle.manifest["statuses"] == {"predicted": 36}
+    assert any("36 entries were predicted" in note for note in bundle.notes)
+    assert b"PREDICTED" in files_of(bundle)["README.md"].data
+    assert {row["status"] for row in bundle.manifest["entries"]} == {"predicted"}
+
+
+def test_measured_and_untuned_entries_are_told_apart() -> None:
+    with Store.open("sqlite://") as store:
+        statuses = dict.fromkeys(BATCH_SIZES, Status.OK) | {4096: Status.INCUMBENT}
+        winners = fill(store, RAY, statuses)
+    engine, device = find_engine("sglang==0.5.16"), find_device("H20")
+    sglang = build_bundle(winners, example(H20), engine, device, allow_predicted=False)
+    assert sglang.manifest["statuses"] == {"incumbent": 2, "ok": 34}
+    # sglang's own choice is none of vLLM's.
+    ray = build_bundle(winners, example(RAY), engine, device, allow_predicted=False)
+    assert ray.manifest["statuses"] == {"ok": 17}
+
+
+def test_provenance_of_every_entry_is_in_the_manifest() -> None:
+    manifest = built(L40S).manifest
+    assert len(manifest["entries"]) == 2 * len(BATCH_SIZES)
+    row = manifest["entries"][0]
+    assert row["problem"] == CASES[L40S][1]
+    environment = manifest["environments"][row["environment"]]
+    assert (environment["engine_version"], environment["triton"]) == ("0.5.16", "3.6.0")
+    assert (row["median_us"], row["reason"][:6]) == (12.5, "1.200x")
+    assert datetime.fromisoformat(row["published_at"]).tzinfo == timezone.utc
+
+
+def test_hashes_are_those_of_the_files() -> None:
+    files = files_of(built(L40S))
+    rows = built(L40S).manifest["files"]
+    assert {row["path"] for row in rows} == files.keys() - {"MANIFEST.json"}
+    for row in rows:
+        assert hashlib.sha256(files[row["path"]].data).hexdigest() == row["sha256"]
+
+
+def test_sha256sum_accepts_the_unpacked_files(tmp_path: Path) -> None:
+    root = place(built(RAY), tmp_path)
+    subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=root, check=True)
+
+
+def test_tar_unpacks_it_to_the_same_files(tmp_path: Path) -> None:
+    (tmp_path / "b.tar.gz").write_bytes(built(L40S).archive)
+    subprocess.run(["tar", "xzf", "b.tar.gz"], cwd=tmp_path, check=True)
+    root = tmp_path / built(L40S).name
+    files = files_of(built(L40S))
+    assert {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} == files.keys()
+    for path, file in files.items():
+        assert (root / path).read_bytes() == file.data
+        assert (root / path).stat().st_mode & 0o777 == file.mode
+
+
+def test_the_preflight_in_the_bundle_runs_alone(tmp_path: Path) -> None:
+    root = place(built(H20), tmp_path)
+    captures = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
+    done = subprocess.run(
+        [sys.executable, "-I", "preflight.py", "--cluster", "cluster.json", "--json", *captures],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    report = json.loads(done.stdout)
+    assert report["nodes"][0]["environment"]["NCCL_IB_GID_INDEX"] == "3"
+
+
+def test_captures_give_the_variables() -> None:
+    cluster = example(RAY)
+    captures = {n.name: CAPTURES / n.name for n in cluster.nodes}
+    bundle = build_bundle(
+        stored(RAY),
+        cluster,
+        find_engine("sglang==0.5.16"),
+        find_device("H20"),
+        allow_predicted=True,
+        report=run_preflight(captures, cluster.expected()),
+    )
+    script = files_of(bundle)["nodes/h20-node02/bare.sh"].data.decode()
+    hcas = ",".join(f"mlx5_{i}" for i in range(1, 9))
+    assert f"run export 'NCCL_IB_HCA={hcas}'" in script
+    assert "run export NCCL_IB_GID_INDEX=3" in script
+    assert "run export NCCL_SOCKET_IFNAME=xgbe0" in script
+    assert "run export VLLM_HOST_IP=10.63.65.208" in script
+    assert not any("is not set" in note for note in bundle.notes)
+
+
+def test_without_captures_the_cluster_file_gives_them_and_the_rest_is_noted() -> None:
+    script = files_of(built(H20))["nodes/h20-node01/bare.sh"].data.decode()
+    # The "=" keeps NCCL from taking mlx5_1 for a prefix.
+    assert "'NCCL_IB_HCA==mlx5_1,mlx5_2," in script
+    assert "run export SGLANG_HOST_IP=10.63.65.207" in script
+    assert "run export HOST_IP=10.63.65.207" in script
+    assert [n for n in built(H20).notes if n.startswith("NCCL_IB_GID_INDEX is not set on")]
+
+
+def test_no_place_of_this_machine_gets_in() -> None:
+    for case in CASES:
+        files = files_of(built(case))
+        assert files
+        for path, file in files.items():
+            assert str(Path.cwd()).encode() not in file.data, path
+
+
+def refused(text: str, **changes: object) -> str:
+    engine, device = find_engine("sglang==0.5.16"), find_device("H20")
+    options = {"winners": stored(H20), "engine": engine, "device": device, **changes}
+    with pytest.raises((ExportRefused, MalformedCluster)) as caught:
+        build_bundle(cluster=parse_cluster(text), allow_predicted=True, **options)
+    return str(caught.value)
+
+
+def test_what_cannot_be_launched_is_refused_with_its_field() -> None:
+    variable = '[environment]\nSGLANG_MOE_CONFIG_DIR = "/x"\n[ports]'
+    assert "environment holds SGLANG_MOE_CONFIG_DIR" in refused(TEXT.replace("[ports]", variable))
+    assert "dp=2: sglang runs no replicas" in refused(TEXT.replace("tp = 16", "tp = 8\ndp = 2"))
+    assert "cannot mount a path with a colon" in refused(TEXT.replace("/mnt/models", "/mnt/a:b"))
+
+
+def test_winners_for_another_split_are_refused() -> None:
+    one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
+    said = refused(one)
+    assert "fits deepseek-r1 at tp=8 ep=1 (N=256)" in said
+    assert "tuner tune deepseek-r1 --tp 8 --ep 1 --device NVIDIA_H20" in said
+
+
+def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
+    assert "run `tuner tune" in refused(TEXT, winners=[])
+    old = find_engine("sglang==0.4.4")
+    assert "--into-engine" in refused(TEXT, engine=old)
+
+
+def test_nodes_that_differ_get_no_pod_template() -> None:
+    text = TEXT.replace('interface = "xgbe0"', 'interface = "bond0"', 1)
+    bundle = build_bundle(
+        stored(H20),
+        parse_cluster(text),
+        find_engine("sglang==0.5.16"),
+        find_device("H20"),
+        allow_predicted=True,
+    )
+    files = files_of(bundle)
+    assert "kubernetes/leaderworkerset.yaml" not in files
+    said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME differ between nodes"
+    assert said.encode() in files["README.md"].data
+
+
+def test_without_an_image_there_are_bare_scripts_alone() -> None:
+    cluster = replace(example(H20), engine=replace(example(H20).engine, image=""))
+    bundle = build_bundle(
+        stored(H20),
+        cluster,
+        find_engine("sglang==0.5.16"),
+        find_device("H20"),
+        allow_predicted=True,
+    )
+    files = files_of(bundle)
+    assert not [path for path in files if re.search(r"docker|compose|kubernetes/", path)]
+    assert "nodes/h20-node01/bare.sh" in files

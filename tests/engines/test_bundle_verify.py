@@ -1,0 +1,429 @@
+"""Verifying: everything that is not as it was made is refused with its reason."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundle_cases import built, files_of, place, repack, sealed
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.deploy.bundle import archive as limits
+from tuner.deploy.bundle.archive import File, pack
+from tuner.deploy.bundle.build import write_bundle
+from tuner.deploy.bundle.signature import checker, signer
+from tuner.deploy.bundle.verify import check_bundle, signature_path, verify
+from tuner.errors import BadInput, BundleRefused, UnusableKey
+
+RAY = "cluster-h20-2x8-vllm"
+ROOT = "h20-2x8-vllm-NVIDIA_H20"
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(BundleRefused) as caught:
+        check_bundle(data)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def with_manifest(change: Callable[[dict[str, Any]], object]) -> bytes:
+    manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
+    change(manifest)
+    return repack(built(RAY), {"MANIFEST.json": File(sealed(manifest))})
+
+
+def with_member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **fields: Any) -> bytes:
+    """The archive with one more member, whatever it is."""
+    out = io.BytesIO(gzip.decompress(built(RAY).archive))
+    with tarfile.open(fileobj=out, mode="a", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        for field, value in fields.items():
+            setattr(info, field, value)
+        tar.addfile(info, io.BytesIO(b""))
+    return gzip.compress(out.getvalue(), mtime=0)
+
+
+def test_what_was_made_holds() -> None:
+    assert check_bundle(built(RAY).archive) == built(RAY).manifest
+
+
+def test_a_flipped_byte_of_a_file() -> None:
+    files = files_of(built(RAY))
+    data = bytearray(files["sweep.sh"].data)
+    data[100] ^= 1
+    said = refusal(repack(built(RAY), {"sweep.sh": File(bytes(data), 0o755)}))
+    assert said == "'sweep.sh' was changed: its SHA-256 is not the one in MANIFEST.json"
+
+
+def test_a_flipped_byte_of_the_archive() -> None:
+    data = bytearray(built(RAY).archive)
+    data[len(data) // 2] ^= 1
+    assert refusal(bytes(data)) == "the archive is no gzip file, or a damaged one"
+
+
+def test_an_added_a_missing_a_longer_and_an_executable_file() -> None:
+    change = {"nodes/extra.sh": File(b"rm -rf /\n", 0o755)}
+    assert refusal(repack(built(RAY), change)) == "'nodes/extra.sh' is not listed in MANIFEST.json"
+    said = refusal(repack(built(RAY), {"preflight.py": None}))
+    assert said == "'preflight.py' is listed in MANIFEST.json and missing"
+    said = refusal(repack(built(RAY), {"README.md": File(b"short")}))
+    assert "'README.md' has 5 bytes, not" in said
+    readme = files_of(built(RAY))["README.md"].data
+    said = refusal(repack(built(RAY), {"README.md": File(readme, 0o755)}))
+    assert said == "'README.md' has the mode 0755, not 0644"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("../escape", "leads out of the bundle"),
+        (f"{ROOT}/../../escape", "leads out of the bundle"),
+        ("/etc/passwd", "is not a relative path of plain names"),
+        (f"{ROOT}//twice", "is not a relative path of plain names"),
+        (f"{ROOT}/./here", "is not a relative path of plain names"),
+        (f"{ROOT}/..\\windows", "is not a relative path of plain names"),
+        (f"{ROOT}/\x1b[2J", "is not a relative path of plain names"),
+        ("elsewhere/file", f"does not lie in the folder '{ROOT}'"),
+        (ROOT, f"does not lie in the folder '{ROOT}'"),
+        (f"{ROOT}/unlisted", "'unlisted' is not listed in MANIFEST.json"),
+        (f"{ROOT}/README.md", "is in the archive twice"),
+    ],
+)
+def test_a_path_that_does_not_belong(name: str, said: str) -> None:
+    assert said in refusal(with_member(name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (tarfile.SYMTYPE, "is a link, to '/etc/passwd'"),
+        (tarfile.LNKTYPE, "is a link, to '/etc/passwd'"),
+        (tarfile.CHRTYPE, "is a device or a pipe"),
+        (tarfile.BLKTYPE, "is a device or a pipe"),
+        (tarfile.FIFOTYPE, "is a device or a pipe"),
+        (tarfile.DIRTYPE, "the archive was repacked, or holds more than its files"),
+        (tarfile.CONTTYPE, "is not a plain file"),
+    ],
+)
+def test_a_member_that_is_no_file(kind: bytes, said: str) -> None:
+    assert said in refusal(with_member(f"{ROOT}/x", kind, "/etc/passwd"))
+
+
+def test_a_set_user_id_file() -> None:
+    script = files_of(built(RAY))["sweep.sh"].data
+    said = refusal(repack(built(RAY), {"sweep.sh": File(script, 0o4755)}))
+    assert said == "'sweep.sh' has the mode 4755, not 0755"
+    manifest = files_of(built(RAY))["MANIFEST.json"].data
+    said = refusal(repack(built(RAY), {"MANIFEST.json": File(manifest, 0o666)}))
+    assert said == "'MANIFEST.json' has the mode 0666, not 0644"
+
+
+def test_what_tar_packs_again_is_refused_for_what_was_changed(tmp_path: Path) -> None:
+    root = place(built(RAY), tmp_path)
+
+    def repacked() -> str:
+        done = subprocess.run(
+            ["tar", "cz", root.name], cwd=tmp_path, capture_output=True, check=True
+        )
+        return refusal(done.stdout)
+
+    assert repacked() == "the archive was repacked, or holds more than its files"
+    script = root / "sweep.sh"
+    script.write_text(script.read_text().replace("runs=3", "runs=4"))
+    assert repacked().startswith("'sweep.sh' was changed")
+    script.unlink()
+    assert repacked() == "'sweep.sh' is listed in MANIFEST.json and missing"
+    script.symlink_to("/etc/passwd")
+    assert repacked().endswith("is a link, to '/etc/passwd'")
+
+
+def test_the_manifest_cannot_lead_out_either() -> None:
+    def escape(manifest: dict[str, Any]) -> None:
+        manifest["files"].insert(0, {**manifest["files"][0], "path": "../x"})
+
+    assert refusal(with_manifest(escape)) == "'../x' leads out of the bundle"
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (0, "the older format 0, this version reads 1: bundle again"),
+        (2, "the newer format 2, this version reads 1: update the tuner"),
+        ("1", "names no format"),
+        (None, "names no format"),
+        (True, "names no format"),
+    ],
+)
+def test_another_format(version: object, said: str) -> None:
+    assert said in refusal(with_manifest(lambda m: m.update(format=version)))
+
+
+def test_provenance_that_does_not_fit_the_files() -> None:
+    def raise_warps(manifest: dict[str, Any]) -> None:
+        manifest["entries"][0]["config"]["num_warps"] = 8
+
+    def call_it_measured(manifest: dict[str, Any]) -> None:
+        manifest["entries"][0]["status"] = "ok"
+
+    def forget_one(manifest: dict[str, Any]) -> None:
+        manifest["entries"] = []
+        manifest["statuses"] = {}
+
+    assert "holds other entries than MANIFEST.json says" in refusal(with_manifest(raise_warps))
+    assert "counts its entries wrongly" in refusal(with_manifest(call_it_measured))
+    assert "not give the provenance of every tuned" in refusal(with_manifest(forget_one))
+
+
+def test_a_flipped_byte_of_the_manifest() -> None:
+    data = files_of(built(RAY))["MANIFEST.json"].data
+    said = "MANIFEST.json was changed: its digest is not that of what it says"
+    for old, new in (
+        (b"run the sweep", b"run the sleep"),
+        (b'"reason": "1.200x', b'"reason": "9.200x'),
+        (b'\n "name"', b'\t "name"'),
+        (b'"digest"', b'"digess"'),
+    ):
+        assert old in data
+        assert refusal(repack(built(RAY), {"MANIFEST.json": File(data.replace(old, new))})) == said
+    deep = b"[" * 900 + b"]" * 900
+    nested = data.replace(b'"notes": [', b'"notes": [' + deep + b",")
+    assert refusal(repack(built(RAY), {"MANIFEST.json": File(nested)}))
+
+
+def test_sums_that_differ_from_the_manifest() -> None:
+    data = b"0" * len(files_of(built(RAY))["SHA256SUMS"].data)
+
+    def list_it(manifest: dict[str, Any]) -> None:
+        (row,) = [r for r in manifest["files"] if r["path"] == "SHA256SUMS"]
+        row["sha256"] = limits_sha(data)
+
+    manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
+    list_it(manifest)
+    changes = {"SHA256SUMS": File(data), "MANIFEST.json": File(sealed(manifest))}
+    assert refusal(repack(built(RAY), changes)) == "SHA256SUMS does not say what MANIFEST.json says"
+
+
+def limits_sha(data: bytes) -> str:
+    done = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True)
+    return done.stdout.decode().split()[0]
+
+
+def test_no_manifest_and_no_bundle() -> None:
+    assert refusal(repack(built(RAY), {"MANIFEST.json": None})).endswith("no MANIFEST.json")
+    assert "is not JSON" in refusal(repack(built(RAY), {"MANIFEST.json": File(b"{")}))
+    twice = File(b'{"kind": 1, "kind": 2}')
+    assert "is given twice" in refusal(repack(built(RAY), {"MANIFEST.json": twice}))
+    assert "is not of an engine-tuner bundle" in refusal(pack("x", {"MANIFEST.json": File(b"{}")}))
+    assert refusal(b"") == "the archive is cut off"
+    assert "no gzip file" in refusal(b"hello")
+    assert "no tar" in refusal(gzip.compress(b"hello" * 300))
+    manifest = files_of(built(RAY))["MANIFEST.json"]
+    assert "and the folder is 'other'" in refusal(pack("other", {"MANIFEST.json": manifest}))
+
+
+def test_bytes_that_belong_to_no_file() -> None:
+    data = built(RAY).archive
+    assert refusal(data + b"more") == "bytes follow the end of the archive"
+    assert refusal(data + data) == "bytes follow the end of the archive"
+    assert refusal(data[:-9]) == "the archive is cut off"
+    tar = gzip.decompress(data)
+    hidden = "the archive was repacked, or holds more than its files"
+    assert refusal(gzip.compress(tar + b"\0" * 1024 + b"hidden" * 512)) == hidden
+    owned = bytearray(tar)
+    owned[108:116] = b"0001750\0"  # the first member's owner, whose checksum then is another
+    assert refusal(gzip.compress(bytes(owned))) != ""
+
+
+def test_a_decompression_bomb_is_stopped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    block = bytes(1 << 20)
+    bomb = b"".join(packer.compress(block) for _ in range(257)) + packer.flush()
+    assert len(bomb) < 1 << 20
+    assert refusal(bomb) == "the archive unpacks to more than 256 MiB"
+    monkeypatch.setattr(limits, "MOST_FILES", 5)
+    assert refusal(built(RAY).archive) == "the archive holds more than 5 files"
+    monkeypatch.setattr(limits, "LARGEST_ARCHIVE", 1 << 10)
+    assert "the archive is larger than" in refusal(built(RAY).archive)
+
+
+def test_a_file_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(BadInput, match="cannot be read"):
+            verify(path)
+
+
+def test_nothing_a_bundle_says_acts_on_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar.gz"
+    path.write_bytes(with_manifest(lambda m: m["notes"].append("\x1b[2Jgone\nline")))
+    assert "note:  [2Jgone line" in verify(path).as_text()
+
+
+# Signatures
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """(private, public), as the documented commands make them."""
+    private, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    key = ed25519.Ed25519PrivateKey.generate()
+    private.write_bytes(_private_pem(key))
+    public.write_bytes(_public_pem(key))
+    return private, public
+
+
+def _private_pem(key: Any, password: bytes = b"") -> bytes:
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    lock = (
+        serialization.BestAvailableEncryption(password)
+        if password
+        else serialization.NoEncryption()
+    )
+    return bytes(key.private_bytes(pem, form, lock))
+
+
+def _public_pem(key: Any) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return bytes(key.public_key().public_bytes(serialization.Encoding.PEM, form))
+
+
+def test_a_signed_bundle_holds_for_its_key_alone(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    path = tmp_path / "b.tar.gz"
+    write_bundle(built(RAY), path, signer(private))
+    assert verify(path, checker(public)).signed
+    assert "not checked" in verify(path).as_text()
+    other = tmp_path / "other.pub"
+    other.write_bytes(_public_pem(ed25519.Ed25519PrivateKey.generate()))
+    with pytest.raises(BundleRefused, match="the signature is not one of other.pub's key"):
+        verify(path, checker(other))
+
+
+def test_a_changed_archive_or_signature_is_refused(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    path = tmp_path / "b.tar.gz"
+    write_bundle(built(RAY), path, signer(private))
+    whole = signature_path(path).read_bytes()
+    assert len(whole) == 64
+    for signature in (b"", whole[:-1], whole + b"x", bytes(64), b"x" * 5000):
+        signature_path(path).write_bytes(signature)
+        with pytest.raises(BundleRefused, match="signature is not one of"):
+            verify(path, checker(public))
+    signature_path(path).write_bytes(whole)
+    path.write_bytes(repack(built(RAY), {"README.md": File(b"mine")}))
+    with pytest.raises(BundleRefused, match="signature is not one of"):
+        verify(path, checker(public))
+
+
+def test_an_unsigned_bundle_is_refused_where_a_key_is_given(
+    tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    private, public = keys
+    path = tmp_path / "b.tar.gz"
+    write_bundle(built(RAY), path, signer(private))
+    write_bundle(built(RAY), path)  # the older signature goes, since it would not hold
+    assert not signature_path(path).exists()
+    with pytest.raises(BundleRefused, match="not signed: there is no b.tar.gz.sig"):
+        verify(path, checker(public))
+
+
+def test_what_is_no_key_is_named(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    path = tmp_path / "bad"
+    curve = ec.generate_private_key(ec.SECP256R1())
+    locked = _private_pem(ed25519.Ed25519PrivateKey.generate(), b"secret")
+    for content, said in [
+        (b"", "holds no private key"),
+        (public.read_bytes(), "holds no private key"),
+        (locked, "without a password"),
+        (_private_pem(curve), "is not an ed25519 key"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(UnusableKey, match=said):
+            signer(path)
+    for content, said in [
+        (private.read_bytes(), "holds no public key"),
+        (_public_pem(curve), "is not an ed25519 key"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(UnusableKey, match=said):
+            checker(path)
+
+
+# Noise
+
+
+@settings(max_examples=200)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_noise_in_an_archive_is_refused(noise: random.Random, inside: bool) -> None:
+    """Bytes replaced, cut and inserted: in the gzip file, or in the tar that it holds."""
+    whole = gzip.decompress(built(RAY).archive) if inside else built(RAY).archive
+    data = bytearray(whole)
+    for _ in range(noise.randint(1, 4)):
+        # Headers stand at multiples of 512: half of the noise goes there.
+        at = noise.randrange(len(data))
+        at = at - at % 512 + noise.randrange(512) if noise.random() < 0.5 else at
+        length = noise.choice([1, 1, 1, 12, 512])
+        at = min(at, len(data) - 1)
+        action = noise.randrange(3)
+        if action == 0:
+            data[at : at + length] = noise.randbytes(length)
+        elif action == 1:
+            del data[at : at + length]
+        else:
+            data[at:at] = noise.randbytes(length)
+    if bytes(data) == whole:
+        return
+    try:
+        check_bundle(gzip.compress(bytes(data), 1) if inside else bytes(data))
+    except BundleRefused as error:
+        assert str(error)
+    else:
+        # gzip's own header may differ (its time, its system): the content may not.
+        assert not inside
+        assert gzip.decompress(bytes(data)) == gzip.decompress(whole)
+
+
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200)
+@given(st.randoms(use_true_random=False), _JUNK)
+def test_noise_in_a_manifest_never_gives_a_traceback(noise: random.Random, junk: object) -> None:
+    manifest = json.loads(files_of(built(RAY))["MANIFEST.json"].data)
+    target: Any = manifest
+    while True:
+        keys = list(target) if isinstance(target, dict) else list(range(len(target)))
+        key = noise.choice(keys)
+        if not isinstance(target[key], (dict, list)) or not target[key] or noise.random() < 0.3:
+            target[key] = junk
+            break
+        target = target[key]
+    data = repack(built(RAY), {"MANIFEST.json": File(sealed(manifest))})
+    try:
+        check_bundle(data)
+    except BundleRefused as error:
+        assert str(error)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=300))
+def test_noise_is_no_bundle(data: bytes) -> None:
+    for archive in (data, gzip.compress(data), pack("x", {"MANIFEST.json": File(data)})):
+        refusal(archive)

@@ -1,0 +1,505 @@
+"""The compile farm: exact figures, statuses, the cache, and processes that never outlive it."""
+
+import csv
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from cases import FP8, FP8_RECORDING, INT8, config
+
+from tuner.compile import CompileJob, Farm, KernelCompiler
+from tuner.compile.environment import KEPT_SETTINGS
+from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.devices.table import find_device
+from tuner.devices.target import Target, cuda_target
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.errors import CompilerUnavailable
+from tuner.families.fused_moe.problem import Gemm
+from tuner.kernels.binding import ABSENT, Constant, Float, Integer, Pointer, Variant, bind
+from tuner.kernels.lift import Lifted, lift
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Compiled, Status
+from tuner.tuning.request import parse_source
+from tuner.tuning.run import Request, open_run
+
+SMALL = config(16, 64, 64, 4, 2)
+PROCESSES = 2
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return lift_fused_moe(find_engine("sglang==0.5.16"))
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def farm(shared_cache):
+    with Farm(PROCESSES, timeout_s=240, cache_dir=shared_cache) as farm:
+        yield farm
+
+
+def job(kernels, problem, gemm, config, arch, batch_size=64, **options):
+    target = cuda_target(*divmod(arch, 10))
+    binding = kernels.bind(problem, gemm, batch_size, config, target, **options)
+    return CompileJob(kernels.lifted, binding.variant(), target)
+
+
+def compiled(farm, *jobs):
+    farm.submit(jobs)
+    results = dict(farm.completed())
+    return [results[job] for job in jobs]
+
+
+def program(text):
+    """A job whose lifted source does `text` when a worker loads it."""
+    lifted = Lifted("test", text + "\n", {})
+    return CompileJob(lifted, Variant("kernel", {}, {}, (), {}), cuda_target(8, 9))
+
+
+# Figures
+
+
+@pytest.mark.timeout(1200)
+def test_200_recorded_configs_compile_to_the_recorded_figures(farm, kernels):
+    with gzip.open(FP8_RECORDING, "rt") as file:
+        every = list(csv.DictReader(file))
+    rows = random.Random(20261121).sample(every, 200)  # noqa: S311 (a draw, no secret)
+    jobs = {}
+    for row in rows:
+        names = [name for name in row if name.startswith(("BLOCK_", "GROUP_", "num_"))]
+        tile = Config({name: int(row[name]) for name in names})
+        jobs[job(kernels, FP8, Gemm(row["gemm"]), tile, 90, int(row["M"]))] = row
+    farm.submit(jobs)
+    seen = 0
+    for done, found in farm.completed():
+        row = jobs[done]
+        assert found.shared_bytes == int(row["shared"]), row
+        if row["status"] == "ok":  # the driver has figures of what it could load alone
+            # Triton reports the driver's local memory in words of four bytes.
+            found_bytes = (found.n_regs, found.n_spills)
+            assert found_bytes == (int(row["n_regs"]), 4 * int(row["n_spills"])), row
+        seen += 1
+    assert seen == 200
+
+
+@pytest.mark.parametrize(
+    ("tile", "arch", "shared_bytes"),
+    [
+        (config(128, 256, 128, 8, 4), 89, 148_480),
+        (config(64, 128, 128, 4, 3), 89, 49_152),
+        (config(64, 128, 128, 4, 3), 120, 49_152),
+        (config(64, 128, 128, 4, 3), 90, 73_728),
+    ],
+)
+def test_shared_bytes_are_exact_on_architectures_that_are_not_here(
+    farm, kernels, tile, arch, shared_bytes
+):
+    [found] = compiled(farm, job(kernels, FP8, Gemm.UP, tile, arch))
+    assert (found.status, found.shared_bytes) == (Status.OK, shared_bytes)
+
+
+@pytest.mark.parametrize(("block_n", "shared_bytes"), [(64, 106_496), (32, 71_680)])
+def test_an_attention_kernel_is_lifted_and_compiled_too(farm, block_n, shared_bytes):
+    """sglang 0.4.4's extend attention, MLA 576/512, launched as for sm_89: 8 warps, 1 stage."""
+    engine = find_engine("sglang==0.4.4")
+    source = engine.root / "srt/layers/attention/triton_ops/extend_attention.py"
+    lifted = lift(source, ["_fwd_kernel"], engine.root, "sglang 0.4.4")
+    q_heads, size, value_size = 16, 576, 512
+    pointers = dict.fromkeys(("Q_Extend", "K_Extend", "V_Extend", "O_Extend"), Pointer("bf16"))
+    pointers |= dict.fromkeys(("K_Buffer", "V_Buffer"), Pointer("bf16"))
+    pointers |= dict.fromkeys(("qo_indptr", "kv_indptr", "kv_indices"), Pointer("i32"))
+    strides = dict.fromkeys(
+        ("kbs", "kh", "vbs", "vh", "buf_kbs", "buf_kh", "buf_vbs", "buf_vh"), size
+    )
+    strides |= {"qbs": q_heads * size, "qh": size, "obs": q_heads * value_size, "oh": value_size}
+    constants = {
+        "logit_cap": 0.0,
+        "Lq": size,
+        "Lv": value_size,
+        "BLOCK_DMODEL": 512,
+        "BLOCK_DPE": 64,
+        "BLOCK_DV": 512,
+        "BLOCK_M": 32,
+        "BLOCK_N": block_n,
+        "USE_CUSTOM_MASK": False,
+        "SKIP_PREFIX_CUSTOM_MASK": True,
+        "STORE_TRANSPOSE": False,
+    }
+    known = {
+        **pointers,
+        **{f"stride_{name}": Integer(value) for name, value in strides.items()},
+        **{name: Constant(value) for name, value in constants.items()},
+        "mask_ptr": ABSENT,
+        "mask_indptr": ABSENT,
+        "sm_scale": Float(size**-0.5),
+        "kv_group_num": Integer(q_heads),
+    }
+    options = {"num_warps": 8, "num_stages": 1}
+    bound = bind("sglang 0.4.4", "_fwd_kernel", lifted.parameters("_fwd_kernel"), known, options)
+    [found] = compiled(farm, CompileJob(lifted, bound.variant(), cuda_target(8, 9)))
+    assert (found.status, found.shared_bytes) == (Status.OK, shared_bytes)
+
+
+DTYPES = (
+    "bfloat16",
+    "float16",
+    "fp8_w8a8",
+    "fp8_w8a8,per_channel_quant",
+    "fp8_w8a8,block_shape=128x128",
+    "int8_w8a8,per_channel_quant",
+    "int8_w8a8,block_shape=128x128",
+    "int8_w8a16",
+    "int8_w8a16,block_shape=0x128",
+    "int4_w4a16,block_shape=0x128",
+)
+
+
+@pytest.mark.parametrize(("version", "arch"), [("0.5.12", 89), ("0.5.16", 100), ("0.5.23", 90)])
+def test_every_dtype_compiles(farm, version, arch):
+    kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
+    jobs = [
+        job(
+            kernels,
+            parse_problem(f"fused_moe:E=8,N=256,K=512,top_k=2,dtype={d}"),
+            gemm,
+            SMALL,
+            arch,
+        )
+        for d in DTYPES
+        for gemm in Gemm
+    ]
+    assert [found.detail for found in compiled(farm, *jobs) if not found.ok] == []
+
+
+@pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])
+def test_older_engines_compile(farm, version):
+    kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
+    found = compiled(farm, *(job(kernels, INT8, g, SMALL, 89) for g in Gemm))
+    assert [one.ok for one in found] == [True] * len(Gemm)
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
+def test_tma_compiles_for_down_and_its_up(farm, version):
+    kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
+    down = job(kernels, FP8, Gemm.DOWN, SMALL.replace(USE_TMA=1), 90)
+    up = job(kernels, FP8, Gemm.UP, SMALL, 90, sorted_output=True)
+    assert [found.detail for found in compiled(farm, down, up)] == ["", ""]
+
+
+def test_a_config_over_the_devices_limit_is_out_of_resources(farm, kernels):
+    l40s, h200 = find_device("L40S"), find_device("H200")
+    candidate = Candidate(Point(64, Gemm.UP), config(128, 256, 128, 8, 4))
+    for device, status in ((l40s, Status.OUT_OF_RESOURCES), (h200, Status.OK)):
+        compiler = KernelCompiler(farm, kernels.binder(FP8, device.target), device)
+        compiler.submit([candidate])
+        [(done, found)] = compiler.poll(wait=True)
+        assert (done, found.status) == (candidate, status)
+        assert ("limit 101,376" in found.detail) == (device is l40s)
+
+
+# What goes wrong
+
+
+def test_what_the_compiler_refuses_is_a_compile_error_with_its_words(farm, kernels):
+    odd = job(kernels, INT8, Gemm.UP, SMALL.replace(BLOCK_SIZE_N=48), 89)
+    fp8 = job(kernels, FP8, Gemm.UP, SMALL, 80)
+    found = compiled(farm, odd, fp8)
+    assert [result.status for result in found] == [Status.COMPILE_ERROR] * 2
+    assert "power of 2" in found[0].detail
+    assert "fp8e4nv not supported" in found[1].detail
+    assert all("\n" not in result.detail for result in found)
+
+
+def test_a_dead_process_is_one_compile_error_and_the_rest_go_on(tmp_path, kernels):
+    dead = program("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    gone = program(
+        "import os, sys\nsys.stderr.write('out of memory\\n')\nsys.stderr.flush()\nos._exit(3)"
+    )
+    good = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        found = compiled(farm, dead, gone, good)
+        assert [result.status for result in found] == [Status.COMPILE_ERROR] * 2 + [Status.OK]
+        assert "SIGSEGV" in found[0].detail
+        assert "exit code 3" in found[1].detail
+        assert "out of memory" in found[1].detail
+        [again] = compiled(farm, dead)
+        assert not again.cached  # a circumstance, not the kernel's nature
+
+
+def test_a_compile_past_its_limit_is_ended_and_not_remembered(tmp_path):
+    stuck = program("import time\ntime.sleep(3600)")
+    with Farm(1, timeout_s=0.2, cache_dir=tmp_path) as farm:
+        for _ in range(2):
+            [found] = compiled(farm, stuck)
+            assert (found.status, found.cached) == (Status.COMPILE_TIMEOUT, False)
+        assert farm.compiled == 2
+        assert farm.compile_s >= 0.4
+
+
+def test_without_triton_there_is_no_farm(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CompilerUnavailable, match="not installed"):
+        Farm(1, cache_dir=tmp_path)
+
+
+def test_a_triton_that_does_not_start_is_said_with_its_words(monkeypatch, tmp_path, kernels):
+    broken = tmp_path / "path" / "triton"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libcudart is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    with Farm(1, cache_dir=tmp_path) as farm:
+        farm.submit([job(kernels, INT8, Gemm.UP, SMALL, 89)])
+        with pytest.raises(CompilerUnavailable, match="libcudart is missing"):
+            list(farm.completed())
+
+
+def test_a_cache_folder_that_cannot_be_written_ends_the_run_with_a_clear_error(tmp_path):
+    (tmp_path / "lifted").write_text("a file where the folder should be")
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        farm.submit([program("x = 1"), program("x = 2")])
+        for _ in range(2):  # nobody who asks once more waits for ever
+            with pytest.raises(CompilerUnavailable, match=r"cache folder .*TUNER_CACHE_DIR"):
+                farm.poll(wait=True)
+
+
+def test_a_full_disk_under_triton_is_no_fault_of_the_kernel(tmp_path):
+    full = program("raise OSError(28, 'No space left on device')")
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        farm.submit([full])
+        with pytest.raises(CompilerUnavailable, match="No space left on device"):
+            farm.poll(wait=True)
+        assert not list(tmp_path.glob("compiled/*/*"))
+
+
+def test_a_process_that_cannot_be_started_ends_the_run(monkeypatch, tmp_path):
+    def refuse(module, env):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("tuner.compile.farm.ChildProcess", refuse)
+    with Farm(1, cache_dir=tmp_path) as farm:
+        farm.submit([program("x = 1")])
+        with pytest.raises(CompilerUnavailable, match="temporarily unavailable"):
+            farm.poll(wait=True)
+
+
+def test_an_error_that_nobody_foresaw_reaches_the_caller(monkeypatch, tmp_path):
+    def fail(self, worker, job):
+        raise KeyError("seconds")
+
+    monkeypatch.setattr(Farm, "_compile", fail)
+    with Farm(1, cache_dir=tmp_path) as farm:
+        farm.submit([program("x = 1")])
+        for _ in range(2):
+            with pytest.raises(KeyError, match="seconds"):
+                farm.poll(wait=True)
+
+
+def test_there_is_a_process_for_each_core_that_may_be_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 9, 11})
+    counts = [Farm(cache_dir=tmp_path, spare_cores=spare).processes for spare in (0, 1, 3)]
+    assert counts == [3, 2, 1]
+    assert Farm(5, cache_dir=tmp_path).processes == 5
+
+
+@pytest.mark.parametrize(("measure", "processes"), [("predict", 3), ("gpu", 2)])
+def test_a_run_leaves_the_process_that_owns_the_gpu_a_core(monkeypatch, measure, processes):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 9, 11})
+    engine, card = find_engine("sglang==0.5.16"), find_device("L40S")
+    with open_run(Request(INT8, card, engine, parse_source(measure))) as session:
+        assert session._farm.processes == processes
+
+
+# The cache
+
+
+def test_a_result_that_the_cache_cannot_keep_is_not_lost(tmp_path, kernels):
+    (tmp_path / "compiled").write_text("a file where the folder should be")
+    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        results = [compiled(farm, wanted)[0] for _ in range(2)]
+    assert [(result.status, result.cached) for result in results] == [(Status.OK, False)] * 2
+
+
+def test_a_write_that_fails_leaves_nothing_half_written(monkeypatch, tmp_path):
+    def run_out(self, text):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", run_out)
+    ResultCache(tmp_path / "compiled").put("a1", Compiled(Status.OK))
+    with pytest.raises(OSError, match="No space left"):
+        Lifted("test", "x = 1", {}).write(tmp_path / "lifted")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a1", "compiled", "lifted"]
+
+
+def test_a_cached_result_starts_no_process_and_is_counted(tmp_path, kernels):
+    wanted = job(kernels, INT8, Gemm.DOWN, SMALL, 89)
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        [first] = compiled(farm, wanted)
+        assert (farm.compiled, farm.cached, first.cached) == (1, 0, False)
+        assert farm.compile_s > 0
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        threads = threading.active_count()
+        [second] = compiled(farm, wanted)
+        assert threading.active_count() == threads
+        assert (farm.compiled, farm.cached, second.cached) == (0, 1, True)
+    assert (second.shared_bytes, second.n_regs) == (first.shared_bytes, first.n_regs)
+
+
+def test_a_broken_cache_file_is_compiled_anew(tmp_path, kernels):
+    wanted = job(kernels, INT8, Gemm.DOWN, SMALL, 89)
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        path = tmp_path / "compiled" / farm.key(wanted)[:2] / f"{farm.key(wanted)}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text('{"status": "ok", "shared')
+        [found] = compiled(farm, wanted)
+        assert (found.status, found.cached) == (Status.OK, False)
+        [found] = compiled(farm, wanted)
+        assert found.cached
+
+
+def test_equal_jobs_are_compiled_once(tmp_path, kernels):
+    jobs = [job(kernels, INT8, Gemm.UP, SMALL, 89, m) for m in (2, 16, 4096)]
+    with Farm(PROCESSES, timeout_s=240, cache_dir=tmp_path) as farm:
+        found = compiled(farm, *jobs)
+        assert (farm.compiled, farm.cached) == (1, 2)
+    assert len({result.shared_bytes for result in found}) == 1
+
+
+def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
+    older = lift_fused_moe(find_engine("sglang==0.5.12"))
+    with Farm(1, cache_dir=tmp_path) as farm:
+        keys = {
+            farm.key(job(kernels, INT8, Gemm.UP, SMALL, 89)),
+            farm.key(job(kernels, INT8, Gemm.UP, SMALL, 90)),
+            farm.key(job(kernels, INT8, Gemm.DOWN, SMALL, 89)),
+            farm.key(job(kernels, INT8, Gemm.UP, SMALL.replace(num_stages=3), 89)),
+            farm.key(job(older, INT8, Gemm.UP, SMALL, 89)),
+        }
+    assert len(keys) == 5
+
+
+def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
+    """A CUDA architecture is a number there, so that caches of older versions stay good."""
+    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    with Farm(1, cache_dir=tmp_path) as farm:
+        settings = [farm.env.get(name) for name in KEPT_SETTINGS]
+        for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
+            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton, settings]
+            text = json.dumps(parts, sort_keys=True)
+            key = hashlib.sha256(text.encode()).hexdigest()
+            assert farm.key(CompileJob(wanted.lifted, wanted.variant, target)) == key
+
+
+def test_two_farms_share_a_folder(tmp_path, kernels):
+    jobs = [job(kernels, INT8, Gemm.UP, SMALL.replace(num_stages=s), 89) for s in (2, 3)]
+    with Farm(1, 240, tmp_path) as one, Farm(1, 240, tmp_path) as two:
+        one.submit(jobs)
+        two.submit(jobs)
+        assert dict(one.completed()).keys() == dict(two.completed()).keys() == set(jobs)
+
+
+def test_the_users_triton_settings_and_cache_stay_out(monkeypatch, tmp_path, kernels):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "theirs"))
+    with Farm(1, timeout_s=240, cache_dir=tmp_path / "ours") as farm:
+        [found] = compiled(farm, job(kernels, INT8, Gemm.UP, SMALL, 89))
+    assert found.ok
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_the_cache_folder_may_be_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path))
+    assert default_cache_dir() == tmp_path
+    monkeypatch.delenv("TUNER_CACHE_DIR")
+    assert default_cache_dir().name == "tuner"
+
+
+# Processes
+
+
+class Watch:
+    """Says when a worker that runs `text` is busy, and when that worker is gone."""
+
+    def __init__(self, path):
+        os.mkfifo(path)
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        hold = f"os.write(os.open({str(path)!r}, os.O_WRONLY), b'busy')"
+        self.text = f"import os, time\n{hold}\ntime.sleep(3600)"
+
+    def wait(self, expected):
+        assert select.select([self.fd], [], [], 120)[0], "nothing happened in two minutes"
+        assert os.read(self.fd, 16) == expected
+
+    def wait_until_busy(self):
+        self.wait(b"busy")
+
+    def wait_until_gone(self):
+        self.wait(b"")  # end of file: the last writer has ended
+
+
+@pytest.fixture
+def watch(tmp_path):
+    watch = Watch(tmp_path / "fifo")
+    yield watch
+    os.close(watch.fd)
+
+
+def zombies():
+    """Ended children of this process that nobody has waited for."""
+    children = Path("/proc/self/task").glob("*/children")
+    pids = [pid for file in children for pid in file.read_text().split()]
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids]
+    return states.count("Z")
+
+
+def test_closing_ends_busy_workers_and_leaves_no_zombie(tmp_path, watch):
+    farm = Farm(PROCESSES, cache_dir=tmp_path)
+    farm.submit([program(watch.text)])
+    watch.wait_until_busy()
+    farm.close()
+    watch.wait_until_gone()
+    farm.close()
+    assert zombies() == 0
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(tmp_path, watch, ending):
+    # A shell's background jobs, and all they start, ignore Ctrl-C until told otherwise.
+    parent = f"""
+import signal
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tuner.compile import Farm, CompileJob
+from tuner.devices.target import cuda_target
+from tuner.kernels.binding import Variant
+from tuner.kernels.lift import Lifted
+lifted = Lifted("test", {watch.text!r}, {{}})
+with Farm(1, cache_dir=Path({str(tmp_path)!r})) as farm:
+    farm.submit([CompileJob(lifted, Variant("kernel", {{}}, {{}}, (), {{}}), cuda_target(8, 9))])
+    list(farm.completed())
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.PIPE)
+    watch.wait_until_busy()
+    process.send_signal(ending)
+    process.communicate()
+    assert process.returncode == -ending
+    watch.wait_until_gone()

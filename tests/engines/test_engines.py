@@ -1,0 +1,344 @@
+"""Finding engines on disk, and what lies in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cases import L40S
+from real_sglang import VERSIONS, kernel_source, package
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import Engine, engine_module, find_engine
+from tuner.engines.sglang.fused_moe.file_names import format_file_name
+from tuner.engines.sglang.package import DEFAULT_VERSION, SGLang
+from tuner.engines.versions import release_of, version_order
+from tuner.errors import BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Config
+
+MOE = "srt/layers/moe/moe_runner/triton_utils"
+
+
+def make_package(parent: Path, version: str, *, told_by: str = "_version.py") -> Path:
+    """A package of a few bytes that says its version in one way."""
+    root = parent / "sglang"
+    root.mkdir(parents=True)
+    (root / "__init__.py").write_text("raise RuntimeError('engines are never imported')\n")
+    if told_by == "dist-info":
+        info = parent / f"sglang-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    elif told_by != "folder":
+        (root / told_by).write_text(f"x = 1\n__version__ = version = {version!r}\n")
+    return root
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path) -> Path:
+    """No engine installed or unpacked; the folder stands for sys.prefix."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if not Path(p, "sglang").exists()])
+    return tmp_path
+
+
+def unpacked(prefix: Path, version: str) -> Path:
+    return make_package(prefix / "share/tuner/engines" / f"sglang-{version}", version)
+
+
+# Finding
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_exact_version_is_that_one(version):
+    engine = find_engine(f"sglang=={version}")
+    assert (engine.name, engine.version, engine.root) == ("sglang", version, package(version))
+
+
+def test_without_a_version_what_tests_unpack_changes_nothing(bare):
+    unpacked(bare, "0.5.9")
+    unpacked(bare, "0.5.10rc1")
+    assert find_engine("sglang", {}).version == "0.5.10rc1"
+    unpacked(bare, DEFAULT_VERSION)
+    unpacked(bare, "9.0.0")
+    assert find_engine("sglang", {}).version == DEFAULT_VERSION
+
+
+def test_a_folder_that_make_has_not_finished_is_passed_over(bare):
+    make_package(bare / "share/tuner/engines/sglang-0.5.16.part", "0.5.16")
+    with pytest.raises(UnknownEngine, match="no sglang on this machine"):
+        find_engine("sglang", {})
+
+
+def test_engine_path_goes_before_unpacked_ones(bare, tmp_path):
+    unpacked(bare, DEFAULT_VERSION)
+    plain = make_package(tmp_path / "plain", "0.5.1")
+    newer = make_package(tmp_path / "many" / "sglang-0.5.3", "0.5.3")
+    make_package(tmp_path / "many" / "sglang-0.5.2", "0.5.2")
+    environ = {"TUNER_ENGINE_PATH": os.pathsep.join([str(plain.parent), str(tmp_path / "many")])}
+    assert find_engine("sglang", environ).root == newer
+    assert find_engine("sglang==0.5.1", environ).root == plain
+    assert find_engine(f"sglang=={DEFAULT_VERSION}", environ).version == DEFAULT_VERSION
+
+
+def test_the_installed_one_goes_first(bare, monkeypatch, tmp_path):
+    installed = make_package(tmp_path / "site", "0.5.7", told_by="dist-info")
+    unpacked(bare, DEFAULT_VERSION)
+    newer = make_package(tmp_path / "other", "0.5.20")
+    monkeypatch.syspath_prepend(str(installed.parent))
+    environ = {"TUNER_ENGINE_PATH": str(newer.parent)}
+    engine = find_engine("sglang", environ)
+    assert (engine.version, engine.root) == ("0.5.7", installed)
+    assert find_engine("sglang==0.5.20", environ).root == newer
+
+
+@pytest.mark.parametrize("told_by", ["dist-info", "_version.py", "version.py", "folder"])
+def test_where_the_version_is_read(bare, tmp_path, told_by):
+    make_package(tmp_path / "many" / "sglang-0.5.4", "0.5.4", told_by=told_by)
+    environ = {"TUNER_ENGINE_PATH": str(tmp_path / "many")}
+    assert find_engine("sglang", environ).version == "0.5.4"
+
+
+def test_a_checkout_that_does_not_say_its_version(bare, tmp_path):
+    make_package(tmp_path / "checkout", "", told_by="folder")
+    environ = {"TUNER_ENGINE_PATH": str(tmp_path / "checkout")}
+    assert find_engine("sglang", environ).version == "0.0.0.dev0"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "sglang==0.5.13",
+            r"no sglang==0\.5\.13 here, only 0\.4\.4, 0\.5\.12; did you mean '0\.5\.12'",
+        ),
+        ("sglang==", "no sglang== here"),
+        ("sglan", "unknown engine 'sglan'; did you mean 'sglang'"),
+        ("sglang>=0.5", "unknown engine 'sglang>=0.5'; did you mean 'sglang'"),
+        ("vllm", "unknown engine 'vllm'; write sglang"),
+        ("", "unknown engine ''; write sglang"),
+    ],
+)
+def test_unknown_engines(bare, spec, message):
+    unpacked(bare, "0.5.12")
+    unpacked(bare, "0.4.4")
+    with pytest.raises(UnknownEngine, match=message) as raised:
+        find_engine(spec, {})
+    assert "\n" not in str(raised.value)
+
+
+def test_versions_are_ordered_as_releases_are():
+    ordered = [
+        "unknown",
+        "0.4.3",
+        "0.4.3.post2",
+        "0.4.3.post10",
+        "0.4.10",
+        "0.5.0rc2",
+        "0.5.0rc10",
+        "0.5.0-patched",
+        "0.5.0",
+        "0.5.0.post1",
+        "0.5.2",
+        "0.5.12",
+        "1.0.0.dev3",
+        "1.0.0",
+    ]
+    backwards = ordered[::-1]
+    assert sorted(backwards, key=version_order) == ordered
+
+
+@pytest.mark.parametrize("text", ["0.5.12", "0.5.12rc1", "0.5.12.post2", "0.5.12+cu9", "0.5.12-x"])
+def test_a_release_is_the_same_whatever_follows_it(text):
+    assert release_of(text) == (0, 5, 12)
+    assert release_of("0.5") == (0, 5, 0)
+
+
+@pytest.mark.parametrize("text", ["", "main", "5", "-1.2"])
+def test_what_is_no_version_is_refused(text):
+    with pytest.raises(BadProblem, match="not an engine version such as"):
+        release_of(text)
+
+
+def test_nothing_of_the_engine_is_imported():
+    """Neither the engine nor torch, triton: adapters serve light processes."""
+    program = (
+        "import sys; from tuner.engines.engine import engine_module, find_engine;"
+        "from tuner.devices.table import find_device;"
+        "from tuner.families.fused_moe.engine import moe_engine;"
+        "from tuner.problems.registry import parse_problem;"
+        "p = parse_problem('fused_moe:E=256,N=64,K=7168,top_k=8,dtype=fp8_w8a8');"
+        "e = moe_engine(find_engine('sglang==0.5.16')); d = find_device('L40S');"
+        "e.incumbents(p, d, 16, '3.6.0'); next(iter(e.shipped())); e.lift();"
+        "assert not {'sglang', 'torch', 'triton', 'optuna', 'sqlalchemy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# Layouts
+
+
+@pytest.fixture(params=VERSIONS)
+def engine(request) -> Engine:
+    return find_engine(f"sglang=={request.param}")
+
+
+def test_layouts(engine):
+    old = engine.version in ("0.4.4", "0.5.2")
+    package_root = engine.root / ("srt/layers/moe/fused_moe_triton" if old else MOE)
+    moe = moe_engine(engine)
+    assert moe.package_root == package_root
+    folder = "configs" if engine.version == "0.4.4" else "configs/triton_3_6_0"
+    assert moe.config_dir(package_root, "3.6.0") == package_root / folder
+    assert moe.has_down_files() is not old
+
+
+def test_kernel_sources_define_the_kernels(engine):
+    wanted = {
+        "fused_moe": ["fused_moe_kernel", "fused_moe_kernel_gptq_awq"],
+        "extend_attention": ["_fwd_kernel", "extend_attention_fwd"],
+        "decode_attention": [
+            "_fwd_kernel_stage1",
+            "_fwd_grouped_kernel_stage1",
+            "_fwd_kernel_stage2",
+        ],
+    }
+    for family, functions in wanted.items():
+        text = kernel_source(engine, family).read_text()
+        # 0.4.4 has no kernel for groups along k yet.
+        absent = [name for name in functions if f"\n@triton.jit\ndef {name}(" not in text]
+        assert [n for n in absent if n != "extend_attention_fwd"] == (
+            ["fused_moe_kernel_gptq_awq"]
+            if (engine.version, family) == ("0.4.4", "fused_moe")
+            else []
+        )
+
+
+def test_kernels_that_are_not_where_they_were(tmp_path):
+    engine = SGLang("7.0.0", tmp_path)
+    with pytest.raises(UnsupportedKernel, match=r"sglang 7\.0\.0 does not keep fused_moe_kernel"):
+        kernel_source(engine, "fused_moe")
+    with pytest.raises(UnsupportedKernel, match=r"sglang 7\.0\.0 does not keep get_moe_configs"):
+        _ = moe_engine(engine).package_root
+    with pytest.raises(UnsupportedFamily, match="fused_mo is not tuned for sglang"):
+        engine_module("sglang", "fused_mo")
+
+
+# What is shipped
+
+
+def test_the_corpus(engine):
+    """Counted in the wheels by hand: `find -name 'E=*device_name=NVIDIA*.json' | wc -l`."""
+    moe = moe_engine(engine)
+    files = list(moe.shipped())
+    count = {"0.4.4": 94, "0.5.2": 176, "0.5.12": 297, "0.5.16": 326, "0.5.23": 356}
+    assert len(files) == count[engine.version]
+    assert all(file.key.device.startswith("NVIDIA_") for file in files)
+    assert all(file.entries and not file.oddities for file in files)
+    assert {file.triton is None for file in files} == {engine.version == "0.4.4"}
+    assert any(file.key.gemm is Gemm.DOWN for file in files) is moe.has_down_files()
+    for file in files:
+        assert file.path.name == format_file_name(file.key)
+        folder = moe.config_dir(moe.package_root, file.triton or "any")
+        assert file.path.parent == folder
+
+
+def test_other_vendors_files_are_given_when_asked_for(engine):
+    every = list(moe_engine(engine).shipped(nvidia_only=False))
+    vendors = Counter(file.key.device.partition("_")[0] for file in every)
+    assert vendors["AMD"] > 20
+    odd = [file for file in every if file.oddities]
+    assert odd
+    assert not any(file.key.device.startswith("NVIDIA") for file in odd)
+    assert "unknown field 'waves_per_eu'" in odd[0].oddities[0]
+
+
+def test_an_unreadable_shipped_file_is_reported_and_not_fatal(tmp_path):
+    root = tmp_path / "sglang"
+    source = package("0.5.16")
+    (root / MOE / "configs" / "triton_3_6_0").mkdir(parents=True)
+    shutil.copy(source / MOE / "fused_moe_triton_config.py", root / MOE)
+    folder = root / MOE / "configs" / "triton_3_6_0"
+    (folder / "E=1,N=2,device_name=NVIDIA_L40S.json").write_text("{")
+    (folder / "E=1,N=3,device_name=NVIDIA_L40S,later=1.json").write_text("{}")
+    (file,) = moe_engine(SGLang("0.5.16", root)).shipped()
+    assert not file.entries
+    assert "not JSON" in file.oddities[0]
+
+
+# What the engine would run
+
+
+def test_incumbents_of_a_shipped_pair():
+    """Read by eye in 0.5.16's two files for Triton 3.5.1 and in its heuristic."""
+    problem = FusedMoe(257, 256, 7168, 9, Dtype.FP8_W8A8, (128, 128))
+    engine = find_engine("sglang==0.5.16")
+    found = moe_engine(engine).incumbents(problem, find_device("H200"), 3000, "3.6.0")
+    default = Config(
+        {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32}
+        | {"num_warps": 4, "num_stages": 3}
+    )
+    assert found == {
+        "default": {Gemm.UP: default, Gemm.DOWN: default},
+        "shipped": {
+            Gemm.UP: default.replace(GROUP_SIZE_M=1, num_stages=4),
+            Gemm.DOWN: default.replace(GROUP_SIZE_M=64, USE_TMA=1),
+        },
+    }
+
+
+def copy_loader(tmp_path: Path, version: str, *edits: tuple[str, str]) -> SGLang:
+    """A release's loader with its text edited, as a later release might."""
+    real = moe_engine(find_engine(f"sglang=={version}"))
+    source = real.package_root / "fused_moe_triton_config.py"
+    text = source.read_text()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    root = tmp_path / "sglang"
+    (root / MOE).mkdir(parents=True)
+    (root / MOE / source.name).write_text(text)
+    return SGLang("9.9.9", root)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "if _use_low_smem_fp8_default()",
+            "if _is_lovelace()",
+            "has no '_is_lovelace', which get_default",
+        ),
+        ("is_marlin: bool,", "is_marlin: bool,\n    sms: int,", "unknown parameter 'sms'"),
+        (
+            "get_server_args().enable_deterministic_inference",
+            "get_server_args().moe.deterministic",
+            "reads unknown state: .*moe",
+        ),
+        ("def get_default_config(", "def get_other_config(", "has no 'get_default_config'"),
+    ],
+)
+def test_a_heuristic_that_uses_something_new_is_refused_by_name(tmp_path, old, new, message):
+    engine = copy_loader(tmp_path, "0.5.16", (old, new))
+    with pytest.raises(UnsupportedKernel, match=r"sglang 9\.9\.9's .*" + message):
+        moe_engine(engine).default_config(FusedMoe(8, 64, 128, 2, Dtype.FP8_W8A8), L40S, 1)
+
+
+def test_the_heuristic_follows_the_releases_own_constants(tmp_path):
+    """The cut-off between large and small shared memory is lifted too, not ours."""
+    problem = FusedMoe(8, 64, 128, 2, Dtype.FP8_W8A8)
+    now = moe_engine(find_engine("sglang==0.5.16")).default_config(problem, L40S, 1)
+    edit = (
+        "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = 128 * 1024",
+        "_LOW_SMEM_FP8_DEFAULT_CUTOFF_BYTES = 9",
+    )
+    edited = copy_loader(tmp_path, "0.5.16", edit)
+    later = moe_engine(edited).default_config(problem, L40S, 1)
+    assert (now["BLOCK_SIZE_K"], later["BLOCK_SIZE_K"]) == (256, 128)

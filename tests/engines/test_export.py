@@ -1,0 +1,319 @@
+"""Export: what is written is what a real engine's loader then picks, and nothing better is lost."""
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import cases
+import pytest
+from attention_cases import fill
+from cases import L40S, resolve, resolve_attention
+from real_sglang import RealSGLang
+from typer.testing import CliRunner
+
+from tuner.cli import app
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export import carry_packaged, export
+from tuner.export.delivery import delivery_of
+from tuner.export.selection import select
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.records import RunKey, Winner
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    MeasureKind,
+    Status,
+    Totals,
+)
+from tuner.store import Store
+
+PROBLEM = parse_problem("fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
+TRITON = "3.6.0"
+UP_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return find_engine("sglang==0.5.16")
+
+
+def config(batch_size: int, warps: int = 4) -> Config:
+    return cases.config(16, 64, 128, warps, group=1 + batch_size)
+
+
+def winner(
+    batch_size: int, gemm: Gemm, status: Status = Status.OK, warps: int = 4, block_m: int = 16
+) -> Winner:
+    chosen = config(batch_size, warps).replace(BLOCK_SIZE_M=block_m)
+    entry = Entry(
+        Point(batch_size, gemm),
+        chosen,
+        status,
+        12.5,
+        Compiled(Status.OK, shared_bytes=20480, n_regs=80, n_spills=0),
+        {"default": Incumbent(chosen, Status.OK, 15.0)},
+        "1.200x as fast as the default configuration",
+    )
+    environment = Environment("NVIDIA_L40S", "sglang", "0.5.16", TRITON, "abc")
+    return Winner(PROBLEM, environment, entry, 1, datetime(2026, 11, 1, tzinfo=timezone.utc))
+
+
+def winners(status: Status = Status.OK, warps: int = 4, sizes=BATCH_SIZES) -> list[Winner]:
+    return [winner(size, gemm, status, warps) for size in sizes for gemm in Gemm]
+
+
+def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
+    files = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    assert [file.path.name for file in files] == [UP_NAME.replace(".json", "_down.json"), UP_NAME]
+    real = RealSGLang("0.5.16")
+    for gemm in Gemm:
+        found = real.configs(PROBLEM, L40S.name, gemm, TRITON, root=tmp_path)
+        assert found == {size: dict(config(size)) for size in BATCH_SIZES}
+
+
+def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
+    export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    packaged = moe_engine(engine).package_root / "configs"
+    written = carry_packaged(delivery_of(engine, "fused_moe"), tmp_path)
+    names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
+    assert written == len(names) > 300
+    assert all(
+        (tmp_path / "configs" / n).read_bytes() == (packaged / n).read_bytes() for n in names
+    )
+    assert carry_packaged(delivery_of(engine, "fused_moe"), tmp_path) == 0
+    assert json.loads((tmp_path / "configs/triton_3_6_0" / UP_NAME).read_text())
+
+
+def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tmp_path):
+    h200 = find_device("H200")
+    problem = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
+    moe = moe_engine(engine)
+    shipped = moe.find_file(moe.package_root, problem, h200, Gemm.UP, TRITON)
+    assert shipped is not None
+    triton = shipped.parent.name.removeprefix("triton_").replace("_", ".")
+    environment = Environment(h200.name, "sglang", "0.5.16", triton, "abc")
+    ours = [
+        Winner(problem, environment, w.entry, w.run_id, w.published_at)
+        for w in winners()
+        if w.entry.point.part is Gemm.UP
+    ]
+    (file,) = export(ours, engine, h200, tmp_path, allow_predicted=False)
+    before = file.path.read_bytes()
+    carry_packaged(delivery_of(engine, "fused_moe"), tmp_path)
+    assert file.path.read_bytes() == before != shipped.read_bytes()
+
+
+def test_sidecar_tells_where_each_entry_came_from(engine, tmp_path):
+    files = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    assert len(files) == 2
+    for file in files:
+        sidecar = json.loads(file.sidecar.read_text())
+        assert sidecar["problem"] == PROBLEM.spec()
+        row = sidecar["entries"]["64"]
+        assert row["config"] == dict(config(64))
+        assert (row["median_us"], row["shared_bytes"]) == (12.5, 20480)
+        assert row["incumbents"]["default"]["median_us"] == 15.0
+        assert row["environment"]["triton"] == TRITON
+        assert "status" not in json.loads(file.path.read_text())["64"]
+
+
+def test_predicted_winners_are_refused_unless_asked_for(engine, tmp_path):
+    with pytest.raises(ExportRefused, match="--allow-predicted"):
+        export(winners(Status.PREDICTED), engine, L40S, tmp_path / "out", allow_predicted=False)
+    assert not (tmp_path / "out").exists()
+    files = export(winners(Status.PREDICTED), engine, L40S, tmp_path / "out", allow_predicted=True)
+    assert set(files[0].statuses.values()) == {Status.PREDICTED}
+
+
+def test_predicted_never_overwrites_measured(engine, tmp_path):
+    export(winners(sizes=(1, 2)), engine, L40S, tmp_path, allow_predicted=False)
+    predicted = winners(Status.PREDICTED, warps=8)
+    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    assert len(files) == 2
+    for file in files:
+        assert len(file.entries) == len(BATCH_SIZES)
+        warps = {size: entry["num_warps"] for size, entry in file.entries.items()}
+        assert {size for size, n in warps.items() if n == 4} == {1, 2}
+        rows = json.loads(file.sidecar.read_text())["entries"]
+        assert rows["1"]["status"] == "ok"
+        assert rows["4"]["status"] == "predicted"
+
+
+def test_measured_replaces_predicted_and_older_measured(engine, tmp_path):
+    export(winners(Status.PREDICTED), engine, L40S, tmp_path, allow_predicted=True)
+    export(winners(warps=8), engine, L40S, tmp_path, allow_predicted=False)
+    (_, up) = export(winners(warps=2), engine, L40S, tmp_path, allow_predicted=False)
+    assert {entry["num_warps"] for entry in up.entries.values()} == {2}
+
+
+def test_a_sidecar_of_another_file_keeps_nothing(engine, tmp_path):
+    (_, up) = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    up.path.write_text(up.path.read_text().replace('"num_warps": 4', '"num_warps": 1'))
+    (_, again) = export(
+        winners(Status.PREDICTED, warps=8), engine, L40S, tmp_path, allow_predicted=True
+    )
+    assert {entry["num_warps"] for entry in again.entries.values()} == {8}
+
+
+def test_engine_without_down_files_gets_one_file(tmp_path):
+    old = find_engine("sglang==0.4.4")
+    (file,) = export(winners(), old, L40S, tmp_path, allow_predicted=False)
+    assert file.path == tmp_path / "configs" / UP_NAME.replace(",per_channel_quant=True", "")
+
+
+def test_a_place_that_cannot_be_written_is_refused(engine, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    for root in (blocked, blocked / "below", Path("/proc/nowhere")):
+        with pytest.raises(UnwritableOutput, match="cannot write"):
+            export(winners(), engine, L40S, root, allow_predicted=False)
+    assert blocked.read_text() == "not a folder"
+
+
+def test_no_parts_are_left_behind(engine, tmp_path):
+    export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 4  # two files and their sidecars
+    assert all(path.suffix == ".json" for path in written)
+
+
+# Problems with one file name
+
+SPEC = "fused_moe:E=256,N=128,K={},top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+TWINS = [parse_problem(SPEC.format(hidden)) for hidden in (7168, 6144)]
+
+
+def of(problem, some: list[Winner], **environment: str) -> list[Winner]:
+    changed = replace(some[0].environment, **environment)
+    return [replace(one, problem=problem, environment=changed) for one in some]
+
+
+def test_two_problems_of_one_file_are_refused_before_a_byte_is_written(engine, tmp_path):
+    both = [one for problem in TWINS for one in of(problem, winners())]
+    with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
+        export(both, engine, L40S, tmp_path / "out", allow_predicted=False)
+    assert all(problem.spec() in str(refused.value) for problem in TWINS)
+    assert not (tmp_path / "out").exists()
+    chosen = select(both, TWINS[1:])
+    assert {one.problem for one in chosen} == {TWINS[1]}
+    files = export(chosen, engine, L40S, tmp_path / "out", allow_predicted=False)
+    assert {file.problem for file in files} == {TWINS[1]}
+
+
+def test_a_problem_without_winners_names_the_nearest():
+    wanted = parse_problem(SPEC.format(7167))
+    with pytest.raises(ExportRefused, match=f"did you mean '{TWINS[0].spec()}'"):
+        select(of(TWINS[0], winners()), [wanted])
+
+
+@pytest.mark.parametrize("gpu", ["L40S", "H200"])
+def test_the_command_chooses_by_problem_or_model(gpu, tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    card, model = find_device(gpu), "deepseek-r1"
+    engine = find_engine("sglang==0.5.16")
+    mine = resolve(model, tp=16, device=card, engine_version=engine.version).problem
+    other = replace(mine, K=6144)
+    attention = resolve_attention(model, tp=16, device=card, engine_version=engine.version)
+    with Store.open(url) as store:
+        for problem in (mine, other):
+            some = of(problem, winners(), device=card.name)
+            points = tuple(one.entry.point for one in some)
+            key = RunKey(problem, some[0].environment, MeasureKind.GPU, "quick", 0, points, "s")
+            store.finish_run(store.begin_run(key), [one.entry for one in some], Totals())
+        for problem in attention.problems:
+            fill(store, problem)
+    command = ["export", "--device", gpu, "--engine", "sglang==0.5.16"]
+    run = CliRunner().invoke
+    refused = run(app, [*command, "--out", str(tmp_path / "out")])
+    assert (refused.exit_code, "--problem SPEC" in refused.stderr) == (1, True)
+    assert not (tmp_path / "out").exists()
+    said = {}
+    for name, options in {
+        "problem": ["--problem", other.spec()],
+        "model": ["--model", model, "--tp", "16"],
+    }.items():
+        done = run(app, [*command, "--out", str(tmp_path / name), "--json", *options])
+        assert done.exit_code == 0, done.stderr
+        said[name] = {file["problem"] for file in json.loads(done.stdout)["files"]}
+    assert said["problem"] == {other.spec()}
+    spoken = {p.spec() for p in attention.problems} if gpu == "H200" else set()
+    assert said["model"] == {mine.spec(), *spoken}
+    alone = run(app, [*command, "--tp", "16"])
+    assert (alone.exit_code, "add --model NAME" in alone.stderr) == (2, True)
+    unknown = run(app, [*command, "--model", "deepseek-r11", "--tp", "16"])
+    assert (unknown.exit_code, "did you mean" in unknown.stderr) == (2, True)
+
+
+# What an earlier export measured
+
+
+@pytest.mark.parametrize(
+    ("problem", "change"),
+    [
+        (TWINS[1], {}),
+        (TWINS[0], {"kernel_hash": "other"}),
+        (TWINS[0], {"engine_version": "0.5.12"}),
+    ],
+    ids=["another problem", "other kernels", "another version"],
+)
+def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
+    engine, tmp_path, problem, change
+):
+    export(of(TWINS[0], winners()), engine, L40S, tmp_path, allow_predicted=False)
+    predicted = of(problem, winners(Status.PREDICTED, warps=8, sizes=(1, 2)), **change)
+    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    assert len(files) == 2
+    for file in files:
+        assert {size: entry["num_warps"] for size, entry in file.entries.items()} == {1: 8, 2: 8}
+        assert set(file.statuses.values()) == {Status.PREDICTED}
+
+
+def test_measured_rows_of_another_driver_are_kept(engine, tmp_path):
+    export(of(TWINS[0], winners()), engine, L40S, tmp_path, allow_predicted=False)
+    predicted = of(TWINS[0], winners(Status.PREDICTED, warps=8), driver="999")
+    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    assert {entry["num_warps"] for file in files for entry in file.entries.values()} == {4}
+
+
+# Pairs
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
+def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
+    pair = [winner(1, Gemm.UP, block_m=64), winner(1, Gemm.DOWN, block_m=16)]
+    says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together"
+    with pytest.raises(ExportRefused, match=says):
+        export(
+            pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out", allow_predicted=True
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
+    some = [winner(1, Gemm.UP), winner(64, Gemm.UP, block_m=64), winner(1, Gemm.DOWN)]
+    with pytest.raises(ExportRefused, match="M=64: up has BLOCK_SIZE_M=64 and down has 16"):
+        export(some, engine, L40S, tmp_path, allow_predicted=True)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
+    default = moe_engine(engine).default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
+    assert default != 64
+    with pytest.raises(ExportRefused, match=f"up has BLOCK_SIZE_M={default} and down has 64"):
+        export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)
+    (up,) = export([winner(1, Gemm.UP, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)
+    (down,) = export(
+        [winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True
+    )
+    assert (up.gemm, down.gemm) == (Gemm.UP, Gemm.DOWN)
+    with pytest.raises(ExportRefused, match="up has BLOCK_SIZE_M=16 and down has 64"):
+        export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path, allow_predicted=True)

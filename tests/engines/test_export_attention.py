@@ -1,0 +1,464 @@
+"""Attention's export: what servers read is what was chosen, and nothing better is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from attention_cases import DECODE, EXTEND, MLA, entry, fill, point, published
+from cases import H200, SWEEP
+from typer.testing import CliRunner
+
+from tuner.cli import app
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.export import AttentionFileExport
+from tuner.engines.sglang.plugin.files import read_attention_file
+from tuner.errors import ExportRefused
+from tuner.export import ExportReport, export, export_device
+from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import Gemm
+from tuner.problems.points import Config, Point
+from tuner.problems.records import Winner
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
+from tuner.store import Store
+from tuner.tuning.request import Source
+from tuner.tuning.run import Request, open_run
+
+MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
+VARIABLE = "TUNER_ATTENTION_CONFIG_DIR"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return find_engine("sglang==0.5.16")
+
+
+@pytest.fixture
+def store():
+    with Store.open("sqlite://") as opened:
+        yield opened
+
+
+def moe_entries(status: Status = Status.OK) -> list[Entry]:
+    keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+    config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
+    compiled = Compiled(Status.OK, 20480, 80, 0)
+    own = {"default": Incumbent(config, Status.OK, 15.0)}
+    return [Entry(Point(8, gemm), config, status, 12.5, compiled, own, "faster") for gemm in Gemm]
+
+
+def write(winners: Sequence[Winner], root: Path, *, predicted: bool = False):
+    engine = find_engine("sglang==0.5.16")
+    return export(winners, engine, H200, root, allow_predicted=predicted)
+
+
+def device_report(store: Store, engine, out: Path | None, *, predicted: bool = False):
+    return export_device(store, H200, engine, out, allow_predicted=predicted)
+
+
+def attention_of(report: ExportReport) -> list[AttentionFileExport]:
+    return [file for file in report.files if isinstance(file, AttentionFileExport)]
+
+
+def test_both_families_lie_under_one_root(store, engine, tmp_path):
+    fill(store, EXTEND)
+    fill(store, DECODE)
+    fill(store, MOE, moe_entries())
+    report = device_report(store, engine, tmp_path)
+    names = {file.path.relative_to(tmp_path).as_posix() for file in report.files}
+    folder = "attention/triton_3_6_0"
+    shape = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
+    assert names == {
+        "configs/triton_3_6_0/E=128,N=768,device_name=NVIDIA_H200.json",
+        "configs/triton_3_6_0/E=128,N=768,device_name=NVIDIA_H200_down.json",
+        f"{folder}/extend_attention,{shape},device_name=NVIDIA_H200.json",
+        f"{folder}/decode_attention,{shape},kv_splits=8,device_name=NVIDIA_H200.json",
+    }
+    assert all((tmp_path / "provenance").rglob(Path(name).name) for name in names)
+    assert report.variables == ["SGLANG_MOE_CONFIG_DIR", VARIABLE]
+    text = report.as_text()
+    assert f"export {VARIABLE}={tmp_path}" in text
+    assert "--attention-backend triton" in text
+    assert f"{folder}/extend_attention" in text
+
+
+def test_a_file_holds_one_entry_for_all_points_of_a_bucket(store, engine, tmp_path):
+    sizes = [(4, 512, 0), (4, 512, 8000), (4, 2048, 0), (1, 512, 0)]
+    fill(store, EXTEND, [entry(point(Stage.EXTEND, *size)) for size in sizes])
+    (file,) = attention_of(device_report(store, engine, tmp_path))
+    found = read_attention_file(file.path)
+    buckets = [(e.batch_size, e.new_tokens) for e in found.entries]
+    assert buckets == [(1, 512), (4, 512), (4, 2048)]
+    assert {e.status for e in found.entries} == {Status.OK}
+    assert [e.shared_bytes for e in found.entries] == [65536] * 3
+    assert (found.engine, found.engine_version, found.triton) == ("sglang", "0.5.16", "3.6.0")
+    sidecar = json.loads(file.sidecar.read_text())
+    (row,) = [r for r in sidecar["entries"] if (r["batch_size"], r["new_tokens"]) == (4, 512)]
+    assert [p["cached_tokens"] for p in row["points"]] == [0, 8000]
+    assert [p["median_us"] for p in row["points"]] == [100.0, 108.0]
+    first = row["points"][0]
+    assert (first["status"], first["shared_bytes"], first["n_regs"]) == ("ok", 65536, 128)
+    assert first["incumbents"]["default"]["median_us"] == 150.0
+    assert first["environment"]["kernel_hash"] == "kernels"
+    assert datetime.fromisoformat(first["published_at"]).tzinfo == timezone.utc
+    assert file.sidecar == tmp_path / "provenance" / file.path.relative_to(tmp_path)
+
+
+def test_decode_and_its_reduce_are_bucketed_by_sequences_alone(store, engine, tmp_path):
+    sizes = [(part, n, 1, cached) for part in DECODE.parts for n in (1, 64) for cached in (1, 2)]
+    fill(store, DECODE, [entry(point(*size)) for size in sizes])
+    (file,) = attention_of(device_report(store, engine, tmp_path))
+    buckets = [(e.part.value, e.batch_size, e.new_tokens) for e in file.file.entries]
+    assert buckets == [("decode", 1, 1), ("decode", 64, 1), ("reduce", 1, 1), ("reduce", 64, 1)]
+    assert dict(file.file.entries[-1].config) == {"num_warps": 8}
+
+
+def test_points_that_a_server_cannot_tell_apart_must_agree(store, engine, tmp_path):
+    one = entry(point(Stage.EXTEND, 4, 512, 0))
+    other = entry(point(Stage.EXTEND, 4, 512, 8000), num_warps=4)
+    fill(store, EXTEND, [one, other])
+    fill(store, MOE, moe_entries())
+    out = tmp_path / "out"
+    with pytest.raises(ExportRefused, match=r"4x512\+0 extend has .*=8 and 4x512\+8000 "):
+        device_report(store, engine, out)
+    assert not out.exists()
+
+
+def test_the_engine_is_left_alone_where_it_tells_points_apart_itself(store, engine, tmp_path):
+    points = point(Stage.EXTEND, 4, 512, 0), point(Stage.EXTEND, 4, 512, 8000)
+    mixed = [entry(p, own=True, num_warps=4 * (1 + at)) for at, p in enumerate(points)]
+    fill(store, EXTEND, mixed)
+    (file,) = attention_of(device_report(store, engine, tmp_path))
+    assert [e.status for e in file.file.entries] == [Status.INCUMBENT]
+    sidecar = json.loads(file.sidecar.read_text())
+    assert [p["status"] for p in sidecar["entries"][0]["points"]] == ["ok", "ok"]
+
+
+def test_what_is_known_least_says_what_is_known_of_a_bucket(tmp_path):
+    measured, predicted = (
+        published(EXTEND, entry(point(Stage.EXTEND, 4, 512, cached), status))
+        for cached, status in ((0, Status.OK), (8000, Status.PREDICTED))
+    )
+    (file,) = write([measured, predicted], tmp_path, predicted=True)
+    assert set(file.statuses.values()) == {Status.PREDICTED}
+
+
+def test_predicted_winners_are_refused_unless_asked_for(store, engine, tmp_path):
+    fill(store, EXTEND, status=Status.PREDICTED)
+    fill(store, MOE, moe_entries())
+    out = tmp_path / "out"
+    with pytest.raises(ExportRefused, match="winners for extend_attention.* --allow-predicted"):
+        device_report(store, engine, out)
+    assert not out.exists()
+    (file,) = attention_of(device_report(store, engine, out, predicted=True))
+    assert {e.status for e in read_attention_file(file.path).entries} == {Status.PREDICTED}
+    assert {r["status"] for r in file.provenance["entries"]} == {"predicted"}
+
+
+def test_measured_buckets_stand_beside_predicted_ones(store, engine, tmp_path):
+    some = [entry(point(Stage.EXTEND, 4, 512, 0))]
+    fill(store, EXTEND, some)
+    all_of_them = [
+        entry(point(Stage.EXTEND, size, 512, cached), Status.PREDICTED, num_warps=4)
+        for size in (1, 4)
+        for cached in (0, 8000)
+    ]
+    fill(store, EXTEND, all_of_them)
+    (file,) = attention_of(device_report(store, engine, tmp_path, predicted=True))
+    said = {e.batch_size: (e.status, e.config["num_warps"]) for e in file.file.entries}
+    assert said == {1: (Status.PREDICTED, 4), 4: (Status.OK, 8)}
+
+
+def sized(batch_size: int, status: Status = Status.OK, warps: int = 8, **changes) -> Winner:
+    at = point(Stage.EXTEND, batch_size, 512, 0)
+    return published(EXTEND, entry(at, status, num_warps=warps), **changes)
+
+
+def warps_of(file: AttentionFileExport) -> dict[int, int]:
+    found = read_attention_file(file.path)
+    return {e.batch_size: e.config["num_warps"] for e in found.entries}
+
+
+def test_predicted_never_overwrites_what_was_measured_and_exported(tmp_path):
+    write([sized(1), sized(2)], tmp_path)
+    again = [sized(size, Status.PREDICTED, 4) for size in (1, 4)]
+    (file,) = write(again, tmp_path, predicted=True)
+    assert warps_of(file) == {1: 8, 2: 8, 4: 4}
+    rows = {r["batch_size"]: r for r in json.loads(file.sidecar.read_text())["entries"]}
+    assert {size: row["status"] for size, row in rows.items()} == {
+        1: "ok",
+        2: "ok",
+        4: "predicted",
+    }
+    assert rows[1]["points"][0]["environment"]["engine_version"] == "0.5.16"
+
+
+def test_measured_replaces_predicted_and_older_measured(tmp_path):
+    write([sized(1, Status.PREDICTED)], tmp_path, predicted=True)
+    write([sized(1, warps=4)], tmp_path)
+    (file,) = write([sized(1, warps=2)], tmp_path)
+    assert warps_of(file) == {1: 2}
+
+
+def test_the_engine_s_own_constants_measured_again_replace_what_was_tuned(tmp_path):
+    write([sized(1)], tmp_path)
+    own = published(EXTEND, entry(point(Stage.EXTEND, 1, 512, 0), own=True, num_warps=4))
+    (file,) = write([own], tmp_path)
+    assert warps_of(file) == {1: 4}
+
+
+@pytest.mark.parametrize("field", ["kernel_hash", "engine_version"])
+def test_what_other_kernels_measured_is_not_kept(field, tmp_path):
+    write([sized(1), sized(2)], tmp_path)
+    again = [sized(1, Status.PREDICTED, 4, **{field: "9.9.9"})]
+    (file,) = write(again, tmp_path, predicted=True)
+    assert warps_of(file) == {1: 4}
+
+
+def test_a_changed_file_and_a_changed_sidecar_keep_nothing(tmp_path):
+    again = [sized(1, Status.PREDICTED, 4)]
+    (file,) = write([sized(1)], tmp_path)
+    file.path.write_text(file.path.read_text().replace('"num_warps": 8', '"num_warps": 2'))
+    (file,) = write(again, tmp_path, predicted=True)
+    assert warps_of(file) == {1: 4}
+    (file,) = write([sized(1)], tmp_path)
+    sidecar = json.loads(file.sidecar.read_text())
+    sidecar["entries"][0]["config"]["num_warps"] = 2
+    file.sidecar.write_text(json.dumps(sidecar))
+    (file,) = write(again, tmp_path, predicted=True)
+    assert warps_of(file) == {1: 4}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": 1}', "\x00", '{"entries": [[]]}'])
+def test_a_sidecar_that_is_none_keeps_nothing(text, tmp_path):
+    (file,) = write([sized(1), sized(2)], tmp_path)
+    file.sidecar.write_text(text)
+    (file,) = write([sized(1, Status.PREDICTED, 4)], tmp_path, predicted=True)
+    assert warps_of(file) == {1: 4}
+
+
+def test_a_file_is_of_the_kernels_that_were_tuned_last(tmp_path):
+    old = sized(1, kernel_hash="older")
+    new = replace(sized(2), published_at=datetime(2026, 11, 2, tzinfo=timezone.utc))
+    (file,) = write([old, new], tmp_path)
+    assert file.file.kernel_hash == "kernels"
+    assert warps_of(file) == {2: 8}
+
+
+def test_what_servers_could_not_read_is_refused(tmp_path):
+    odd = published(EXTEND, entry(point(Stage.EXTEND, 1, 512, 0), BLOCK_M=48))
+    with pytest.raises(ExportRefused, match=r"^extend_attention,.*: BLOCK_M must be a power of"):
+        write([odd], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_changed_while_it_was_written_is_found(tmp_path, monkeypatch):
+    def half(path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.replace(b'"num_warps": 8', b'"num_warps": 4'))
+
+    monkeypatch.setattr("tuner.export.replace_file", half)
+    with pytest.raises(ExportRefused, match="does not read as it was written"):
+        write([sized(1)], tmp_path)
+
+
+def test_the_engine_s_package_gets_no_attention(store, tmp_path):
+    root = tmp_path / "engine/sglang"
+    real = find_engine("sglang==0.5.16")
+    for source in (moe_engine(real).rules.source, real.root / "srt/plugins/hook_registry.py"):
+        copy = root / source.relative_to(real.root)
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(source.read_bytes())
+    engine = replace(real, root=root)
+    fill(store, EXTEND)
+    with pytest.raises(ExportRefused, match=f"attention alone: .* --out DIR, .*{VARIABLE}=DIR"):
+        device_report(store, engine, None)
+    fill(store, MOE, moe_entries())
+    report = device_report(store, engine, None)
+    assert {file.problem for file in report.files} == {MOE}
+    assert not list(root.rglob("*attention,*"))
+    assert f"{VARIABLE}=DIR" in report.as_text()
+    assert report.as_json()["environment"] == {}
+
+
+def test_an_engine_without_plugins_gets_no_attention(store, tmp_path):
+    old = find_engine("sglang==0.5.2")
+    fill(store, EXTEND, engine_version="0.5.2")
+    with pytest.raises(ExportRefused, match=r"sglang 0\.5\.2 loads no plugins"):
+        device_report(store, old, tmp_path)
+    fill(store, MOE, moe_entries(), engine_version="0.5.2")
+    report = device_report(store, old, tmp_path)
+    assert attention_of(report) == []
+    assert "attention left out (1 problems): sglang 0.5.2 loads no plugins" in report.as_text()
+
+
+def test_attention_alone_needs_no_file_of_the_engine(store, engine, tmp_path):
+    fill(store, EXTEND)
+    report = device_report(store, engine, tmp_path)
+    assert report.variables == [VARIABLE]
+    assert not (tmp_path / "configs").exists()
+
+
+# The server's flags
+
+
+def splits(number: int, problem: Attention = DECODE) -> Attention:
+    return replace(problem, kv_splits=number)
+
+
+def flags_of(store: Store, engine, root: Path) -> list[dict]:
+    return device_report(store, engine, root).as_json()["server_flags"]
+
+
+FLAG = "--triton-attention-num-kv-splits"
+
+
+def publish(
+    store: Store,
+    problem: Attention,
+    us: float,
+    cached: tuple[int, ...] = (512, 8000),
+    status: Status = Status.OK,
+    **environment: str,
+) -> None:
+    points = [point(part, 8, 1, c) for part in problem.parts for c in cached]
+    fill(store, problem, [entry(p, status, us=us) for p in points], **environment)
+
+
+def flags_in_files(store: Store, engine, root: Path) -> dict[Attention, dict]:
+    files = attention_of(device_report(store, engine, root, predicted=True))
+    return {f.problem: dict(read_attention_file(f.path).server_flags) for f in files}
+
+
+def test_the_engine_s_own_splits_need_no_flag(store, engine, tmp_path):
+    publish(store, splits(8), 10.0)
+    publish(store, MLA, 10.0)  # whose server splits as it likes
+    assert flags_in_files(store, engine, tmp_path) == {splits(8): {}, MLA: {}}
+    assert flags_of(store, engine, tmp_path) == []
+
+
+def test_one_file_for_other_splits_asks_for_its_flag(store, engine, tmp_path):
+    publish(store, splits(16), 20.0)
+    assert flags_in_files(store, engine, tmp_path) == {splits(16): {FLAG: 16}}
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert (advice["flags"], advice["reason"]) == (
+        {FLAG: 16},
+        "no other number of splits was tuned",
+    )
+
+
+def test_the_fastest_number_of_splits_is_advised(store, engine, tmp_path):
+    for number, us in ((8, 40.0), (16, 20.0), (32, 30.0)):
+        publish(store, splits(number), us)
+    said = flags_in_files(store, engine, tmp_path)
+    assert said == {splits(8): {}, splits(16): {FLAG: 16}, splits(32): {}}
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert advice["problem"] == splits(16).spec()
+    # Both stages at 512 and 8000 tokens: sqrt(81.024 * 96) over sqrt(41.024 * 56).
+    assert advice["reason"] == "1.840x as fast as with 8 splits"
+    text = device_report(store, engine, tmp_path).as_text()
+    assert f"{splits(16).spec()}: {FLAG} 16; " in text
+
+
+def test_the_engine_s_own_splits_stay_where_no_other_is_clearly_faster(store, engine, tmp_path):
+    publish(store, splits(8), 10_000.0)
+    publish(store, splits(16), 9_950.0)
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert (advice["flags"], advice["reason"]) == ({FLAG: 8}, "16 splits are hardly faster")
+    assert flags_in_files(store, engine, tmp_path) == {splits(8): {FLAG: 8}, splits(16): {}}
+
+
+@pytest.mark.parametrize(
+    ("cached", "status", "driver"),
+    [
+        ((512,), Status.OK, "550"),
+        ((512, 8000), Status.PREDICTED, "550"),
+        ((512, 8000), Status.OK, "999"),
+    ],
+)
+def test_splits_that_were_measured_otherwise_are_not_compared(
+    cached, status, driver, store, engine, tmp_path
+):
+    publish(store, splits(8), 40.0)
+    publish(store, splits(16), 20.0, cached, status, driver=driver)
+    (advice,) = device_report(store, engine, tmp_path, predicted=True).server_flags
+    assert advice.flags == {FLAG: 8}
+    assert "were not measured at the same points" in advice.reason
+    publish(store, splits(32), 20.0, cached, status, driver=driver)
+    said = flags_in_files(store, engine, tmp_path)
+    assert said == {splits(8): {FLAG: 8}, splits(16): {}, splits(32): {}}
+
+
+def test_without_the_engine_s_own_splits_none_is_advised_unseen(store, engine, tmp_path):
+    publish(store, splits(16), 20.0)
+    publish(store, splits(32), 20.0, cached=(512,))
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert advice["flags"] == {}
+    publish(store, splits(32), 10.0)
+    (advice,) = flags_of(store, engine, tmp_path)
+    assert (advice["flags"], advice["reason"]) == ({FLAG: 32}, "of 16 and 32 splits the fastest")
+
+
+def test_what_was_measured_is_kept_whatever_flags_it_was_for(store, engine, tmp_path):
+    publish(store, splits(16), 20.0)
+    flags_in_files(store, engine, tmp_path)
+    with Store.open("sqlite://") as other:
+        publish(other, splits(8), 10.0)
+        publish(other, splits(16), 20.0, status=Status.PREDICTED)
+        said = flags_in_files(other, engine, tmp_path)
+    assert said == {splits(8): {FLAG: 8}, splits(16): {}}
+    path = tmp_path / "attention/triton_3_6_0"
+    (file,) = path.glob("decode*kv_splits=16*")
+    assert {e.status for e in read_attention_file(file).entries} == {Status.OK}
+
+
+def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_path):
+    """The H200's recorded sweep, through the tuning run's own chooser."""
+    shape = "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16"
+    names = [f"extend_attention:{shape}"]
+    names += [f"decode_attention:{shape},kv_splits={number}" for number in (8, 32)]
+    chosen = {}
+    for name in names:
+        problem, source = parse_attention(name), Source(MeasureKind.REPLAY, SWEEP)
+        with open_run(Request(problem, H200, engine, source=source)) as session:
+            chosen[problem] = session.run(store, progress=lambda trial: None).entries
+    report = device_report(store, engine, tmp_path)
+    for file in attention_of(report):
+        found = read_attention_file(file.path)
+        for one in chosen.pop(found.problem):
+            at = one.point
+            picked = found.pick(at.part, at.batch_size, at.new_tokens)
+            assert (picked.config, picked.status) == (one.config, Status.OK)
+    assert not chosen
+    (advice,) = report.server_flags
+    assert advice.flags == {FLAG: 32}
+
+
+def test_the_command_prints_what_was_written(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    with Store.open(url) as opened:
+        fill(opened, EXTEND)
+        publish(opened, splits(16), 20.0)
+    out = tmp_path / "out"
+    command = ["export", "--device", "H200", "--engine", "sglang==0.5.16", "--out", str(out)]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["environment"] == {VARIABLE: str(out)}
+    by_problem = {file["problem"]: file for file in said["files"]}
+    decode = by_problem[splits(16).spec()]
+    assert decode["server_flags"] == {FLAG: 16}
+    assert decode["buckets"][0] == {"part": "decode", "batch_size": 8, "new_tokens": 1}
+    assert decode["statuses"] == {"ok": 2}
+    assert read_attention_file(Path(decode["path"])).problem == splits(16)
+    assert CliRunner().invoke(app, command).stdout.count(FLAG) == 1
+    refused = CliRunner().invoke(app, [*command[:-2], "--into-engine"])
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("tuner: error: there are winners for attention alone")

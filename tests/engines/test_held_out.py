@@ -1,0 +1,85 @@
+"""Search and prediction on a recording that neither was made with: int8 per channel, N = 64."""
+
+import math
+
+import pytest
+from cases import H200, INT8_RECORDING
+from real_sglang import package
+
+from tuner.engines.sglang.package import SGLang
+from tuner.families.fused_moe.engine import ShippedFile, moe_engine
+from tuner.families.fused_moe.predict.predictor import Predictor
+from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.tuning import FORESEEN
+from tuner.measure.replay import Replay
+from tuner.problems.points import Candidate, Point
+from tuner.tuning.request import Effort
+from tuner.tuning.search import Search, budget_for
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return read_recording(INT8_RECORDING)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[ShippedFile]:
+    """What sglang ships for other keys than the recording's and its twins."""
+    engine = moe_engine(SGLang("0.5.16", package("0.5.16")))
+    twins = {(256, 64), (257, 64)}
+    return [f for f in engine.shipped() if (f.key.E, f.key.intermediate_size) not in twins]
+
+
+def best_us(recording: Recording, point: Point) -> float:
+    times = (t.measurement.median_us for c, t in recording.trials.items() if c.point == point)
+    return min(us for us in times if us is not None)
+
+
+def geomean(regrets: list[float]) -> float:
+    return math.exp(sum(map(math.log1p, regrets)) / len(regrets)) - 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_search_misses_little(recording, corpus, seed):
+    problem, points = recording.problem, recording.points
+    spaces = {gemm: space_for(problem, H200, gemm) for gemm in Gemm}
+    predictor = Predictor(H200, problem, corpus)
+    foreseen = {p: predictor.shortlist(p, spaces[p.gemm].configs(), FORESEEN) for p in points}
+    seeds = seeds_for(points, problem, H200, spaces, corpus, foreseen=foreseen)
+    search = Search(spaces, points, seeds, budget_for(Effort.STANDARD, len(points), 1920), seed)
+    replay = Replay(recording)
+    found: dict[Point, list[float]] = {point: [] for point in points}
+    while asked := search.ask():
+        replay.submit(asked)
+        for candidate, compiled in replay.poll(wait=True):
+            measurement = replay.measure(candidate, compiled)
+            search.tell(candidate, measurement)
+            if measurement.median_us is not None:
+                found[candidate.point].append(measurement.median_us)
+    regrets = [min(found[p]) / best_us(recording, p) - 1 for p in points]
+    assert geomean(regrets) <= 0.003
+    assert max(regrets) <= 0.02
+    assert max(map(len, found.values())) <= 45
+    assert replay.compiled_count <= 250
+
+
+@pytest.mark.parametrize("files", ["all", "int8", "none"])
+def test_prediction_is_near_even_with_few_files(recording, corpus, files):
+    some = {"all": corpus, "int8": [f for f in corpus if f.key.dtype == "int8_w8a8"], "none": []}
+    predictor = Predictor(H200, recording.problem, some[files])
+    regrets = []
+    for point in recording.points:
+        ran = [t for c, t in recording.trials.items() if c.point == point and t.measurement.timed]
+
+        def score(trial, point=point):
+            measured = predictor.measure(Candidate(point, trial.candidate.config), trial.compiled)
+            return measured.median_us
+
+        chosen = min(ran, key=score)
+        assert chosen.compiled.shared_bytes <= H200.shared_optin_bytes
+        regrets.append(chosen.measurement.median_us / best_us(recording, point) - 1)
+    assert geomean(regrets) <= 0.06
+    assert max(regrets) <= 0.15

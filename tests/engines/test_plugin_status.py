@@ -1,0 +1,252 @@
+"""`tuner attention status`: what a server would use, without one and without a GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tuner.cli.app import app
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.attention.binding import lift_attention
+from tuner.engines.sglang.attention.status import attention_status
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.families.attention.problem import Stage
+from tuner.problems.points import Config
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Status
+
+EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+GQA = "decode_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16,kv_splits="
+MLA = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits="
+FLAG = "--triton-attention-num-kv-splits"
+TRITON = "3.6.0"  # of this checkout
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch, tmp_path):
+    """The plugin is known to this Python, as `pip install` makes it known."""
+    info = tmp_path / "installed" / "engine_tuner_here-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-tuner-here\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\ntuner_attention = tuner.plugin:register\n"
+    )
+    monkeypatch.syspath_prepend(str(info.parent))
+    for variable in ("TUNER_ATTENTION_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR", "SGLANG_PLUGINS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "root"
+
+
+def put(root, spec, **changes):
+    problem = parse_problem(spec)
+    decode = {"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3}
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+    part = problem.parts[0]
+    config = Config(decode if part is Stage.DECODE else blocks)
+    fields = {
+        "device": "NVIDIA_H200",
+        "engine": "sglang",
+        "engine_version": "0.5.16",
+        "triton": TRITON,
+        "kernel_hash": "unknown",
+        "server_flags": {},
+        **changes,
+    }
+    entries = (AttentionEntry(part, 4, 1, config, Status.OK, 50_000),)
+    file = AttentionFile(problem, entries=entries, **fields)
+    path = file.path_under(root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(file.text())
+    return path
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["attention", "status", *map(str, args)])
+
+
+def asked(root, *args, device="H200", engine="sglang==0.5.16"):
+    done = run("--dir", root, "--device", device, "--engine", engine, "--json", *args)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_files_that_are_used(root):
+    path = put(root, EXTEND)
+    code, report = asked(root)
+    assert code == 0
+    assert report["trouble"] is None
+    [file] = report["files"]
+    assert file["used"] and file["reason"] is None and file["waits"] == []
+    assert (file["path"], file["problem"], file["entries"]) == (str(path), EXTEND, 1)
+    assert report["server_flags"] == {"--attention-backend": "triton"}
+    assert report["environment"] == {"TUNER_ATTENTION_CONFIG_DIR": str(root)}
+    text = run("--dir", root, "--device", "H200", "--engine", "sglang==0.5.16").stdout
+    assert "extend 16/1 576/512 bfloat16        1  used" in text
+    assert "start the server with: --attention-backend triton" in text
+    assert f"export TUNER_ATTENTION_CONFIG_DIR={root}" in text
+
+
+@pytest.mark.parametrize("variable", ["TUNER_ATTENTION_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR"])
+def test_the_environments_folder_needs_no_variable(root, variable, monkeypatch):
+    put(root, EXTEND)
+    monkeypatch.setenv(variable, str(root))
+    done = run("--device", "H200", "--engine", "sglang==0.5.16", "--json")
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert (report["variable"], report["root"]) == (variable, str(root))
+    assert report["environment"] == {}
+
+
+def test_without_files_there_is_nothing_to_fail(root):
+    done = run("--device", "H200", "--engine", "sglang==0.5.16")
+    assert done.exit_code == 0
+    assert "no attention files: set TUNER_ATTENTION_CONFIG_DIR" in done.stdout
+    root.mkdir()
+    code, report = asked(root)
+    assert (code, report["files"], report["server_flags"]) == (0, [], {})
+
+
+def test_one_usable_file_among_others_is_enough(root):
+    put(root, EXTEND)
+    put(root, EXTEND, device="NVIDIA_L40S")
+    put(root, EXTEND, triton="3.5.1")
+    (root / "attention" / "triton_3_6_0" / "broken.json").write_text("{}")
+    code, report = asked(root)
+    assert code == 0
+    assert [f["reason"] for f in report["files"]] == [
+        "made for triton 3.5.1, this is 3.6.0",
+        "its format is None; this version of the tuner reads 1",
+        None,
+        "made for NVIDIA_L40S, this is NVIDIA_H200",
+    ]
+
+
+def test_none_usable_is_a_failure(root):
+    put(root, EXTEND)
+    code, report = asked(root, device="L40S")
+    assert code == 1
+    assert report["files"][0]["reason"] == "made for NVIDIA_H200, this is NVIDIA_L40S"
+    assert (report["server_flags"], report["environment"]) == ({}, {})
+
+
+def test_another_version_counts_where_its_kernels_are_the_same(root):
+    put(root, EXTEND, kernel_hash=lift_attention(find_engine("sglang==0.5.23")).hash)
+    assert asked(root, engine="sglang==0.5.23")[0] == 0
+    code, report = asked(root, engine="sglang==0.5.12")
+    assert code == 1
+    assert "whose kernels are not those of 0.5.12" in report["files"][0]["reason"]
+
+
+@pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])
+def test_versions_without_plugins_are_refused_honestly(root, version):
+    put(root, EXTEND, engine_version=version)
+    code, report = asked(root, engine=f"sglang=={version}")
+    assert code == 1
+    assert report["trouble"].startswith(f"sglang {version} has no plugins")
+    assert report["files"][0]["reason"] == report["trouble"]
+
+
+def test_a_plugin_that_sglang_would_not_load(root, monkeypatch, tmp_path):
+    put(root, EXTEND)
+    monkeypatch.setenv("SGLANG_PLUGINS", "other, tuner_attention")
+    assert asked(root)[0] == 0
+    monkeypatch.setenv("SGLANG_PLUGINS", "other")
+    code, report = asked(root)
+    assert (code, report["trouble"]) == (1, "SGLANG_PLUGINS leaves out tuner_attention")
+
+
+def test_a_python_that_does_not_know_the_plugin(root, monkeypatch):
+    put(root, EXTEND)
+    monkeypatch.setattr("sys.path", [])  # where distributions are looked for
+    engine, device = find_engine("sglang==0.5.16"), find_device("H200")
+    report = attention_status(engine, device, root, {})
+    assert not report.ok
+    assert report.trouble.startswith("this Python does not know the plugin")
+
+
+def test_without_a_gpu_its_checks_wait(root):
+    put(root, EXTEND)
+    put(root, f"{MLA}8")
+    report = attention_status(find_engine("sglang==0.5.16"), None, root, {})
+    assert report.ok
+    assert [v.waits for v in report.checks] == [("the GPU (made for NVIDIA_H200)",)] * 2
+    assert "waits for the GPU (made for NVIDIA_H200)" in report.as_text()
+
+
+@pytest.mark.parametrize(("splits", "used"), [(8, False), (128, False), (256, True)])
+def test_latent_attention_is_split_by_the_gpu(root, splits, used):
+    put(root, f"{MLA}{splits}")
+    code, report = asked(root)
+    assert code == (0 if used else 1)
+    reason = None if used else f"made for {splits} KV splits, this server launches 256"
+    assert report["files"][0]["reason"] == reason
+    assert FLAG not in report["server_flags"]
+
+
+def test_splits_of_other_attention_are_a_flag(root):
+    put(root, f"{GQA}8")
+    assert asked(root)[1]["server_flags"] == {"--attention-backend": "triton"}
+    put(root, f"{GQA}16", server_flags={FLAG: 16})
+    put(root, f"{MLA}256")
+    code, report = asked(root)
+    assert code == 0
+    assert report["server_flags"] == {"--attention-backend": "triton", FLAG: 16}
+    assert {f["problem"]: f["reason"] for f in report["files"]} == {
+        f"{GQA}8": "made for 8 KV splits, this server launches 16",
+        f"{GQA}16": None,
+        f"{MLA}256": None,
+    }
+
+
+def test_of_two_numbers_of_splits_without_advice_the_engines_own_is_used(root):
+    put(root, f"{GQA}16")
+    put(root, f"{GQA}8")
+    report = asked(root)[1]
+    assert {f["problem"]: f["used"] for f in report["files"]} == {
+        f"{GQA}8": True,
+        f"{GQA}16": False,
+    }
+
+
+def test_models_may_ask_for_different_splits(root):
+    other = GQA.replace("q_heads=32", "q_heads=64")
+    put(root, f"{GQA}8", server_flags={FLAG: 8})
+    put(root, f"{other}16", server_flags={FLAG: 16})
+    code, report = asked(root)
+    assert code == 0
+    assert report["server_flags"] == {"--attention-backend": "triton"}
+    assert {f["problem"]: f["server_flags"][FLAG] for f in report["files"]} == {
+        f"{GQA}8": 8,
+        f"{other}16": 16,
+    }
+    text = run("--dir", root, "--device", "H200", "--engine", "sglang==0.5.16").stdout
+    assert f"used      with {FLAG} 16" in text
+    assert f"used      with {FLAG} 8" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--device", "H20O"], "did you mean"),
+        (["--device", "H200", "--engine", "sglang==0.5.17"], "no sglang==0.5.17 here"),
+        (["--device", "H200", "--dir", "/nowhere/at/all"], "/nowhere/at/all is not a folder"),
+    ],
+)
+def test_bad_input(args, says):
+    done = run(*args)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_variable_that_names_no_folder(monkeypatch):
+    monkeypatch.setenv("TUNER_ATTENTION_CONFIG_DIR", "/nowhere/at/all")
+    done = run("--device", "H200")
+    assert done.exit_code == 2
+    assert "TUNER_ATTENTION_CONFIG_DIR names /nowhere/at/all, which is not a folder" in done.stderr

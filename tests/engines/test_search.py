@@ -1,0 +1,285 @@
+"""The search: what it finds, what it spends, and that it can be resumed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cases import FP8_RECORDING, H200
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_sglang import package
+
+from tuner.engines.sglang.package import SGLang
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.recording import Recording, read_recording
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.results import Measurement, Status
+from tuner.tuning.request import Effort
+from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.space import Space
+
+DATA = Path(__file__).parents[1] / "data"
+TWINS = {(256, 256), (257, 256)}  # the recording's own key, with and without the shared expert
+FAILURES = [
+    Status.COMPILE_ERROR,
+    Status.COMPILE_TIMEOUT,
+    Status.OUT_OF_RESOURCES,
+    Status.WRONG_RESULT,
+    Status.CRASHED,
+    Status.NOT_RECORDED,
+]
+
+Results = dict[Candidate, Measurement]
+
+
+# Against the recording
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return read_recording(FP8_RECORDING)
+
+
+@pytest.fixture(scope="module")
+def spaces(recording: Recording) -> dict[Gemm, Space]:
+    h200 = H200
+    return {gemm: space_for(recording.problem, h200, gemm) for gemm in Gemm}
+
+
+@pytest.fixture(scope="module")
+def seeds(recording: Recording, spaces: dict[Gemm, Space]) -> dict[Point, list[Config]]:
+    engine = moe_engine(SGLang("0.5.16", package("0.5.16")))
+    problem, h200 = recording.problem, H200
+    return seeds_for(recording.points, problem, h200, spaces, engine.shipped(), without=TWINS)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_recording_is_searched_to_its_best(
+    recording: Recording,
+    spaces: dict[Gemm, Space],
+    seeds: dict[Point, list[Config]],
+    seed: int,
+) -> None:
+    search = Search(spaces, recording.points, seeds, budget_for(Effort.STANDARD, 10, 1244), seed)
+    tried: Results = {}
+    while asked := search.ask():
+        for candidate in asked:
+            tried[candidate] = recording.trials[candidate].measurement
+            search.tell(candidate, tried[candidate])
+
+    everything = {c: trial.measurement for c, trial in recording.trials.items()}
+    regrets = [best_us(tried, p) / best_us(everything, p) - 1 for p in recording.points]
+    assert len(regrets) == 10
+    assert math.prod(1 + regret for regret in regrets) ** 0.1 - 1 <= 0.003
+    assert max(regrets) <= 0.02
+    assert max(Counter(c.point for c in tried).values()) <= 45
+    assert len({(c.point.part, c.config) for c in tried}) <= 250
+
+
+def best_us(results: Results, point: Point) -> float:
+    return min(m.median_us for c, m in results.items() if c.point == point and m.median_us)
+
+
+# Against landscapes made up here: any axes, any failures, any order of answers
+
+
+AXES = {"A": (1, 2, 4, 8, 16), "B": (32, 64, 128), "C": (1, 2, 3, 4), "D": (0, 1)}
+SPACE = Space(AXES, growing=frozenset({"A", "B"}))
+POINTS = [Point(m, gemm) for m in (1, 16, 256) for gemm in Gemm]
+BUDGET = Budget(per_point=20, kernels=60, seeds=4, wave=3)
+
+
+def landscape(number: int, failing: float = 0.2) -> Results:
+    """A result for every candidate: a bowl a point, with noise, and failures by chance."""
+    rng = shuffled(number)
+    results: Results = {}
+    for point in POINTS:
+        bottom = {name: rng.randrange(len(values)) for name, values in AXES.items()}
+        for config in SPACE.configs():
+            steps = (abs(at - bottom[name]) for name, at in SPACE.indices(config).items())
+            time_us = 100 * 1.3 ** sum(steps) * rng.uniform(0.98, 1.02)
+            failed = rng.random() < failing
+            status = rng.choice(FAILURES) if failed else Status.OK
+            timed = None if failed else time_us
+            results[Candidate(point, config)] = Measurement(status, timed, timed)
+    return results
+
+
+def make(seed: int = 0, budget: Budget = BUDGET) -> Search:
+    spaces = dict.fromkeys(Gemm, SPACE)
+    seeds = {POINTS[0]: list(SPACE.configs()[:3]), POINTS[3]: list(SPACE.configs()[-5:])}
+    return Search(spaces, POINTS, seeds, budget, seed)
+
+
+def finish(search: Search, results: Results, shuffle: random.Random | None = None) -> Results:
+    """Answer everything asked; with `shuffle`, one answer at a time in any order."""
+    tried: Results = {}
+    pending = search.ask()
+    while pending:
+        at = shuffle.randrange(len(pending)) if shuffle else 0
+        candidate = pending.pop(at)
+        assert candidate not in tried, "proposed twice"
+        tried[candidate] = results[candidate]
+        search.tell(candidate, results[candidate])
+        if shuffle or not pending:
+            pending += search.ask()
+    return tried
+
+
+def shuffled(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311
+
+
+LANDSCAPES = st.integers(0, 10_000)
+
+
+@settings(max_examples=15)
+@given(LANDSCAPES, st.floats(0, 1), st.integers(1, 100), st.integers(1, 30))
+def test_the_budget_is_kept_whatever_fails(
+    number: int, failing: float, kernels: int, per_point: int
+) -> None:
+    budget = Budget(per_point, kernels, seeds=4, wave=3)
+    tried = finish(make(number, budget), landscape(number, failing), shuffled(number))
+    assert len({(c.point.part, c.config) for c in tried}) <= kernels
+    assert max(Counter(c.point for c in tried).values(), default=0) <= per_point
+    assert all(SPACE.legal(c.config) for c in tried)
+
+
+@settings(max_examples=6)
+@given(LANDSCAPES)
+def test_the_order_of_answers_changes_nothing(number: int) -> None:
+    results = landscape(number)
+    in_order = finish(make(number), results)
+    assert len(in_order) > 60
+    for order in range(2):
+        assert finish(make(number), results, shuffled(order)) == in_order
+
+
+@settings(max_examples=6)
+@given(LANDSCAPES, st.randoms(use_true_random=False))
+def test_a_search_resumes_from_its_stored_results(number: int, rng: random.Random) -> None:
+    results = landscape(number)
+    whole = finish(make(number), results)
+    stored = rng.sample(list(whole), rng.randrange(len(whole)))  # answers came in any order
+
+    told_first = make(number)
+    for candidate in stored:
+        told_first.tell(candidate, results[candidate])
+    assert finish(told_first, results).keys() == whole.keys() - set(stored)
+
+
+def test_another_seed_searches_elsewhere() -> None:
+    results = landscape(1)
+    assert finish(make(1), results).keys() != finish(make(2), results).keys()
+
+
+def test_a_slow_compile_holds_up_one_point_only() -> None:
+    results, search = landscape(3), make(3)
+    slow = next(c for c in search.ask() if c.point == POINTS[0])
+    waiting = make(3).ask()
+    asked: list[Candidate] = []
+    for candidate in waiting:
+        if candidate != slow:
+            search.tell(candidate, results[candidate])
+    asked = search.ask()
+    # All other points go on to their second round, and none of the first is asked for again.
+    assert {c.point for c in asked} == set(POINTS) - {slow.point}
+    assert not set(asked) & set(waiting)
+
+
+def test_results_that_were_not_asked_for_answer_later_proposals() -> None:
+    results = landscape(4)
+    incumbent = Candidate(POINTS[0], SPACE.configs()[0])  # a seed of that point
+    search = make(4)
+    search.tell(incumbent, results[incumbent])
+    assert incumbent not in finish(search, results)
+
+
+def test_seeds_come_first_and_are_snapped_into_the_space() -> None:
+    point = Point(16, Gemm.UP)
+    elsewhere = Config({"A": 5, "B": 999, "C": 2, "D": 0, "waves_per_eu": 2})
+    search = Search({Gemm.UP: SPACE}, [point], {point: [elsewhere]}, BUDGET, 0)
+    assert search.ask()[0].config == Config({"A": 4, "B": 128, "C": 2, "D": 0})
+
+
+def test_parts_have_spaces_of_their_own_and_learn_from_their_own_points() -> None:
+    short, long = (Point(4, Stage.DECODE, 1, cached) for cached in (512, 8192))
+    reduce = Point(4, Stage.REDUCE, 1, 512)
+    spaces = {Stage.DECODE: SPACE, Stage.REDUCE: Space({"W": (1, 2, 4, 8)})}
+    best = SPACE.configs()[0]
+    budget = Budget(per_point=8, kernels=100, seeds=2, wave=3)
+    search = Search(spaces, [short, long, reduce], {short: [best]}, budget, 0)
+    tried: dict[Point, list[Config]] = {short: [], long: [], reduce: []}
+    while asked := search.ask():
+        for candidate in asked:
+            tried[candidate.point].append(candidate.config)
+            search.tell(candidate, Measurement(Status.OK, 1.0 if candidate.config == best else 9.0))
+    assert best in tried[long]  # the winner at the next point of the same part
+    assert set(tried[long]) <= set(SPACE.configs())
+    assert sorted(tried[reduce]) == sorted(spaces[Stage.REDUCE].configs())
+
+
+def test_a_kernel_that_fails_is_not_tried_at_another_batch_size() -> None:
+    points = [Point(m, Gemm.UP) for m in (1, 2, 4, 8)]
+    bad = [config for config in SPACE.configs() if config["C"] == 3]
+    search = Search({Gemm.UP: SPACE}, points, {points[0]: bad[:1]}, BUDGET, 0)
+    first: dict[Config, int] = {}
+    for wave in range(100):
+        asked = search.ask()
+        for candidate in asked:
+            failed = candidate.config in bad
+            if failed:
+                # A point learns of another's failure one round late.
+                assert wave - first.setdefault(candidate.config, wave) <= 1
+            time_us = None if failed else 1.0
+            status = Status.COMPILE_ERROR if failed else Status.OK
+            search.tell(candidate, Measurement(status, time_us))
+    assert first and not search.ask()
+
+
+def test_nothing_larger_is_tried_than_what_ran_out_of_memory() -> None:
+    point = Point(1, Gemm.UP)
+    search = Search({Gemm.UP: SPACE}, [point], {}, BUDGET, 5)
+    too_large: list[Config] = []
+    while asked := search.ask():
+        for c in (candidate.config for candidate in asked):
+            assert not any(SPACE.at_least_as_large(c, other) for other in too_large)
+        for candidate in asked:
+            fits = candidate.config["A"] * candidate.config["B"] <= 128
+            status = Status.OK if fits else Status.OUT_OF_RESOURCES
+            search.tell(candidate, Measurement(status, 1.0 if fits else None))
+            too_large += [] if fits else [candidate.config]
+    assert too_large
+
+
+def test_exhaustive_effort_tries_every_configuration() -> None:
+    results = landscape(6)
+    search = make(6, budget_for(Effort.EXHAUSTIVE, len(POINTS), len(SPACE)))
+    assert finish(search, results).keys() == results.keys()
+
+
+def test_a_point_is_searched_alone_when_there_is_only_one() -> None:
+    point = POINTS[0]
+    results = landscape(7, failing=0)
+    search = Search({Gemm.UP: SPACE}, [point], {}, budget_for(Effort.STANDARD, 1, 120), 0)
+    tried = finish(search, results)
+    assert len(tried) == 45
+    assert best_us(tried, point) == best_us(results, point)
+
+
+def test_without_points_there_is_nothing_to_ask() -> None:
+    assert Search({Gemm.UP: SPACE}, [], {}, BUDGET, 0).ask() == []
+
+
+def test_efforts_grow() -> None:
+    quick, standard, whole = (budget_for(effort, 10, 1244) for effort in Effort)
+    assert quick.per_point < standard.per_point <= 45 < whole.per_point == 1244
+    assert quick.kernels < standard.kernels <= 250 < whole.kernels

@@ -1,0 +1,27 @@
+"""Seeds from all that a release ships."""
+
+import pytest
+from cases import FP8, INT8
+from real_sglang import package
+
+from tuner.devices.table import find_device
+from tuner.engines.sglang.package import SGLang
+from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.seeds import seeds_for
+from tuner.families.fused_moe.space import space_for
+from tuner.problems.points import Point
+
+
+@pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])
+def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, device: str) -> None:
+    card = find_device(device)
+    there = {gemm: space_for(problem, card, gemm) for gemm in Gemm}
+    points = [Point(m, gemm) for m in (1, 64, 4096) for gemm in Gemm]
+    shipped = list(moe_engine(SGLang("0.5.16", package("0.5.16"))).shipped())
+    found = seeds_for(points, problem, card, there, shipped)
+    for point in points:
+        assert len(set(found[point])) == len(found[point]) == 16
+        assert all(there[point.part].legal(seed) for seed in found[point])
+    assert found[points[0]] != found[points[-1]]
+    assert found == seeds_for(points, problem, card, there, reversed(shipped))

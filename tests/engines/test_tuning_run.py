@@ -1,0 +1,79 @@
+"""A session's promises whatever its family: what was published stays published."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cases import FP8, FP8_RECORDING, SWEEP
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.errors import UnwritableOutput
+from tuner.families.attention.selection import AttentionSelection
+from tuner.families.attention.workloads import WorkPoint
+from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.selection import MoeSelection
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import MeasureKind
+from tuner.store import Store
+from tuner.tuning.request import Source
+from tuner.tuning.run import Request, open_run
+
+EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
+RECORDINGS = {FP8.spec(): FP8_RECORDING, EXTEND: SWEEP}
+
+
+def request(text: str) -> Request:
+    moe = text == FP8.spec()
+    return Request(
+        problem=parse_problem(text),
+        device=find_device("H200"),
+        engine=find_engine("sglang==0.5.16"),
+        source=Source(MeasureKind.REPLAY, RECORDINGS[text]),
+        selection=MoeSelection((16,)) if moe else AttentionSelection((WorkPoint(4, 256, 4096),)),
+    )
+
+
+@pytest.mark.parametrize("text", RECORDINGS)
+def test_a_recording_that_cannot_be_written_leaves_the_run_done(text: str, tmp_path: Path) -> None:
+    folder, database = tmp_path / "folder", tmp_path / "tuner.db"
+    folder.mkdir()
+    asked = request(text)
+    with Store.open(f"sqlite:///{database}") as store, open_run(asked) as session:
+        with pytest.raises(UnwritableOutput, match="winners are stored: run it again"):
+            # The folder is there when the run begins, and gone when it ends.
+            session.run(
+                store,
+                progress=lambda trial: shutil.rmtree(folder, ignore_errors=True),
+                record=folder / "trials.csv.gz",
+            )
+        assert store.winners(device="NVIDIA_H200", engine="sglang", problem=asked.problem)
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT state, reason FROM runs").fetchall() == [("done", "")]
+    folder.mkdir()
+    with Store.open(f"sqlite:///{database}") as store, open_run(asked) as session:
+        again = session.run(store, progress=lambda trial: None, record=folder / "trials.csv.gz")
+    assert again.totals.measurements == 0
+    assert (folder / "trials.csv.gz").is_file()
+
+
+def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path: Path) -> None:
+    sizes = (2, 16, 128, 1024, 4096)
+    alone = {}
+    with Store.open(f"sqlite:///{tmp_path}/tuner.db") as store:
+        for gemm in Gemm:
+            asked = replace(request(FP8.spec()), selection=MoeSelection(sizes, (gemm,)))
+            with open_run(asked) as session:
+                report = session.run(store, progress=lambda trial: None)
+            alone[gemm] = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
+    assert len(alone[Gemm.UP]) == len(sizes)
+    assert alone[Gemm.DOWN] == alone[Gemm.UP]
+    free = replace(request(FP8.spec()), selection=MoeSelection(sizes, (Gemm.DOWN,)))
+    with Store.open("sqlite://") as store, open_run(free) as session:
+        report = session.run(store, progress=lambda trial: None)
+    own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
+    assert own != alone[Gemm.DOWN]  # or nothing was held back

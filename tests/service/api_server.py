@@ -1,0 +1,151 @@
+"""A real API on 127.0.0.1, and a client so plain that it can misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from store_writer import KEY, POINTS, batch
+
+from api.app import create_app
+from api.settings import ApiSettings
+from tuner.jobs.job import Job, JobFilter
+from tuner.problems.points import Config
+from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
+from tuner.store import JobStore, Leases
+from workers.reconcile import Announces
+
+_CONFIG = Config(
+    {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+)
+ENTRY = Entry(
+    POINTS[0],
+    _CONFIG,
+    Status.OK,
+    10.0,
+    Compiled(Status.OK, shared_bytes=73_728, n_regs=128, n_spills=0),
+    {"default": Incumbent(_CONFIG.replace(num_stages=2), Status.OK, 12.5, 49_152)},
+    "faster than default",
+)
+JOB = {"model": "deepseek-r1", "device": "L40S", "tp": 32, "dtype": "int8_w8a8"}
+NEVER = "0" * 26  # an id that no job has
+
+
+@dataclass
+class Answer:
+    """An answer, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def problem(self, status: int) -> str:
+        """The detail of a problem with that status."""
+        assert self.status == status, (self.status, self.body[:500])
+        assert self.headers["content-type"] == "application/problem+json"
+        assert self.json["status"] == status
+        assert self.json["request_id"] == self.headers["x-request-id"]
+        return str(self.json["detail"])
+
+
+@dataclass
+class Server:
+    """Where the API answers."""
+
+    port: int
+    app: Any
+    key: str | None = None
+    stop: Callable[[], None] = lambda: None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+    ) -> Answer:
+        """Send a request; a body that is not bytes goes as JSON."""
+        sent = dict(headers or {})
+        if key := key or self.key:
+            sent["Authorization"] = f"Bearer {key}"
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        if body is not None:
+            sent.setdefault("Content-Type", "application/json")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+
+    def submit(self, **changes: object) -> Any:
+        """The job of an accepted submission."""
+        answer = self.call("POST", "/v1/jobs", {**JOB, **changes})
+        assert answer.status == 202, answer.body
+        return answer.json
+
+
+@contextlib.contextmanager
+def serving(settings: ApiSettings, announcer: Announces | None = None) -> Iterator[Server]:
+    """The API in a thread of this process, on a port of its own."""
+    app = create_app(settings, announcer)
+    config = uvicorn.Config(
+        app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    started = threading.Event()
+    startup = server.startup
+
+    async def startup_and_say(*arguments: Any, **named: Any) -> None:
+        await startup(*arguments, **named)
+        started.set()
+
+    server.startup = startup_and_say  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(30)
+
+    try:
+        assert started.wait(30), "the API did not start"
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Server(port, app, stop=stop)
+    finally:
+        stop()
+
+
+def work(leases: Leases, *, finish: bool = True) -> Job:
+    """What a worker does with the next job: some trials, then the end."""
+    lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "test")
+    assert lease is not None
+    store = leases.store(lease)
+    run = store.begin_run(KEY)
+    store.add_trials(run, batch(0))
+    if finish:
+        store.finish_run(run, [ENTRY], Totals(measurements=100))
+    return JobStore.sharing(leases).get(lease.job_id)

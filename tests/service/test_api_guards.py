@@ -1,0 +1,395 @@
+"""Who is let in, how often, with what: keys, rates, bodies, names that are none."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from api_server import JOB, NEVER, Server, serving
+from limits import RateLimitItemPerHour
+from servers import started_redis
+from sqlalchemy import text
+
+from api.serve import refuse_without_key
+from api.settings import ApiSettings, read_api_settings
+from tuner.errors import BadInput
+from tuner.jobs.job import Job
+from tuner.store.connect import connect
+from tuner.store.keys import KeyStore, Scope
+from tuner.store.tables import VERSION_TABLE
+from workers.settings import Settings
+
+LARGEST = 100_000
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ApiSettings:
+    return ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), max_body_bytes=LARGEST)
+
+
+@pytest.fixture
+def server(settings: ApiSettings) -> Iterator[Server]:
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def keys(server: Server) -> KeyStore:
+    store: KeyStore = server.app.state.api.keys
+    return store
+
+
+class Nobody:
+    """Whom no message wakes."""
+
+    def announce(self, job: Job) -> None:
+        """Nothing is sent."""
+
+
+def rows_of(settings: ApiSettings) -> int:
+    """What was written on behalf of clients."""
+    tables = ("jobs", "job_events", "idempotency_keys", "watches")
+    with connect(settings.service.database_url).connect() as connection:
+        counts = (connection.execute(text(f"SELECT count(*) FROM {t}")).scalar() for t in tables)  # noqa: S608
+        return sum(int(count or 0) for count in counts)
+
+
+class TestKeys:
+    def test_with_a_key_in_the_store_nobody_goes_without(
+        self, server: Server, keys: KeyStore
+    ) -> None:
+        assert server.call("GET", "/v1/jobs").status == 200
+        key = keys.add("team", Scope.READ)
+        refused = server.call("GET", "/v1/jobs")
+        assert "Authorization: Bearer KEY" in refused.problem(401)
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert server.call("GET", "/v1/jobs", key=key).status == 200
+        for wrong in (key[:-1], key + "x", "", "tuner_", "\x80é"):
+            server.call("GET", "/v1/jobs", headers={"Authorization": f"Bearer {wrong}"}).problem(
+                401
+            )
+        keys.revoke("team")
+        server.call("GET", "/v1/jobs", key=key).problem(401)
+
+    def test_health_needs_no_key(self, server: Server, keys: KeyStore) -> None:
+        keys.add("team", Scope.READ)
+        for path in ("/healthz", "/readyz"):
+            assert server.call("GET", path).json == {"status": "ok"}
+        server.call("GET", "/metrics").problem(401)
+
+    def test_each_scope_reaches_so_far(self, server: Server, keys: KeyStore) -> None:
+        read, submit, admin = (keys.add(scope.name.lower(), scope) for scope in Scope)
+        watch = {"models": ["deepseek-r1"], "devices": ["L40S"]}
+
+        def statuses(key: str) -> list[int]:
+            return [
+                server.call("GET", "/v1/jobs", key=key).status,
+                server.call("POST", "/v1/jobs", JOB, key=key).status,
+                server.call("POST", "/v1/watches", watch, key=key).status,
+            ]
+
+        assert statuses(read) == [200, 403, 403]
+        assert statuses(submit) == [200, 202, 403]
+        assert statuses(admin) == [200, 202, 201]
+        said = server.call("POST", "/v1/jobs", JOB, key=read).problem(403)
+        assert said == "this needs a key of scope submit, and yours is of read"
+
+    def test_a_job_is_ended_by_its_client_or_an_admin(self, server: Server, keys: KeyStore) -> None:
+        mine, other = keys.add("mine", Scope.SUBMIT), keys.add("other", Scope.SUBMIT)
+        admin = keys.add("admin", Scope.ADMIN)
+        jobs = [
+            server.call("POST", "/v1/jobs", {**JOB, "seed": seed}, key=mine).json["id"]
+            for seed in range(2)
+        ]
+        refused = server.call("POST", f"/v1/jobs/{jobs[0]}/cancel", key=other)
+        assert "was posted by mine" in refused.problem(403)
+        assert server.call("POST", f"/v1/jobs/{jobs[0]}/cancel", key=mine).status == 200
+        assert server.call("POST", f"/v1/jobs/{jobs[1]}/cancel", key=admin).status == 200
+
+    def test_idempotency_keys_are_each_clients_own(self, server: Server, keys: KeyStore) -> None:
+        named = {"Idempotency-Key": "1"}
+        for seed, name in enumerate(("a", "b")):
+            key = keys.add(name, Scope.SUBMIT)
+            answer = server.call("POST", "/v1/jobs", {**JOB, "seed": seed}, named, key=key)
+            assert (answer.status, answer.json["client"]) == (202, name)
+
+    def test_only_its_hash_is_kept(self, settings: ApiSettings, server: Server) -> None:
+        key = server.app.state.api.keys.add("team", Scope.READ)
+        server.call("GET", "/v1/jobs", key=key)
+        files = Path(settings.service.database_url.removeprefix("sqlite:///")).parent.iterdir()
+        assert key.encode() not in b"".join(file.read_bytes() for file in files)
+
+    def test_a_key_from_elsewhere_may_be_added_again(self, keys: KeyStore) -> None:
+        token = "k" * 40
+        assert keys.add("admin", Scope.ADMIN, f"{token}\n") == token
+        assert keys.add("admin", Scope.ADMIN, token) == token
+        stored = "this key is stored already, as 'admin' with the scope admin"
+        for name, scope, given, says in [
+            ("admin", Scope.ADMIN, "j" * 40, "a key named 'admin' already"),
+            ("admin", Scope.READ, token, stored),
+            ("other", Scope.ADMIN, token, stored),
+            ("short", Scope.READ, "k" * 31, "at least 32"),
+            ("../x", Scope.READ, None, "letters, digits"),
+            ("local", Scope.READ, None, "letters, digits"),
+        ]:
+            with pytest.raises(BadInput, match=says):
+                keys.add(name, scope, given)
+        keys.revoke("admin")
+        with pytest.raises(BadInput, match="revoked, under the name 'admin'"):  # it stays so
+            keys.add("admin", Scope.ADMIN, token)
+        assert not keys.any()
+
+    def test_a_page_under_another_name_gets_nothing(self, server: Server) -> None:
+        """A browser can be led here by a name that resolves to 127.0.0.1."""
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+            server.call("GET", "/v1/jobs", headers={"Host": host}).problem(401)
+        for host in ("localhost:1", "127.0.0.1", "[::1]:80"):
+            assert server.call("GET", "/v1/jobs", headers={"Host": host}).status == 200
+
+    @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+    def test_a_proxy_on_this_machine_is_not_this_machine(
+        self, server: Server, keys: KeyStore, header: str
+    ) -> None:
+        passed_on = {header: "203.0.113.7"}
+        server.call("GET", "/v1/jobs", headers=passed_on).problem(401)
+        key = keys.add("team", Scope.READ)
+        assert server.call("GET", "/v1/jobs", headers=passed_on, key=key).status == 200
+
+    def test_without_a_key_only_loopback_is_served(self, settings: ApiSettings) -> None:
+        for host in ("0.0.0.0", "::", "10.1.2.3", "tuner.example"):  # noqa: S104
+            with pytest.raises(BadInput, match="make a key first"):
+                refuse_without_key(settings, host)
+        for host in ("127.0.0.1", "::1", "localhost"):
+            refuse_without_key(settings, host)
+        with KeyStore.open(settings.service.database_url) as keys:
+            keys.add("admin", Scope.ADMIN)
+        refuse_without_key(settings, "0.0.0.0")  # noqa: S104
+
+
+class TestRates:
+    def test_more_than_the_rate_is_refused_until_later(self, settings: ApiSettings) -> None:
+        few = replace(
+            settings, rate=(RateLimitItemPerHour(6),), submit_rate=(RateLimitItemPerHour(2),)
+        )
+        with serving(few) as server:
+            posts = [server.call("POST", "/v1/jobs", {**JOB, "seed": n}) for n in range(3)]
+            assert [answer.status for answer in posts] == [202, 202, 429]
+            assert posts[2].problem(429) == "more than 2 per 1 hour"
+            assert 3500 < int(posts[2].headers["retry-after"]) <= 3600
+            gets = [server.call("GET", "/v1/jobs") for _ in range(4)]
+            assert [answer.status for answer in gets] == [200, 200, 200, 429]
+            assert len(gets[0].json["jobs"]) == 2
+            assert server.call("GET", "/healthz").status == 200
+
+    def test_they_hold_over_all_processes_that_share_a_redis(
+        self, settings: ApiSettings, redis_url: str
+    ) -> None:
+        service = replace(settings.service, broker_url=redis_url)
+        few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),))
+        name = uuid.uuid4().hex  # the Redis may be anybody's
+        with serving(few, Nobody()) as first, serving(few, Nobody()) as second:
+            key = first.app.state.api.keys.add(name, Scope.READ)
+            answers = [
+                server.call("GET", "/v1/jobs", key=key).status
+                for _ in range(4)
+                for server in (first, second)
+            ]
+        assert answers == [200] * 6 + [429] * 2
+
+    def test_without_its_redis_a_process_counts_by_itself(self, settings: ApiSettings) -> None:
+        with started_redis(password="p@ss") as redis:  # noqa: S106
+            service = replace(settings.service, broker_url=redis.url)
+            few = replace(settings, service=service, rate=(RateLimitItemPerHour(2),))
+            with serving(few, Nobody()) as server:
+                assert server.call("GET", "/v1/jobs").status == 200
+                redis.stop()
+                answers = [server.call("GET", "/v1/jobs").status for _ in range(3)]
+                assert answers == [200, 200, 429]
+                redis.start()
+
+    def test_guessing_keys_is_slowed_and_logged(
+        self, server: Server, keys: KeyStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        key = keys.add("team", Scope.READ)
+        with caplog.at_level(logging.WARNING, "tuner.api.auth"):
+            answers = [server.call("GET", "/v1/jobs", key=f"wrong-{n}") for n in range(31)]
+        assert {answer.status for answer in answers[:30]} == {401}
+        answers[30].problem(429)
+        assert len(caplog.records) == 31
+        assert "wrong-1" not in caplog.text
+        assert server.call("GET", "/v1/jobs", key=key).status == 200
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("body", "status", "said"),
+        [
+            (b'{"model": NaN}', 400, "NaN is not a number"),
+            (b'{"model": -Infinity}', 400, "-Infinity is not a number"),
+            (b'{"seed": 1e999}', 400, "too large a number"),
+            (b'{"seed": ' + b"9" * 5000 + b"}", 400, "too many digits"),
+            (b'{"seed": ' + b"9" * 400 + b"}", 422, "model: Field required"),
+            (b'{"model": ' + b"[" * 65 + b"]" * 65 + b"}", 400, "nested more than 64 deep"),
+            (b"[" * 50_000, 400, "nested more than 64 deep"),
+            (b'{"model": "\\u0000"}', 422, "a string holds a NUL"),
+            (b'{"model": {"\\ud800": 1}}', 400, "half a character"),
+            (b'{"model": "\xff"}', 400, "not JSON"),
+            (b'{"model": "a"', 400, "not JSON"),
+            (b"[]", 422, ""),
+            (b"", 422, ""),
+        ],
+        ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else None,
+    )
+    def test_what_is_not_plain_json_is_refused(
+        self, settings: ApiSettings, server: Server, body: bytes, status: int, said: str
+    ) -> None:
+        assert said in server.call("POST", "/v1/jobs", body).problem(status)
+        assert rows_of(settings) == 0
+
+    def test_another_media_type_is_refused(self, settings: ApiSettings, server: Server) -> None:
+        """Also what a web page of elsewhere can send without asking first."""
+        body = json.dumps(JOB).encode()
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "", "application/xml"):
+            server.call("POST", "/v1/jobs", body, {"Content-Type": kind}).problem(415)
+        assert rows_of(settings) == 0
+
+    def test_a_large_body_is_refused_unread(self, settings: ApiSettings, server: Server) -> None:
+        """The client sees the answer though it has sent the head alone."""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(
+                b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 999999999999\r\n\r\n"
+            )
+            assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
+        assert rows_of(settings) == 0
+
+    def test_a_large_body_in_chunks_is_refused(self, settings: ApiSettings, server: Server) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        chunks = (b" " * 10_000 for _ in range(11))
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/jobs", chunks, headers, encode_chunked=True)
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert json.loads(answer.read())["detail"] == f"a body has at most {LARGEST} bytes"
+        assert rows_of(settings) == 0
+
+    def test_a_body_that_is_cut_off_does_nothing(
+        self, settings: ApiSettings, server: Server
+    ) -> None:
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        whole = json.dumps(JOB).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(head + b"Content-Length: 4096\r\n\r\n" + whole)
+        server.call("GET", "/v1/jobs")
+        assert rows_of(settings) == 0
+
+    def test_the_largest_body_still_goes(self, server: Server) -> None:
+        body = json.dumps(JOB).encode()
+        assert server.call("POST", "/v1/jobs", body + b" " * (LARGEST - len(body))).status == 202
+
+
+class TestNames:
+    """Nothing that a client names is ever a path."""
+
+    PATHS = ("../../etc/passwd", "/etc", "..", ".", "./x", "etc/passwd", "file:///etc/passwd")
+
+    def test_models(self, settings: ApiSettings, server: Server, tmp_path: Path) -> None:
+        config = tmp_path / "model" / "config.json"
+        config.parent.mkdir()
+        config.write_text(
+            json.dumps(
+                {
+                    "architectures": ["MixtralForCausalLM"],
+                    "num_local_experts": 8,
+                    "intermediate_size": 14336,
+                    "hidden_size": 4096,
+                    "num_experts_per_tok": 2,
+                }
+            )
+        )
+        for path in (*self.PATHS, str(config), str(config.parent)):
+            said = server.call("POST", "/v1/jobs", {**JOB, "model": path}).problem(422)
+            assert "no preset" in said
+            watch = {"models": [path], "devices": ["L40S"]}
+            server.call("POST", "/v1/watches", watch).problem(422)
+        assert rows_of(settings) == 0
+
+    def test_devices(self, settings: ApiSettings, server: Server) -> None:
+        for path in self.PATHS:
+            server.call("POST", "/v1/jobs", {**JOB, "device": path}).problem(422)
+            quoted = path.replace("/", "%2f")
+            answer = server.call("GET", f"/v1/exports/{quoted}.tar")
+            assert answer.status in (404, 422)
+        assert rows_of(settings) == 0
+
+    def test_recordings_and_engines(self, settings: ApiSettings, tmp_path: Path) -> None:
+        service = replace(settings.service, recordings=tmp_path)
+        with serving(replace(settings, service=service)) as server:
+            for path in self.PATHS:
+                body = {**JOB, "measure": f"replay:{path}"}
+                server.call("POST", "/v1/jobs", body).problem(422)
+                server.call("POST", "/v1/jobs", {**JOB, "engine": path}).problem(422)
+            assert rows_of(settings) == 0
+            body = {**JOB, "measure": "replay:h200.csv"}
+            assert server.call("POST", "/v1/jobs", body).status == 202
+
+    def test_jobs_and_request_ids(self, server: Server) -> None:
+        for name in ("..%2f..%2fetc", "%00" * 26, "0" * 27, NEVER.upper().replace("0", "Z")):
+            assert server.call("GET", f"/v1/jobs/{name}").status in (404, 422)
+        answer = server.call("GET", "/v1/jobs", headers={"X-Request-ID": "a b\t"})
+        assert answer.headers["x-request-id"] != "a b"
+        mine = server.call("GET", "/v1/jobs", headers={"X-Request-ID": "trace-1"})
+        assert mine.headers["x-request-id"] == "trace-1"
+
+
+class TestSettings:
+    def test_they_are_read_from_the_environment(self, tmp_path: Path) -> None:
+        file = tmp_path / "rate"
+        file.write_text("5/second\n")
+        read = read_api_settings(
+            {"TUNER_API_RATE_FILE": str(file), "TUNER_API_SUBMIT_RATE": "none"}
+            | {"TUNER_API_MAX_BODY_BYTES": "2048", "TUNER_API_STREAMS": "3"}
+        )
+        assert (read.max_body_bytes, read.streams, read.submit_rate) == (2048, 3, ())
+        assert [str(rate) for rate in read.rate] == ["5 per 1 second"]
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("RATE", "often"), ("MAX_BODY_BYTES", "4M"), ("STREAMS", "0"), ("STREAM_S", "-1")],
+    )
+    def test_what_cannot_be_is_refused(self, name: str, value: str) -> None:
+        with pytest.raises(BadInput, match=value):
+            read_api_settings({f"TUNER_API_{name}": value})
+
+
+def test_a_store_that_was_upgraded_or_emptied_is_not_ready(
+    settings: ApiSettings, server: Server
+) -> None:
+    assert server.call("GET", "/readyz").status == 200
+    for change in ("UPDATE {} SET version_num = '9999'", "DELETE FROM {}", "DROP TABLE {}"):
+        with connect(settings.service.database_url).begin() as connection:
+            connection.execute(text(change.format(VERSION_TABLE)))
+        assert "the store does not answer" in server.call("GET", "/readyz").problem(503)
+    assert server.call("GET", "/healthz").status == 200
+
+
+def test_a_store_that_is_gone_is_said_to_be_and_not_where(
+    settings: ApiSettings, server: Server
+) -> None:
+    path = Path(settings.service.database_url.removeprefix("sqlite:///"))
+    server.app.state.api.store._engine.dispose()
+    for file in path.parent.glob("tuner.db*"):
+        file.unlink()
+    path.mkdir()
+    for target in ("/readyz", "/v1/jobs"):
+        answer = server.call("GET", target)
+        assert "the store does not answer" in answer.problem(503)
+        assert str(path) not in answer.body.decode()
+    assert server.call("GET", "/healthz").status == 200

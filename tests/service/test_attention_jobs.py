@@ -1,0 +1,174 @@
+"""Attention through the queue: posted, run by a worker's own code, and shown by the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+from api_server import Server, serving
+
+from api.settings import ApiSettings
+from tuner.devices.table import find_device
+from tuner.engines.sglang.attention.binding import CHOICES
+from tuner.families.attention.problem import Attention, Stage, parse_attention
+from tuner.families.attention.space import attention_space
+from tuner.jobs.job import JobFilter, JobRequest
+from tuner.measure.recording import write_trials
+from tuner.problems.points import Candidate, Point
+from tuner.problems.results import Compiled, Measurement, Status, Trial
+from tuner.store import Leases, NightStore, Store
+from workers.child import AttemptOutcome
+from workers.nightly import WatchState, plan, watch_list_of
+from workers.run_job import do_job
+from workers.settings import Settings
+from workers.watches import Watch
+
+SPEC = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+PROBLEM: Attention = parse_attention(SPEC)
+POINTS = [{"batch_size": size, "cached_tokens": 4096} for size in (1, 64)]
+JOB = {"model": SPEC, "device": "H200", "measure": "replay:decode.csv", "workload": POINTS}
+STAGES = (Stage.DECODE, Stage.REDUCE)
+
+
+@pytest.fixture
+def settings(store_url: str, tmp_path: Path) -> Settings:
+    """With a recording in which more warps are always faster."""
+    device = find_device("H200")
+    trials = [
+        Trial(
+            Candidate(Point(size, stage, 1, 4096), config),
+            Compiled(Status.OK, shared_bytes=1024),
+            Measurement(Status.OK, 100.0 / config["num_warps"] + size),
+        )
+        for size in (1, 64)
+        for stage in STAGES
+        for config in attention_space(PROBLEM, device, stage, CHOICES[stage]).configs()
+    ]
+    write_trials(tmp_path / "decode.csv", PROBLEM, trials)
+    return Settings(store_url, recordings=tmp_path)
+
+
+@pytest.fixture
+def server(settings: Settings) -> Iterator[Server]:
+    with serving(ApiSettings(settings)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For requests that must not get as far as the store."""
+    folder = tmp_path_factory.mktemp("api")
+    url = f"sqlite:///{folder / 'tuner.db'}"
+    with serving(ApiSettings(Settings(url, recordings=folder))) as running:
+        yield running
+
+
+@pytest.fixture
+def leases(server: Server, settings: Settings) -> Iterator[Leases]:
+    with Leases.open(settings.database_url) as opened:
+        yield opened
+
+
+def run_next(leases: Leases, settings: Settings) -> None:
+    lease = leases.claim([JobFilter(needs_gpu=False)], "test")
+    assert lease is not None
+    result = do_job(lease, leases, settings)
+    assert result.outcome is AttemptOutcome.DONE, result.reason
+
+
+def test_a_job_is_run_and_its_results_are_shown(
+    server: Server, leases: Leases, settings: Settings
+) -> None:
+    answer = server.call("POST", "/v1/jobs", JOB)
+    assert answer.status == 202, answer.body
+    job = answer.json
+    assert job["request"]["problem"] == SPEC
+    assert job["request"]["workload"] == [{**p, "new_tokens": 1, "weight": 1.0} for p in POINTS]
+    assert job["request"].keys().isdisjoint({"gemms", "batch_sizes"})
+    run_next(leases, settings)
+    assert server.call("GET", f"/v1/jobs/{job['id']}").json["state"] == "done"
+
+    winners = server.call("GET", f"/v1/jobs/{job['id']}/winners").json["winners"]
+    assert [(w["batch_size"], w["new_tokens"], w["cached_tokens"], w["part"]) for w in winners] == [
+        (size, 1, 4096, stage.value) for size in (1, 64) for stage in STAGES
+    ]
+    assert {w["config"]["num_warps"] for w in winners} == {8}
+    assert {w["median_us"] - w["batch_size"] for w in winners} == {12.5}
+    assert all("gemm" not in w and w["incumbents"]["default"] for w in winners)
+
+    tried, after = [], ""
+    while after is not None:
+        page = server.call("GET", f"/v1/jobs/{job['id']}/trials?limit=7{after}").json
+        tried += [
+            (t["part"], t["batch_size"], t["cached_tokens"], str(t["config"]))
+            for t in page["trials"]
+        ]
+        after = page["next"] and f"&after={page['next']}"
+    assert len(tried) == len(set(tried)) > 40
+    assert {at[:2] for at in tried} == {(stage.value, size) for stage in STAGES for size in (1, 64)}
+
+
+@pytest.mark.parametrize("workload", [None, "offline"])
+def test_a_use_is_taken_by_name(server: Server, workload: str | None) -> None:
+    job = server.submit(**{**JOB, "tp": 1, "dtype": None, "measure": "gpu", "workload": workload})
+    assert job["request"]["workload"] == workload
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gemms": ["up"]}, "gemms is for a fused-MoE layer: leave it out"),
+        ({"ep": 8}, "ep is for a fused-MoE layer: leave it out"),
+        ({"block_shape": [128, 128]}, "block_shape is for a fused-MoE layer: leave it out"),
+        ({"fuse_shared": False}, "fuse_shared is for a fused-MoE layer: leave it out"),
+        ({"hidden_size": 7168}, "hidden_size is for a fused-MoE layer: leave it out"),
+        ({"top_k": 8}, "top_k is for a fused-MoE layer: leave it out"),
+        ({"wide": False}, "wide is for a fused-MoE layer: leave it out"),
+        ({"tp": 8}, "tp is for a model"),
+        ({"dtype": "fp8_w8a8"}, "dtype is for a model"),
+        ({"batch_sizes": [1]}, "batch_sizes is for a fused-MoE layer: leave it out"),
+        ({"workload": "offlin"}, "'offline'"),
+        ({"workload": []}, "at least 1 item"),
+        ({"workload": [{"batch_size": 0}]}, "greater than or equal to 1"),
+        ({"workload": [{"batch_size": 4, "new_tokens": 9}]}, "has no point of decode"),
+        ({"workload": [*POINTS, POINTS[0]]}, "point 3 is point 1 again"),
+        ({"workload": [{"batch_size": 4, "weigth": 2}]}, "did you mean 'weight'?"),
+        ({"model": SPEC.replace("splits", "split")}, "did you mean 'kv_splits'?"),
+        (
+            {"model": "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"},
+            "workload is for attention: leave it out",
+        ),
+    ],
+)
+def test_a_mistake_is_named(untouched: Server, change: dict[str, object], said: str) -> None:
+    assert said in untouched.call("POST", "/v1/jobs", {**JOB, **change}).problem(422)
+    assert untouched.call("GET", "/v1/jobs").json["jobs"] == []
+
+
+def test_every_field_that_does_not_apply_is_pointed_at(untouched: Server) -> None:
+    answer = untouched.call("POST", "/v1/jobs", {**JOB, "ep": 8, "top_k": 2, "gemms": ["up"]})
+    assert answer.status == 422
+    assert [one["pointer"] for one in answer.json["errors"]] == ["/ep", "/top_k", "/gemms"]
+
+
+def test_a_watched_problem_is_judged_at_its_own_points(
+    server: Server, leases: Leases, settings: Settings
+) -> None:
+    with Store.open(settings.database_url) as store:
+        watch = Watch((SPEC,), ("H200",), measure="replay:decode.csv")
+        nights = NightStore.sharing(store)
+        nights.add_watch(watch.as_json(), watch.key, "test")
+        on_gpu = Watch((SPEC,), ("H200",))
+        nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")
+
+        def standings() -> list[WatchState]:
+            judged = plan(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
+            assert all(isinstance(one.request, JobRequest) for one in judged)
+            return [one.standing for one in judged]
+
+        assert standings() == [WatchState.MISSING] * 2
+        server.submit(**{**JOB, "tp": 1, "dtype": None})
+        run_next(leases, settings)
+        assert standings() == [WatchState.TUNED, WatchState.MISSING]

@@ -1,0 +1,245 @@
+"""The lane and the GPU bench, with a child program that fails as it is told to."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fake_gpu_child as fake
+import pytest
+
+from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.problem import Gemm
+from tuner.measure.gpu import GpuBench
+from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
+from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.results import Compiled, Measurement, Status
+
+POINT = Point(8, Gemm.UP)
+FITS = Compiled(Status.OK, shared_bytes=1024)
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+
+
+def config(us: int, act: int | None = None) -> Config:
+    return Config({"US": us} if act is None else {"US": us, "ACT": act})
+
+
+def ticket(us: int, act: int | None = None, point: Point = POINT) -> PendingMeasurement:
+    return PendingMeasurement(Candidate(point, config(us, act)), FITS)
+
+
+def children() -> set[int]:
+    """This process's children, zombies included."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields[1]) == os.getpid():
+            found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture
+def lane() -> Iterator[GpuWorker]:
+    lane = open_lane()
+    yield lane
+    lane.close()
+
+
+def open_lane(limits: Limits = Limits(request_s=30), **answer: object) -> GpuWorker:
+    return GpuWorker({"answer": answer}, ENV, limits, "fake_gpu_child")
+
+
+def run(lane: GpuWorker, tickets: Sequence[PendingMeasurement]) -> list[Measurement]:
+    for one in tickets:
+        lane.put(one)
+    done: list[tuple[PendingMeasurement, Measurement]] = []
+    while not lane.idle:
+        done += lane.collect(5.0)
+    assert [one for one, _ in done] == list(tickets)  # each once, in order
+    return [measurement for _, measurement in done]
+
+
+def test_times_come_back_in_order_even_for_more_than_are_sent_ahead(lane):
+    times = [100 + i for i in range(50)]
+    done = run(lane, [ticket(us) for us in times])
+    assert [m.median_us for m in done] == times
+    assert lane.replaced == 0
+    assert lane.busy_s == pytest.approx(0.050)
+
+
+def test_child_is_told_the_best_time_of_the_point_so_far(lane):
+    other = Point(8, Gemm.DOWN)
+    first = run(lane, [ticket(20), ticket(30), ticket(90, point=other)])
+    second = run(lane, [ticket(40), ticket(50, point=other)])
+    assert first[0].detail.split()[1] == "None"
+    assert [m.detail.split()[1] for m in second] == ["20", "90"]
+
+
+def test_child_is_told_every_coordinate_of_a_point(lane, bench):
+    points = [POINT, Point(4, Stage.EXTEND, 512, 8192), Point(4, Stage.REDUCE, 1, 8192)]
+    done = run(lane, [ticket(20, point=point) for point in points])
+    assert [m.detail.split(maxsplit=2)[2] for m in done] == [str(point) for point in points]
+    (raced,) = bench.race(points[1], [config(5)], rounds=9).values()
+    assert raced.detail.split(maxsplit=2)[2] == str(points[1])
+
+
+@pytest.mark.parametrize("act", [fake.CRASH, fake.DIE])
+def test_crash_costs_one_candidate_and_the_next_goes_on(lane, act):
+    done = run(lane, [ticket(1), ticket(2, act), ticket(3), ticket(4)])
+    assert [m.status for m in done] == [Status.OK, Status.CRASHED, Status.OK, Status.OK]
+    assert lane.replaced == 1
+    assert ("as asked" if act == fake.CRASH else "exit code 7") in done[1].detail
+
+
+def test_hang_is_killed_after_the_limit():
+    lane = open_lane(Limits(request_s=0.05))
+    lane.put(ticket(2, fake.HANG))
+    ((_, lost),) = lane.collect(0.2)
+    lane.close()
+    assert lost.status is Status.TIMED_OUT
+    assert "0.05 s" in lost.detail
+
+
+def test_the_warm_spare_takes_over(lane):
+    before = children()
+    first, crashed, after = run(lane, [ticket(1), ticket(2, fake.CRASH), ticket(3)])
+    pids = [int(m.detail.split()[0]) for m in (first, after)]
+    assert pids[0] != pids[1]
+    assert set(pids) <= before  # neither was started after the crash
+    assert crashed.status is Status.CRASHED
+
+
+def test_wrong_result_keeps_the_child(lane):
+    done = run(lane, [ticket(1, fake.WRONG), ticket(2)])
+    assert [m.status for m in done] == [Status.WRONG_RESULT, Status.OK]
+    assert done[0].median_us is None
+    assert lane.replaced == 0
+
+
+def test_out_of_memory_ends_the_run_and_names_it(lane):
+    with pytest.raises(NotEnoughMemory, match="as asked"):
+        run(lane, [ticket(1), ticket(2, fake.OUT_OF_MEMORY)])
+
+
+def test_bad_input_that_a_candidate_meets_ends_the_run_and_says_why(lane):
+    with pytest.raises(BadInput, match="^as asked$"):
+        run(lane, [ticket(1), ticket(2, fake.BAD_INPUT)])
+
+
+def test_too_many_lost_children_end_the_run():
+    lane = open_lane(Limits(request_s=30, replacements=2))
+    with pytest.raises(MeasurerFailed, match="3 measuring processes"):
+        run(lane, [ticket(i, fake.CRASH) for i in range(3)])
+    lane.close()
+
+
+def test_nothing_is_left_of_a_closed_lane():
+    before = children()
+    lane = open_lane()
+    run(lane, [ticket(1), ticket(2, fake.DIE), ticket(3)])
+    lane.put(ticket(4, fake.HANG))
+    lane.close()
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ({"needed_bytes": 5000}, NotEnoughMemory, "5,000 bytes of GPU memory, 1,000 are free"),
+        ({"status": "crashed", "detail": "no GPU"}, MeasurerUnavailable, "no GPU"),
+        ({"status": "bad_input", "detail": "not a tensor"}, BadInput, "not a tensor"),
+    ],
+)
+def test_set_up_that_fails_says_why_and_leaves_nothing(answer, error, words):
+    before = children()
+    with pytest.raises(error, match=words):
+        open_lane(**answer)
+    assert children() == before
+
+
+def test_program_that_does_not_start_says_its_last_words():
+    with pytest.raises(MeasurerUnavailable, match="No module named"):
+        GpuWorker({}, ENV, Limits(), "no_such_module")
+
+
+class Compiling:
+    """A compiler whose kernels are there at once; those with `BROKEN` never compile."""
+
+    compiled_count, compile_s = 3, 1.5
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[Candidate, Compiled]] = []
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            status = Status.COMPILE_ERROR if candidate.config.get("BROKEN") else Status.OK
+            self._ready.append((candidate, Compiled(status)))
+
+    def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+def trials_of(bench: GpuBench, candidates: Sequence[Candidate]):
+    bench.submit(candidates)
+    done = {}
+    while some := bench.poll(wait=True):
+        done.update({trial.candidate: trial.measurement for trial in some})
+    return done
+
+
+@pytest.fixture
+def bench(lane) -> GpuBench:
+    return GpuBench(Compiling(), [lane])
+
+
+def test_bench_measures_what_compiles(bench):
+    good, broken = Candidate(POINT, config(5)), Candidate(POINT, Config({"US": 1, "BROKEN": 1}))
+    done = trials_of(bench, [good, broken])
+    assert done[good].median_us == 5
+    assert done[broken].status is Status.COMPILE_ERROR
+    assert bench.totals.measurements == 1
+    assert bench.totals.extra["children_replaced"] == 0
+    assert bench.environment == {"torch": "2", "cuda": "13", "driver": "1"}
+
+
+def test_bench_only_compiles_at_points_that_nobody_asked_for(lane):
+    bench = GpuBench(Compiling(), [lane], points=[POINT])
+    elsewhere = Candidate(Point(16, Gemm.UP), config(5, fake.DIE))
+    assert trials_of(bench, [elsewhere])[elsewhere].status is Status.INCUMBENT
+
+
+def test_points_are_shared_by_the_lanes_and_stay_there(lane):
+    with_two = open_lane()
+    bench = GpuBench(Compiling(), [lane, with_two])
+    candidates = [Candidate(Point(size, Gemm.UP), config(us)) for us in (5, 6) for size in (1, 2)]
+    done = trials_of(bench, candidates)
+    with_two.close()
+    child_of = {(c.point, m.detail.split()[0]) for c, m in done.items()}
+    assert len(child_of) == 2
+    assert len({child for _, child in child_of}) == 2
+
+
+def test_race_times_all_in_one_request(bench):
+    times = bench.race(POINT, [config(5), config(6)], rounds=9)
+    assert {c["US"]: (m.median_us, m.samples) for c, m in times.items()} == {5: (5, 9), 6: (6, 9)}
+
+
+@pytest.mark.parametrize("act", [fake.CRASH, fake.DIE])
+def test_race_that_loses_its_child_goes_on_without_the_culprit(bench, lane, act):
+    times = bench.race(POINT, [config(5), config(6, act), config(7)], rounds=9)
+    assert sorted(c["US"] for c in times) == [5, 7]
+    assert lane.replaced == 2
+
+
+def test_race_that_runs_out_of_memory_says_so(bench):
+    with pytest.raises(NotEnoughMemory, match="as asked"):
+        bench.race(POINT, [config(5, fake.OUT_OF_MEMORY)], rounds=9)
+
+
+def test_race_that_meets_bad_input_says_why(bench):
+    with pytest.raises(BadInput, match="^as asked$"):
+        bench.race(POINT, [config(5), config(6, fake.BAD_INPUT)], rounds=9)

@@ -1,0 +1,796 @@
+"""What the queue does, on each database."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_submitter import BODY, go_on, submitter_request, submitting
+from sqlalchemy import select, text, update
+from store_writer import KEY, PROBLEM, batch, trial
+from worker_processes import wait_for
+
+from tuner.errors import (
+    BadInput,
+    IdempotencyConflict,
+    IdempotencyKeyInUse,
+    RunAlreadyActive,
+    StaleLease,
+    UnknownJob,
+)
+from tuner.families.fused_moe.problem import Gemm
+from tuner.families.fused_moe.selection import MoeSelection
+from tuner.jobs.job import (
+    FRESH,
+    LEASE,
+    MAX_ATTEMPTS,
+    Job,
+    JobFilter,
+    JobRequest,
+    JobState,
+    Lease,
+    Priority,
+    Submitted,
+    read_request,
+)
+from tuner.problems.records import RunState
+from tuner.problems.results import Totals
+from tuner.store import JobStore, LeasedStore, Leases, Store
+from tuner.store.connect import connect
+from tuner.store.job_tables import jobs as table
+from tuner.tuning.request import Effort
+
+REQUEST = JobRequest(
+    PROBLEM, "L40S", measure="predict", selection=MoeSelection((16, 2)), model="deepseek-r1"
+)
+ON_GPU = replace(REQUEST, measure="gpu")
+ANY = [JobFilter(needs_gpu=False)]
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Clock:
+    """A time that goes on when it is told to."""
+
+    now: datetime = field(default=datetime(2026, 11, 1, tzinfo=timezone.utc))
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, by: timedelta) -> None:
+        self.now += by
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def jobs(store: Store, clock: Clock) -> JobStore:
+    return JobStore(store._engine, clock)
+
+
+@pytest.fixture
+def leases(store: Store, clock: Clock) -> Leases:
+    return Leases(store._engine, clock)
+
+
+def claim(leases: Leases, owner: str = "worker") -> Lease:
+    lease = leases.claim(ANY, owner)
+    assert lease is not None
+    return lease
+
+
+def seeded(count: int) -> list[JobRequest]:
+    return [replace(REQUEST, seed=seed) for seed in range(count)]
+
+
+def kinds(jobs: JobStore, job_id: str) -> list[str]:
+    events = jobs.events(job_id)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    return [event.kind for event in events]
+
+
+class TestSubmitting:
+    def test_a_job_is_queued_as_asked(self, jobs: JobStore, clock: Clock) -> None:
+        answer = jobs.submit(ON_GPU, client="team", priority=Priority.URGENT)
+        job = jobs.get(answer.job.id)
+        assert answer.created
+        assert not answer.replayed
+        assert job == answer.job
+        assert job.request == replace(ON_GPU, device="NVIDIA_L40S", selection=MoeSelection((2, 16)))
+        assert (job.state, job.priority, job.client) == (JobState.QUEUED, Priority.URGENT, "team")
+        assert (job.attempts, job.run_id, job.error, job.finished_at) == (0, None, "", None)
+        assert job.created_at == clock.now
+        assert kinds(jobs, job.id) == ["submitted"]
+
+    def test_an_unfinished_equal_job_answers(self, jobs: JobStore) -> None:
+        first = jobs.submit(REQUEST).job
+        again = jobs.submit(replace(REQUEST, model="another name", selection=MoeSelection((2, 16))))
+        assert (again.created, again.job.id) == (False, first.id)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"problem": replace(PROBLEM, N=128)},
+            {"device": "H200"},
+            {"engine": "sglang==0.5.16"},
+            {"measure": "gpu"},
+            {"selection": MoeSelection()},
+            {"selection": MoeSelection((2, 16), (Gemm.UP,))},
+            {"effort": Effort.QUICK},
+            {"wide": True},
+            {"seed": 1},
+        ],
+        ids=str,
+    )
+    def test_a_request_that_differs_is_another_job(
+        self, jobs: JobStore, change: dict[str, Any]
+    ) -> None:
+        first = jobs.submit(REQUEST).job
+        other = jobs.submit(replace(REQUEST, **change))
+        assert other.created
+        assert other.job.id != first.id
+
+    def test_an_urgent_request_hurries_a_queued_job(self, jobs: JobStore) -> None:
+        first = jobs.submit(REQUEST).job
+        jobs.submit(replace(REQUEST, seed=7), priority=Priority.URGENT)
+        hurried = jobs.submit(REQUEST, priority=Priority.URGENT)
+        assert (hurried.created, hurried.job.id) == (False, first.id)
+        assert hurried.job.priority is Priority.URGENT
+        assert jobs.submit(REQUEST).job.priority is Priority.URGENT
+
+    def test_a_job_done_lately_answers_and_an_old_one_does_not(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        first = jobs.submit(REQUEST).job
+        finish(leases, claim(leases))
+        clock.advance(FRESH - timedelta(seconds=1))
+        assert jobs.submit(REQUEST).job.id == first.id
+        assert jobs.submit(REQUEST, fresh=timedelta(hours=1)).created
+        jobs.cancel(jobs.list(limit=1)[0].id)
+        clock.advance(timedelta(seconds=2))
+        assert jobs.submit(REQUEST).created
+
+    @pytest.mark.parametrize("end", ["fail", "cancelled"])
+    def test_a_job_that_gave_no_answer_is_no_answer(
+        self, jobs: JobStore, leases: Leases, end: str
+    ) -> None:
+        jobs.submit(REQUEST)
+        lease = claim(leases)
+        leases.fail(lease, "nothing fits") if end == "fail" else leases.cancelled(lease)
+        assert jobs.submit(REQUEST).created
+
+    def test_a_job_being_cancelled_is_no_answer(self, jobs: JobStore, leases: Leases) -> None:
+        first = jobs.submit(REQUEST).job
+        claim(leases)
+        jobs.cancel(first.id)
+        assert jobs.submit(REQUEST).created
+
+    def test_a_request_comes_back_from_json(self) -> None:
+        down = MoeSelection((2, 16), (Gemm.DOWN,))
+        request = replace(ON_GPU, selection=down, effort=Effort.QUICK, wide=True, seed=2**62)
+        assert read_request(request.as_json()) == request
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"device": "L40X"},
+            {"measure": "guess"},
+            {"batch_sizes": []},
+            {"batch_sizes": [0]},
+            {"batch_sizes": [1 << 20]},
+            {"gemms": []},
+            {"seed": -1},
+            {"seed": 1 << 63},
+        ],
+        ids=str,
+    )
+    def test_what_no_worker_could_run_is_refused(self, change: dict[str, Any]) -> None:
+        with pytest.raises(BadInput) as caught:
+            read_request({**REQUEST.as_json(), **change})
+        assert "\n" not in str(caught.value)
+
+
+class TestIdempotency:
+    def test_the_same_key_and_body_is_the_same_job(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        first = jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        finish(leases, claim(leases))
+        clock.advance(2 * FRESH)  # by now, only the key says that it was asked for before
+        again = jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        assert (again.job.id, again.created, again.replayed) == (first.job.id, False, True)
+        assert len(jobs.list()) == 1
+
+    def test_another_body_is_refused_and_leaves_nothing(self, jobs: JobStore) -> None:
+        jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        with pytest.raises(IdempotencyConflict, match="'k'"):
+            jobs.submit(replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
+        assert len(jobs.list()) == 1
+
+    def test_clients_do_not_share_keys(self, jobs: JobStore) -> None:
+        jobs.submit(REQUEST, client="a", idempotency_key="k", body_hash="a")
+        other = replace(REQUEST, seed=1)
+        assert jobs.submit(other, client="b", idempotency_key="k", body_hash="b").created
+
+    def test_old_keys_are_forgotten(self, jobs: JobStore, clock: Clock) -> None:
+        jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+        clock.advance(timedelta(days=8))
+        assert jobs.forget_idempotency_keys() == 1
+        jobs.submit(replace(REQUEST, seed=1), idempotency_key="k", body_hash="b")
+
+    def test_at_once_it_is_one_job(self, jobs: JobStore) -> None:
+        def post(number: int) -> str:
+            key = f"k{number % 2}"  # equal requests under two keys, each posted four times
+            while True:
+                with contextlib.suppress(IdempotencyKeyInUse):
+                    return jobs.submit(REQUEST, idempotency_key=key, body_hash="a").job.id
+
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(post, range(8)))) == 1
+        assert len(jobs.list()) == 1
+        assert kinds(jobs, jobs.list()[0].id) == ["submitted"]
+
+    def test_a_key_that_another_process_is_at_work_on_is_refused_at_once(
+        self, jobs: JobStore, store_url: str
+    ) -> None:
+        mine = {"idempotency_key": "k", "body_hash": BODY}
+        with submitting(store_url, "k") as other:
+            with pytest.raises(IdempotencyKeyInUse, match="try again"):
+                jobs.submit(submitter_request(0), **mine)
+            with pytest.raises(IdempotencyKeyInUse):  # whatever the body
+                jobs.submit(REQUEST, idempotency_key="k", body_hash="a")
+            assert jobs.list() == []
+            job_id = go_on(other)
+        answer = jobs.submit(submitter_request(0), **mine)
+        assert (answer.job.id, answer.created, answer.replayed) == (job_id, False, True)
+
+    def test_a_key_is_free_when_whoever_had_it_is_killed(
+        self, jobs: JobStore, store_url: str
+    ) -> None:
+        with submitting(store_url, "k") as killed:
+            killed.kill()
+            killed.wait()
+            # PostgreSQL ends the transaction as soon as it sees that its client is gone.
+            answer = wait_for(lambda: _unless_in_use(jobs, "k"))
+        assert (answer.created, answer.replayed) == (True, False)
+        assert ids(jobs.list()) == [answer.job.id]
+
+    def test_another_key_or_client_need_not_wait(self, jobs: JobStore, store_url: str) -> None:
+        if store_url.startswith("sqlite"):
+            pytest.skip("SQLite has one writer, whatever it writes")
+        with submitting(store_url, "k"):
+            assert jobs.submit(REQUEST, idempotency_key="l", body_hash="a").created
+            other = replace(REQUEST, seed=1)
+            assert jobs.submit(other, client="b", idempotency_key="k", body_hash="a").created
+
+
+def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
+    try:
+        return jobs.submit(submitter_request(0), idempotency_key=key, body_hash=BODY)
+    except IdempotencyKeyInUse:
+        return None
+
+
+class TestListing:
+    def test_pages_are_complete_and_newest_first(self, jobs: JobStore, clock: Clock) -> None:
+        posted = []
+        for number, request in enumerate(seeded(7)):
+            posted.append(jobs.submit(request).job)
+            clock.advance(timedelta(seconds=number % 2))  # some at the same moment
+        found: list[Job] = []
+        after = None
+        while page := jobs.list(limit=2, after=after):
+            found += page
+            after = page[-1].created_at, page[-1].id
+        assert {job.id for job in found} == {job.id for job in posted}
+        assert found == sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
+
+    def test_filters(self, jobs: JobStore) -> None:
+        mine = jobs.submit(REQUEST).job
+        other = jobs.submit(replace(REQUEST, device="H200", model="qwen3")).job
+        cancelled = jobs.cancel(jobs.submit(replace(REQUEST, seed=1)).job.id)
+        assert ids(jobs.list(device="NVIDIA_H200")) == [other.id]
+        assert ids(jobs.list(model="qwen3")) == [other.id]
+        assert ids(jobs.list(state=JobState.CANCELLED)) == [cancelled.id]
+        assert ids(jobs.list(device="NVIDIA_L40S", state=JobState.QUEUED)) == [mine.id]
+        assert ids(jobs.list(device="NVIDIA_A10")) == []
+
+    def test_counts(self, jobs: JobStore) -> None:
+        first, *_ = [jobs.submit(request).job.id for request in seeded(3)]
+        jobs.cancel(first)
+        assert jobs.counts() == {JobState.QUEUED: 2, JobState.CANCELLED: 1}
+
+    def test_an_unknown_job(self, jobs: JobStore) -> None:
+        with pytest.raises(UnknownJob, match="nope"):
+            jobs.get("nope")
+        with pytest.raises(UnknownJob):
+            jobs.cancel("nope")
+        assert jobs.events("nope") == []
+
+    def test_events_go_on_from_a_number(self, jobs: JobStore, leases: Leases) -> None:
+        job = jobs.submit(REQUEST).job
+        leases.release(claim(leases, "w1"))
+        assert [event.kind for event in jobs.events(job.id, after=1)] == ["leased", "requeued"]
+        assert [event.seq for event in jobs.events(job.id, after=1, limit=1)] == [2]
+        assert jobs.events(job.id)[1].data == {"owner": "w1", "attempt": 1}
+
+
+class TestClaiming:
+    def test_urgent_before_old_before_new(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        posted = []
+        for request in seeded(3):
+            posted.append(jobs.submit(request).job.id)
+            clock.advance(timedelta(seconds=1))
+        jobs.submit(seeded(3)[2], priority=Priority.URGENT)
+        assert [claim(leases).job_id for _ in posted] == [posted[2], posted[0], posted[1]]
+        assert leases.claim(ANY, "worker") is None
+
+    def test_a_lease_says_what_to_do(self, jobs: JobStore, leases: Leases, clock: Clock) -> None:
+        job = jobs.submit(REQUEST).job
+        lease = claim(leases, "w1")
+        assert (lease.job_id, lease.owner, lease.request) == (job.id, "w1", job.request)
+        held = jobs.get(job.id)
+        assert (held.state, held.owner, held.attempts) == (JobState.LEASED, "w1", 1)
+        assert held.lease_expires_at == clock.now + LEASE
+
+    def test_each_worker_takes_what_it_can_do(self, jobs: JobStore, leases: Leases) -> None:
+        on_l40s = jobs.submit(ON_GPU).job.id
+        on_h200 = jobs.submit(replace(ON_GPU, device="H200")).job.id
+        predict = jobs.submit(REQUEST).job.id
+        l40s = [JobFilter(needs_gpu=True, devices=("NVIDIA_L40S",)), *ANY]
+
+        def claims(asks: list[JobFilter]) -> list[str]:
+            taken = iter(lambda: leases.claim(asks, "w"), None)
+            return [lease.job_id for lease in taken if lease]
+
+        assert claims([JobFilter(needs_gpu=False, devices=("NVIDIA_A10",))]) == []
+        assert claims(l40s) == [on_l40s, predict]
+        assert claims([JobFilter(needs_gpu=True, devices=("NVIDIA_H200", "NVIDIA_A10"))]) == [
+            on_h200
+        ]
+
+    def test_processes_share_the_queue(self, jobs: JobStore, store_url: str) -> None:
+        posted = [jobs.submit(request).job.id for request in seeded(60)]
+        command = [sys.executable, str(HERE / "job_claimer.py"), store_url]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        claimers = [subprocess.Popen(command, **pipes) for _ in range(3)]
+        assert all(claimer.stdout.readline() == "ready\n" for claimer in claimers)
+        for claimer in claimers:
+            claimer.stdin.write("\n")
+            claimer.stdin.flush()
+        taken = [claimer.communicate()[0].split() for claimer in claimers]
+        assert sorted(sum(taken, [])) == sorted(posted)
+
+
+class TestLeases:
+    def test_a_job_goes_from_queued_to_done(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        lease = claim(leases)
+        leased = leases.store(lease)
+        run = leased.begin_run(KEY)
+        assert jobs.get(job_id).state is JobState.RUNNING
+        assert jobs.get(job_id).run_id == run.id
+        leased.add_trials(run, batch(0))
+        clock.advance(timedelta(seconds=3))
+        leased.finish_run(run, [], Totals(measurements=100))
+        done = jobs.get(job_id)
+        assert (done.state, done.finished_at) == (JobState.DONE, clock.now)
+        assert done.lease_expires_at is None
+        assert kinds(jobs, job_id) == ["submitted", "leased", "running", "trials", "done"]
+        trials, end = jobs.events(job_id)[3:]
+        assert trials.data == {
+            "tried": 100,
+            "new": 100,
+            "best_us": {"M=1 up": 0.5, "M=1 down": 1.5},
+        }
+        assert (end.data["run_id"], end.data["totals"]["measurements"]) == (run.id, 100)
+
+    def test_trials_that_were_there_are_told_apart(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        leased = leases.store(claim(leases))
+        run = leased.begin_run(KEY)
+        leased.add_trials(run, [trial(0), trial(1)])
+        leased.add_trials(run, [trial(1), trial(2)])
+        data = [event.data for event in jobs.events(job_id) if event.kind == "trials"]
+        assert [(one["tried"], one["new"]) for one in data] == [(2, 2), (2, 1)]
+
+    def test_a_heartbeat_keeps_the_lease(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        jobs.submit(REQUEST)
+        lease = claim(leases)
+        clock.advance(LEASE)
+        leases.heartbeat(lease)
+        clock.advance(LEASE)
+        assert leases.expire() == []
+        clock.advance(timedelta(seconds=1))
+        assert [job.id for job in leases.expire()] == [lease.job_id]
+
+    def test_an_expired_lease_gives_the_job_back(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        claim(leases, "killed")
+        clock.advance(LEASE + timedelta(seconds=1))
+        (expired,) = leases.expire()
+        assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
+        assert "killed" in expired.error
+        assert leases.expire() == []
+        assert claim(leases, "next").fence == 2
+        assert kinds(jobs, job_id) == ["submitted", "leased", "requeued", "leased"]
+
+    def test_a_killed_worker_s_trials_are_there_for_the_next(
+        self, jobs: JobStore, leases: Leases, store: Store, clock: Clock
+    ) -> None:
+        jobs.submit(REQUEST)
+        killed = leases.store(claim(leases))
+        killed.add_trials(killed.begin_run(KEY), batch(0))
+        clock.advance(LEASE + timedelta(seconds=1))
+        leases.expire()
+        again = leases.store(claim(leases))
+        assert again.trials(again.begin_run(KEY)) == batch(0)
+
+    WRITES: dict[str, Callable[[Leases, Lease], object]] = {
+        "heartbeat": lambda leases, lease: leases.heartbeat(lease),
+        "must_stop": lambda leases, lease: leases.must_stop(lease),
+        "fail": lambda leases, lease: leases.fail(lease, "no"),
+        "retry": lambda leases, lease: leases.retry(lease, "no"),
+        "release": lambda leases, lease: leases.release(lease),
+        "cancelled": lambda leases, lease: leases.cancelled(lease),
+        "begin_run": lambda leases, lease: leases.store(lease).begin_run(KEY),
+    }
+
+    @pytest.mark.parametrize("loss", ["expired", "claimed again", "done", "cancelled"])
+    def test_a_lost_lease_writes_nothing(
+        self, jobs: JobStore, leases: Leases, store: Store, clock: Clock, loss: str
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        lost = claim(leases)
+        if loss == "done":
+            finish(leases, lost)
+        elif loss == "cancelled":
+            leases.cancelled(lost)
+        else:
+            clock.advance(LEASE + timedelta(seconds=1))
+            leases.expire()
+            if loss == "claimed again":
+                assert claim(leases).job_id == job_id
+        before = jobs.get(job_id), kinds(jobs, job_id), runs(store)
+        for write in self.WRITES.values():
+            with pytest.raises(StaleLease, match=job_id):
+                write(leases, lost)
+        assert (jobs.get(job_id), kinds(jobs, job_id), runs(store)) == before
+
+    def test_a_run_in_hand_is_refused_once_the_lease_is_lost(
+        self, jobs: JobStore, leases: Leases, store: Store, clock: Clock
+    ) -> None:
+        jobs.submit(REQUEST)
+        lost = leases.store(claim(leases))
+        run = lost.begin_run(KEY)
+        clock.advance(LEASE + timedelta(seconds=1))
+        leases.expire()
+        winner = leases.store(claim(leases))
+        for write in (
+            lambda: lost.add_trials(run, batch(0)),
+            lambda: lost.finish_run(run, [], Totals()),
+            lambda: lost.stop_run(run, RunState.FAILED, "no"),
+        ):
+            with pytest.raises(StaleLease):
+                write()
+        assert store.trials(run) == []
+        assert runs(store) == [("running",)]
+        winner.finish_run(winner.begin_run(KEY), [], Totals())
+        with pytest.raises(StaleLease):
+            winner.finish_run(run, [], Totals())
+
+    def test_a_run_has_one_worker_at_a_time(
+        self, jobs: JobStore, leases: Leases, store: Store
+    ) -> None:
+        posted = [
+            jobs.submit(request).job.id for request in seeded(2)
+        ]  # of one run, as it turns out
+        first, second = (leases.store(claim(leases)) for _ in posted)
+        run = first.begin_run(KEY)
+        with pytest.raises(RunAlreadyActive, match=posted[0]):
+            second.begin_run(KEY)
+        assert jobs.get(posted[1]).state is JobState.LEASED
+        assert kinds(jobs, posted[1]) == ["submitted", "leased"]
+        second.begin_run(replace(KEY, seed=1))
+        first.add_trials(run, batch(0))
+        first.finish_run(run, [], Totals())
+        again = leases.store(claim_again(jobs, leases, posted[1]))
+        assert again.trials(again.begin_run(KEY)) == batch(0)
+
+    def test_of_workers_that_begin_a_run_at_once_one_has_it(
+        self, jobs: JobStore, leases: Leases
+    ) -> None:
+        count = len([jobs.submit(request) for request in seeded(4)])
+        held = [leases.store(claim(leases)) for _ in range(count)]
+
+        def begin(leased: LeasedStore) -> bool:
+            try:
+                leased.begin_run(KEY)
+            except RunAlreadyActive:
+                return False
+            return True
+
+        with ThreadPoolExecutor(count) as pool:
+            assert sorted(pool.map(begin, held)) == [False] * (count - 1) + [True]
+        states = sorted(job.state.value for job in jobs.list())
+        assert states == ["leased"] * (count - 1) + ["running"]
+
+    def test_attempts_end(self, jobs: JobStore, leases: Leases, clock: Clock) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            lease = claim(leases)
+            if attempt % 2:
+                state = leases.retry(lease, f"crash {attempt}")
+            else:
+                clock.advance(LEASE + timedelta(seconds=1))
+                (expired,) = leases.expire()
+                state = expired.state
+            clock.advance(timedelta(minutes=10))
+        dead = jobs.get(job_id)
+        assert state is dead.state is JobState.DEAD
+        assert (dead.attempts, dead.error) == (MAX_ATTEMPTS, f"crash {MAX_ATTEMPTS}")
+        assert leases.claim(ANY, "worker") is None
+        assert kinds(jobs, job_id)[-1] == "dead"
+
+    def test_a_retry_waits_longer_each_time(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        waits = []
+        for _ in range(3):
+            leases.retry(claim(leases), "crash")
+            assert leases.claim(ANY, "worker") is None
+            waits.append(jobs.get(job_id).available_at - clock.now)
+            clock.advance(waits[-1])
+        assert waits == sorted(set(waits))
+
+    def test_a_worker_that_stops_costs_no_attempt(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        for _ in range(MAX_ATTEMPTS + 1):
+            leases.release(claim(leases))
+        assert (jobs.get(job_id).state, jobs.get(job_id).attempts) == (JobState.QUEUED, 0)
+
+    def test_a_job_given_back_waits_as_long_as_it_was_told(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        leases.release(claim(leases), "another is at it", timedelta(seconds=30))
+        assert leases.claim(ANY, "worker") is None
+        clock.advance(timedelta(seconds=30))
+        claim(leases)
+        assert (jobs.get(job_id).attempts, jobs.get(job_id).error) == (1, "another is at it")
+
+    def test_a_failed_job_keeps_its_reason(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        leases.fail(claim(leases), "nothing\0fits")
+        failed = jobs.get(job_id)
+        assert (failed.state, failed.error) == (
+            JobState.FAILED,
+            "nothing\N{REPLACEMENT CHARACTER}fits",
+        )
+
+    def test_reconcilers_at_once_give_a_job_back_once(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        posted = [jobs.submit(request).job.id for request in seeded(8)]
+        while leases.claim(ANY, "killed"):
+            pass
+        clock.advance(LEASE + timedelta(seconds=1))
+        with ThreadPoolExecutor(4) as pool:
+            found = [
+                job.id for jobs_ in pool.map(lambda _: leases.expire(), range(4)) for job in jobs_
+            ]
+        assert sorted(found) == sorted(posted)
+        assert all(kinds(jobs, job_id).count("requeued") == 1 for job_id in posted)
+
+
+class TestRequestsOfANewerVersion:
+    """They are left to its workers, and hold up no other job."""
+
+    @pytest.fixture
+    def foreign(self, jobs: JobStore, clock: Clock) -> str:
+        job_id = jobs.submit(REQUEST).job.id
+        clock.advance(timedelta(seconds=1))  # the others are younger
+        with jobs._write() as connection:
+            request = {**REQUEST.as_json(), "problem": "from_tomorrow:E=1"}
+            connection.execute(update(table).where(table.c.id == job_id).values(request=request))
+        return job_id
+
+    def stored(self, jobs: JobStore, job_id: str) -> Any:
+        with jobs._read() as connection:
+            return connection.execute(select(table).where(table.c.id == job_id)).one()
+
+    def test_the_next_job_is_claimed(self, jobs: JobStore, leases: Leases, foreign: str) -> None:
+        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        assert claim(leases, "old").job_id == other
+        row = self.stored(jobs, foreign)
+        assert (row.state, row.attempts) == ("queued", 1)
+        assert row.error.startswith("old cannot read the request: ")
+        assert "from_tomorrow" in row.error
+
+    def test_it_is_dead_when_nobody_could_read_it(
+        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
+    ) -> None:
+        for _ in range(MAX_ATTEMPTS):
+            assert leases.claim(ANY, "old") is None
+            assert leases.claim(ANY, "old") is None  # not before an upgrade had some time
+            clock.advance(timedelta(hours=1))
+        assert self.stored(jobs, foreign).state == "dead"
+
+    def test_expired_leases_are_taken_back(
+        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
+    ) -> None:
+        with jobs._write() as connection:  # a newer worker had it, and was killed
+            held = {"state": "running", "attempts": 1, "lease_expires_at": clock.now}
+            connection.execute(update(table).where(table.c.id == foreign).values(**held))
+        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        claim(leases)
+        clock.advance(LEASE + timedelta(seconds=1))
+        assert ids(leases.expire()) == [other]
+        assert self.stored(jobs, foreign).state == "queued"
+
+    def test_the_others_are_announced_again(
+        self, jobs: JobStore, leases: Leases, clock: Clock, foreign: str
+    ) -> None:
+        other = jobs.submit(replace(REQUEST, seed=1)).job.id
+        clock.advance(timedelta(minutes=1))
+        found = [leases.unannounced(timedelta(seconds=30)) for _ in range(3)]
+        assert [job.id for job in found if job] == [other]
+
+
+class TestCancelling:
+    def test_a_queued_job_ends_at_once(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        assert jobs.cancel(job_id).state is JobState.CANCELLED
+        assert leases.claim(ANY, "worker") is None
+        assert jobs.cancel(job_id).state is JobState.CANCELLED
+        assert kinds(jobs, job_id) == ["submitted", "cancelled"]
+
+    def test_a_worker_is_asked(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        lease = claim(leases)
+        assert not leases.must_stop(lease)
+        asked = jobs.cancel(job_id)
+        assert (asked.state, asked.cancel_requested) == (JobState.LEASED, True)
+        jobs.cancel(job_id)
+        assert leases.must_stop(lease)
+        leases.cancelled(lease)
+        assert jobs.get(job_id).state is JobState.CANCELLED
+        assert kinds(jobs, job_id) == ["submitted", "leased", "cancel_requested", "cancelled"]
+
+    @pytest.mark.parametrize("end", ["expire", "retry", "release"])
+    def test_it_is_not_tried_again(
+        self, jobs: JobStore, leases: Leases, clock: Clock, end: str
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        lease = claim(leases)
+        jobs.cancel(job_id)
+        if end == "expire":
+            clock.advance(LEASE + timedelta(seconds=1))
+            leases.expire()
+        elif end == "retry":
+            leases.retry(lease, "crash")
+        else:
+            leases.release(lease)
+        assert jobs.get(job_id).state is JobState.CANCELLED
+
+    def test_nobody_is_waited_for_whose_lease_is_over(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        lost = leases.store(claim(leases))
+        run = lost.begin_run(KEY)
+        clock.advance(LEASE + timedelta(seconds=1))  # and no worker is left to notice
+        assert jobs.cancel(job_id).state is JobState.CANCELLED
+        assert kinds(jobs, job_id)[-1] == "cancelled"
+        with pytest.raises(StaleLease):
+            lost.finish_run(run, [], Totals())
+        assert leases.expire() == []
+
+    def test_a_finished_job_stays_as_it_is(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        finish(leases, claim(leases))
+        assert jobs.cancel(job_id).state is JobState.DONE
+        assert "cancel_requested" not in kinds(jobs, job_id)
+
+
+class TestAnnouncing:
+    AGAIN = timedelta(seconds=30)
+
+    def test_a_job_that_waits_is_announced_again(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        waiting = jobs.submit(REQUEST).job.id
+        assert leases.unannounced(self.AGAIN) is None
+        clock.advance(self.AGAIN + timedelta(seconds=1))
+        found = leases.unannounced(self.AGAIN)
+        assert found is not None
+        assert found.id == waiting
+        assert leases.unannounced(self.AGAIN) is None
+
+    def test_one_that_is_held_or_not_yet_due_is_not(
+        self, jobs: JobStore, leases: Leases, clock: Clock
+    ) -> None:
+        jobs.submit(REQUEST)
+        clock.advance(self.AGAIN + timedelta(seconds=1))
+        lease = claim(leases)
+        assert leases.unannounced(self.AGAIN) is None
+        leases.retry(lease, "crash")
+        assert leases.unannounced(self.AGAIN) is None
+
+
+def claim_again(jobs: JobStore, leases: Leases, job_id: str) -> Lease:
+    """The job's next lease; it is held now."""
+    with jobs._write() as connection:
+        queued = {"state": "queued", "lease_expires_at": None}
+        connection.execute(update(table).where(table.c.id == job_id).values(**queued))
+    return claim(leases)
+
+
+def finish(leases: Leases, lease: Lease) -> None:
+    leased = leases.store(lease)
+    leased.finish_run(leased.begin_run(KEY), [], Totals())
+
+
+def ids(found: Any) -> list[str]:
+    return [job.id for job in found]
+
+
+def runs(store: Store) -> list[tuple[object, ...]]:
+    with store._read() as connection:
+        return [tuple(row) for row in connection.execute(text("SELECT state FROM runs"))]
+
+
+QUERIES = {
+    "claim": (
+        "SELECT * FROM jobs WHERE state = 'queued' AND needs_gpu = false "
+        "ORDER BY priority, created_at, id LIMIT 1",
+        "ix_jobs_claim",
+    ),
+    "page": ("SELECT * FROM jobs ORDER BY created_at DESC, id DESC LIMIT 50", "ix_jobs_page"),
+    "page of a state": (
+        "SELECT * FROM jobs WHERE state = 'done' ORDER BY created_at DESC, id DESC LIMIT 50",
+        "ix_jobs_page_state",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_statements_walk_an_index(store: Store, store_url: str, name: str) -> None:
+    query, index = QUERIES[name]
+    engine = connect(store_url)
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL enable_seqscan = off"))
+            connection.execute(text("SET LOCAL enable_sort = off"))
+            plan = connection.execute(text(f"EXPLAIN {query}")).scalars().all()
+        else:
+            plan = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}"))]
+    engine.dispose()
+    assert any(f"{index}" in line for line in plan), plan
+    assert not any("TEMP B-TREE" in line or "Sort" in line for line in plan), plan

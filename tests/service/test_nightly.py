@@ -1,0 +1,304 @@
+"""The nightly round, on each database: what it finds, and that a second one does no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from real_sglang import kernel_source
+
+from api.coverage import stored_rows, watched_rows
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.families.attention.problem import Stage
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.selection import MoeSelection
+from tuner.jobs.job import JobRequest, JobState
+from tuner.jobs.targets import _engine_version_here
+from tuner.problems.points import Config, Point
+from tuner.problems.records import RunKey
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Compiled, Entry, Environment, MeasureKind, Status, Totals
+from tuner.store import JobStore, NightStore, Store
+from tuner.store.database import utc_now
+from tuner.store.lookups import Lookups
+from tuner.store.nights import GIVEN_UP
+from workers.nightly import (
+    SCHEDULE,
+    WatchState,
+    _kernels,
+    last_night,
+    plan,
+    run_nightly,
+    watch_list_of,
+    watch_statuses,
+)
+from workers.settings import Settings
+from workers.watches import Watch, WatchList
+
+ENGINE = "sglang==9.9.9"  # on no machine: only what is stored is compared
+DAY = date(2026, 11, 1)
+PROBLEMS = [parse_problem(f"fused_moe:E=8,N={n},K=1024,top_k=2,dtype=bfloat16") for n in (512, 256)]
+ATTENTION = parse_problem(
+    "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
+)
+ENVIRONMENT = Environment(
+    "NVIDIA_L40S", "sglang", "9.9.9", "3.6.0", "ab" * 32, "2.11.0", "13.0", "580.1"
+)
+WATCH = Watch(
+    tuple(problem.spec() for problem in PROBLEMS), ("L40S",), batch_sizes=(1, 2), engine=ENGINE
+)
+
+
+@pytest.fixture
+def settings(store_url: str, tmp_path: Path) -> Settings:
+    lines = [f"{name} = {value!r}" for name, value in WATCH.as_json().items()]
+    path = tmp_path / "nightly.toml"
+    path.write_text("\n".join(["revalidate = 1", "[[watch]]", *lines]).replace("'", '"'))
+    return Settings(store_url, nightly=path)
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    with Store.open(settings.database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the fused-MoE kernels of an sglang 7.7.7 that this machine has."""
+    real = find_engine("sglang==0.5.16")
+    source = kernel_source(real, "fused_moe")
+    root = tmp_path / "engines" / "sglang-7.7.7" / "sglang"
+    copy = root / source.relative_to(real.root)
+    copy.parent.mkdir(parents=True)
+    copy.write_text(source.read_text())
+    (root / "__init__.py").write_text("")
+    monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
+    _kernels.cache_clear()
+    _engine_version_here.cache_clear()
+    return copy
+
+
+def tuned(
+    store: Store,
+    problem: FusedMoe,
+    environment: Environment = ENVIRONMENT,
+    sizes: tuple[int, ...] = (1, 2),
+    status: Status = Status.OK,
+) -> None:
+    points = tuple(Point(size, gemm) for size in sizes for gemm in Gemm)
+    key = RunKey(problem, environment, MeasureKind.GPU, "standard", 0, points, "sglang")
+    config, compiled = Config({"BLOCK_SIZE_M": 16}), Compiled(Status.OK)
+    entries = [Entry(point, config, status, 9.0, compiled, {}, "") for point in points]
+    store.finish_run(store.begin_run(key), entries, Totals())
+
+
+def standings(settings: Settings, store: Store) -> list[WatchState]:
+    watch_list = watch_list_of(settings, NightStore.sharing(store))
+    return [one.standing for one in plan(watch_list, store, DAY).watched]
+
+
+class TestPlan:
+    def test_nothing_stored_is_all_missing(self, settings: Settings, store: Store) -> None:
+        assert standings(settings, store) == [WatchState.MISSING] * 2
+
+    def test_what_is_stored_is_tuned(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0])
+        assert standings(settings, store) == [WatchState.TUNED, WatchState.MISSING]
+
+    def test_a_point_that_lacks_is_missing(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], sizes=(1,))
+        assert standings(settings, store)[0] is WatchState.MISSING
+
+    def test_a_prediction_is_no_measurement(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], status=Status.PREDICTED)
+        assert standings(settings, store)[0] is WatchState.MISSING
+
+    @pytest.mark.parametrize("field", ["triton", "kernel_hash", "torch", "cuda", "driver"])
+    def test_a_changed_environment_makes_the_others_stale(
+        self, settings: Settings, store: Store, field: str
+    ) -> None:
+        tuned(store, PROBLEMS[0])
+        tuned(store, PROBLEMS[1], replace(ENVIRONMENT, **{field: "new"}))
+        assert standings(settings, store) == [WatchState.STALE, WatchState.TUNED]
+        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        assert field in plan(watch_list, store, DAY).watched[0].why
+
+    def test_another_family_s_kernels_make_nothing_stale(
+        self, settings: Settings, store: Store
+    ) -> None:
+        tuned(store, PROBLEMS[0])
+        other = replace(ENVIRONMENT, kernel_hash="cd" * 32)
+        point = Point(4, Stage.DECODE, 1, 512)
+        key = RunKey(ATTENTION, other, MeasureKind.GPU, "standard", 0, (point,), "x")
+        entry = Entry(point, Config({"BLOCK_N": 64}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
+        store.finish_run(store.begin_run(key), [entry], Totals())
+        assert standings(settings, store)[0] is WatchState.TUNED
+        lookups = Lookups.sharing(store)
+        rows = stored_rows(
+            lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
+        )
+        assert [(row["problem"], row["standing"]) for row in rows] == [
+            (PROBLEMS[0].spec(), "tuned"),
+            (ATTENTION.spec(), "tuned"),
+        ]
+
+    def test_what_was_measured_again_is_no_longer_stale(
+        self, settings: Settings, store: Store
+    ) -> None:
+        for driver in ("580.1", "570.1", "580.1"):
+            tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver=driver))
+        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        assert standings(settings, store)[0] is WatchState.TUNED
+        (row, _) = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
+        assert (row["standing"], row["why"]) == ("tuned", "")
+
+    def test_a_result_is_judged_at_the_points_where_it_counts(
+        self, settings: Settings, store: Store
+    ) -> None:
+        """A batch size that was measured anew has no results of the old environment beside them."""
+        tuned(store, PROBLEMS[0], replace(ENVIRONMENT, driver="old"))
+        tuned(store, PROBLEMS[0], sizes=(2,))
+        found = Lookups.sharing(store).published(["NVIDIA_L40S"], ["sglang"], PROBLEMS)
+        sizes = {one.environment.driver: {p.batch_size for p in one.points} for one in found[:2]}
+        assert sizes == {"old": {1}, ENVIRONMENT.driver: {2}}
+        assert standings(settings, store)[0] is WatchState.STALE
+
+    def test_an_engine_upgraded_below_a_running_worker_is_seen(
+        self, settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        new = find_engine("sglang==0.5.16")
+        kernel_hash = lift_fused_moe(new).lifted.hash
+        environment = replace(ENVIRONMENT, engine_version=new.version, kernel_hash=kernel_hash)
+        tuned(store, PROBLEMS[0], environment)
+        request = JobRequest(PROBLEMS[0], "L40S", selection=MoeSelection((1, 2)))
+        monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
+        here = tmp_path / "engines" / "sglang"
+        here.parent.mkdir()
+        standings = []
+        for version in ("0.5.12", "0.5.16"):
+            here.unlink(missing_ok=True)
+            here.symlink_to(find_engine(f"sglang=={version}").root)
+            _engine_version_here.cache_clear()  # a minute later
+            standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
+        assert standings == [WatchState.STALE, WatchState.TUNED]
+
+    def test_sources_that_change_in_place_are_seen(
+        self,
+        settings: Settings,
+        store: Store,
+        engine_here: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        kernel_hash = lift_fused_moe(find_engine("sglang==7.7.7")).lifted.hash
+        now = replace(ENVIRONMENT, engine_version="7.7.7", kernel_hash=kernel_hash)
+        tuned(store, PROBLEMS[0], now)
+        request = JobRequest(
+            PROBLEMS[0], "L40S", engine="sglang==7.7.7", selection=MoeSelection((1, 2))
+        )
+        standings = []
+        text = engine_here.read_text()
+        for minute, changed in enumerate((text, text.replace("tl.dot(", "tl.dot( "), text)):
+            engine_here.write_text(changed)
+            clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
+            monkeypatch.setattr("workers.nightly.time", clock)
+            standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
+        assert standings == [WatchState.TUNED, WatchState.STALE, WatchState.TUNED]
+
+    @pytest.mark.parametrize("is_stored", [True, False])
+    def test_an_engine_that_cannot_be_lifted_stops_no_other(
+        self, settings: Settings, store: Store, engine_here: Path, is_stored: bool
+    ) -> None:
+        engine_here.write_text("def fused_moe_kernel(: no Python\n")
+        if is_stored:
+            tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="7.7.7"))
+        bad = Watch((PROBLEMS[0].spec(),), ("L40S",), batch_sizes=(1,), engine="sglang==7.7.7")
+        unknown = replace(bad, engine="sglong")
+        watch_list = WatchList((bad, unknown, replace(WATCH, models=(PROBLEMS[1].spec(),))))
+        todo = plan(watch_list, store, DAY)
+        assert [one.problem for one in todo.requests()] == [PROBLEMS[1]]
+        name = f"{PROBLEMS[0].spec()} TP 1 EP 1 on L40S"
+        reasons = dict(todo.errors)
+        assert "did you mean 'sglang'" in reasons[name]
+        assert "sglang 7.7.7" in reasons[f"{PROBLEMS[0].spec()} on NVIDIA_L40S"]
+        rows = watched_rows(watch_list, None, 0, 10, Lookups.sharing(store))
+        assert [row["standing"] for row in rows] == ["error", "error", "missing"]
+        assert "sglang 7.7.7" in rows[0]["why"]
+
+    def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))
+        assert standings(settings, store)[0] is WatchState.STALE
+
+    def test_the_oldest_is_measured_again_as_a_run_of_its_own(
+        self, settings: Settings, store: Store
+    ) -> None:
+        tuned(store, PROBLEMS[1])
+        tuned(store, PROBLEMS[0])
+        watch_list = watch_list_of(settings, NightStore.sharing(store))
+        (again,) = plan(watch_list, store, DAY).revalidate
+        assert (again.problem, again.seed) == (PROBLEMS[1], DAY.toordinal())
+
+    def test_watches_of_the_api_count(self, settings: Settings, store: Store) -> None:
+        more = replace(WATCH, devices=("H200",))
+        nights = NightStore.sharing(store)
+        added = nights.add_watch(more.as_json(), more.key, "team")
+        assert nights.add_watch(more.as_json(), more.key, "again") == added
+        assert standings(settings, store) == [WatchState.MISSING] * 4
+        assert nights.remove_watch(added.id)
+        assert not nights.remove_watch(added.id)
+        assert nights.watches() == []
+
+
+class TestRound:
+    def test_a_round_queues_the_difference_once(self, settings: Settings, store: Store) -> None:
+        tuned(store, PROBLEMS[0])
+        first = run_nightly(settings, today=DAY)
+        assert (len(first["missing"]), len(first["revalidated"])) == (1, 1)
+        queued = JobStore.sharing(store).list(state=JobState.QUEUED)
+        assert sorted(job.id for job in queued) == sorted(first["submitted"])
+        assert {job.client for job in queued} == {SCHEDULE}
+        assert last_night(settings) == first
+        assert "skipped" in run_nightly(settings, today=DAY)
+        assert last_night(settings) == first
+        next_night = run_nightly(settings, today=DAY + timedelta(days=1))
+        missing = [job.id for job in queued if job.request.problem == PROBLEMS[1]]
+        assert next_night["waiting"] == missing  # still queued: not queued again
+
+    def test_two_beats_at_once_queue_each_job_once(self, settings: Settings, store: Store) -> None:
+        with ThreadPoolExecutor(3) as pool:
+            rounds = list(pool.map(lambda _: run_nightly(settings, today=DAY), range(3)))
+        assert sorted("skipped" in one for one in rounds) == [False, True, True]
+        assert len(JobStore.sharing(store).list()) == 2
+
+    def test_a_dry_run_writes_nothing(self, settings: Settings, store: Store) -> None:
+        assert len(run_nightly(settings, dry_run=True, today=DAY)["missing"]) == 2
+        assert JobStore.sharing(store).list() == []
+        assert last_night(settings) is None
+        assert "skipped" not in run_nightly(settings, today=DAY)
+
+    def test_a_round_that_was_killed_is_taken_over(self, store: Store) -> None:
+        began = utc_now()
+        first = NightStore(store._engine, lambda: began)
+        assert first.begin(SCHEDULE, DAY)
+        assert not first.begin(SCHEDULE, DAY)
+        late = NightStore(store._engine, lambda: began + GIVEN_UP + timedelta(seconds=1))
+        assert late.begin(SCHEDULE, DAY)
+        assert not late.begin(SCHEDULE, DAY)
+        late.finish(SCHEDULE, DAY, {"watched": 0})
+        much_later = NightStore(store._engine, lambda: began + 10 * GIVEN_UP)
+        assert not much_later.begin(SCHEDULE, DAY)
+
+    def test_schedules_and_dates_are_apart(self, store: Store) -> None:
+        nights = NightStore.sharing(store)
+        assert nights.begin("a", DAY)
+        assert nights.begin("b", DAY)
+        assert nights.begin("a", DAY + timedelta(days=1))
+        last = nights.last("b")
+        assert last is not None
+        assert (last.date, last.summary, last.finished_at) == (DAY, None, None)

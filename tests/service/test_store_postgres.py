@@ -1,0 +1,92 @@
+"""What a PostgreSQL server, or a process stopped on it, might do to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+
+import psycopg
+import pytest
+from sqlalchemy import make_url, text
+from store_writer import PROBLEM
+from worker_processes import wait_for
+
+from tuner.errors import StaleLease, UnusableStore
+from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
+from tuner.store import JobStore, Leases
+from tuner.store.database import utc_now
+from tuner.store.leases import _leased_row
+
+REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+
+
+@pytest.fixture
+def jobs(postgres_url: str) -> Iterator[JobStore]:
+    with JobStore.open(postgres_url) as opened:
+        yield opened
+
+
+def show(jobs: JobStore, name: str) -> object:
+    with jobs._read() as connection:
+        return connection.execute(text(f"SHOW {name}")).scalar_one()
+
+
+def impatient(url: str) -> str:
+    """The same database, for connections that it gives up sooner."""
+    soon = {"options": "-c idle_in_transaction_session_timeout=200"}
+    return make_url(url).update_query_dict(soon).render_as_string(hide_password=False)
+
+
+def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
+    jobs: JobStore, postgres_url: str
+) -> None:
+    assert show(jobs, "idle_in_transaction_session_timeout") == "30s"
+    job_id = jobs.submit(REQUEST).job.id
+    with Leases.open(impatient(postgres_url)) as stopped:
+        lease = stopped.claim([JobFilter(needs_gpu=False)], "stopped")
+        assert lease is not None
+        others = Leases(jobs._engine, lambda: utc_now() + LEASE + timedelta(seconds=1))
+        with pytest.raises(UnusableStore), stopped._write() as connection:
+            _leased_row(connection, lease)
+            (expired,) = wait_for(others.expire)  # in the middle of that transaction
+            assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
+        with pytest.raises(StaleLease):  # it goes on, and writes nothing
+            stopped.heartbeat(lease)
+
+
+def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = Leases.sharing(jobs)
+    hour = timedelta(hours=1)
+    for wrong in (utc_now() + hour, utc_now() - hour):
+        monkeypatch.setattr("tuner.store.database.utc_now", lambda wrong=wrong: wrong)
+        job_id = jobs.submit(REQUEST).job.id
+        lease = leases.claim([JobFilter(needs_gpu=False)], "worker")  # at once, whoever posted it
+        assert lease is not None
+        expires_at = jobs.get(job_id).lease_expires_at
+        assert expires_at is not None
+        assert abs(expires_at - LEASE - datetime.now(timezone.utc)) < hour / 2
+        assert leases.expire() == []
+        leases.fail(lease, "done with")
+
+
+def test_the_server_s_own_isolation_level_is_not_taken_over(postgres_url: str) -> None:
+    plain = make_url(postgres_url).set(drivername="postgresql")
+    with psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True) as server:
+        name = plain.database
+        server.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    with JobStore.open(postgres_url) as jobs:
+        assert show(jobs, "default_transaction_isolation") == "serializable"
+        assert show(jobs, "transaction_isolation") == "read committed"
+
+
+def test_waiting_in_vain_for_a_connection_is_an_unusable_store(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = jobs._engine.pool
+    monkeypatch.setattr(pool, "_timeout", 0)
+    with ExitStack() as stack, pytest.raises(UnusableStore, match="limit"):
+        for _ in range(100):
+            stack.enter_context(jobs._read())

@@ -1,0 +1,368 @@
+"""Real worker processes on a real Redis and PostgreSQL: work, kills, cancels."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from cases import RECORDINGS
+from servers import started_redis
+from sqlalchemy import select, update
+from tls_proxy import tls_proxy
+from worker_processes import (
+    celery_worker,
+    descendants,
+    replay,
+    running,
+    tuning_child,
+    wait_for,
+)
+
+from tuner.engines.engine import find_engine
+from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.store import JobStore, Leases
+from tuner.store.database import utc_now
+from tuner.store.job_tables import idempotency_keys
+from tuner.store.job_tables import jobs as job_table
+from workers.child import Runner
+from workers.embedded import EmbeddedWorker
+from workers.queue import Announcer
+from workers.service import job_filters
+from workers.settings import Settings
+from workers.worker import BACKOFF_S, Worker
+
+PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
+
+
+class Board:
+    """Posts jobs as the API does, and looks at them."""
+
+    def __init__(self, database_url: str, broker_url: str, ca: Path | None = None) -> None:
+        self.settings = Settings(database_url, broker_url, ca)
+        self.jobs = JobStore.open(database_url)
+        self.announcer = Announcer(self.settings)
+
+    def post(self, request: JobRequest) -> str:
+        job = self.jobs.submit(request).job
+        self.announcer.announce(job)
+        return job.id
+
+    def kinds(self, job_id: str) -> list[str]:
+        return [event.kind for event in self.jobs.events(job_id)]
+
+    def finished(self, job_id: str) -> Job:
+        def look() -> Job | None:
+            job = self.jobs.get(job_id)
+            return job if job.state.finished else None
+
+        return wait_for(look)
+
+    def held(self, job_id: str) -> Job:
+        def look() -> Job | None:
+            job = self.jobs.get(job_id)
+            return job if job.owner and not job.state.finished else None
+
+        return wait_for(look)
+
+
+@pytest.fixture
+def board(postgres_url: str, redis_url: str) -> Iterator[Board]:
+    made = Board(postgres_url, redis_url)
+    yield made
+    made.jobs.close()
+
+
+@contextmanager
+def worker(board: Board, tmp_path: Path, **more: str) -> Iterator[Popen[bytes]]:
+    settings = board.settings
+    assert settings.broker_url
+    log = tmp_path / "worker.log"
+    with celery_worker(settings.database_url, settings.broker_url, log, **more) as process:
+        yield process
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> JobRequest:
+    """A job that reads a recording that never comes."""
+    os.mkfifo(tmp_path / "never.csv")
+    return replay(recording=tmp_path / "never.csv")
+
+
+def test_posted_jobs_are_done_and_published(board: Board, tmp_path: Path) -> None:
+    with worker(board, tmp_path) as process:
+        posted = [board.post(replay(seed)) for seed in range(3)]
+        done = [board.finished(job_id) for job_id in posted]
+        assert [job.state for job in done] == [JobState.DONE] * 3
+        assert len({job.run_id for job in done}) == 3
+        for job in done:
+            kinds = board.kinds(job.id)
+            assert kinds[:3] == ["submitted", "leased", "running"]
+            assert kinds[3:-1] == ["trials"] * (len(kinds) - 4)
+            assert kinds[-1] == "done"
+        log = (tmp_path / "worker.log").read_text()
+        assert "Task tuner.wake" in log  # it was Redis that woke it
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" not in loaded
+        assert "libtriton" not in loaded
+
+
+def test_work_that_cannot_be_done_fails_with_its_reason(board: Board, tmp_path: Path) -> None:
+    lacking = replay(recording=RECORDINGS / "none.csv.gz")
+    with worker(board, tmp_path):
+        failed = board.finished(board.post(lacking))
+    assert (failed.state, failed.attempts) == (JobState.FAILED, 1)
+    assert "none.csv.gz" in failed.error
+
+
+def test_a_running_job_is_cancelled_and_its_processes_end(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path) as process:
+        job_id = board.post(stuck)
+        board.held(job_id)
+        child = wait_for(lambda: tuning_child(process.pid))
+        board.jobs.cancel(job_id)
+        assert board.finished(job_id).state is JobState.CANCELLED
+        assert not running(child)
+        assert board.finished(board.post(replay())).state is JobState.DONE  # it goes on
+
+
+def test_a_killed_child_costs_one_attempt(board: Board, stuck: JobRequest, tmp_path: Path) -> None:
+    with worker(board, tmp_path) as process:
+        job_id = board.post(stuck)
+        board.held(job_id)
+        os.kill(wait_for(lambda: tuning_child(process.pid)), signal.SIGKILL)
+        wait_for(lambda: "requeued" in board.kinds(job_id))
+        assert "SIGKILL" in board.jobs.get(job_id).error
+        again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
+        assert again.state is JobState.LEASED
+
+
+def test_a_killed_worker_s_job_is_done_by_another(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path) as killed:
+        job_id = board.post(stuck)
+        first = board.held(job_id)
+        below = wait_for(lambda: descendants(killed.pid))
+        killed.kill()
+        killed.wait()
+        wait_for(lambda: not any(map(running, below)))  # the child does not outlive its parent
+    with board.jobs._write() as connection:  # its lease's time is up
+        past = utc_now() - timedelta(seconds=1)
+        connection.execute(update(job_table).values(lease_expires_at=past))
+    with worker(board, tmp_path):
+        again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
+        assert again.owner != first.owner
+
+
+def test_a_stopped_worker_gives_its_job_back(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path) as process:
+        job_id = board.post(stuck)
+        board.held(job_id)
+        process.terminate()
+        process.wait(timeout=60)
+    given_back = board.jobs.get(job_id)
+    assert (given_back.state, given_back.attempts) == (JobState.QUEUED, 0)
+    assert not descendants(process.pid)
+
+
+def test_a_job_without_a_message_is_done_all_the_same(board: Board, tmp_path: Path) -> None:
+    job_id = board.jobs.submit(replay()).job.id  # whoever should have announced it was killed
+    with worker(board, tmp_path):
+        assert board.finished(job_id).state is JobState.DONE
+
+
+def test_workers_outlive_redis(postgres_url: str, tmp_path: Path) -> None:
+    with started_redis() as redis:
+        board = Board(postgres_url, redis.url)
+        with worker(board, tmp_path):
+            assert board.finished(board.post(replay(0))).state is JobState.DONE
+            redis.stop()
+            assert board.finished(board.post(replay(1))).state is JobState.DONE
+            redis.start()
+            assert board.finished(board.post(replay(2))).state is JobState.DONE
+        board.jobs.close()
+
+
+def test_a_worker_that_starts_while_redis_is_away_works_and_stops(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with started_redis() as redis:
+        board = Board(postgres_url, redis.url)
+        redis.stop()
+        with worker(board, tmp_path) as process:
+            assert board.finished(board.post(replay())).state is JobState.DONE
+            process.terminate()
+            process.wait(timeout=60)
+        board.jobs.close()
+
+
+def test_redis_behind_a_password_and_tls(postgres_url: str, tmp_path: Path) -> None:
+    with started_redis(PASSWORD) as redis, tls_proxy(redis.port, tmp_path) as proxy:
+        url = redis.url.replace("redis:", "rediss:").replace(str(redis.port), str(proxy.port))
+        (tmp_path / "broker-url").write_text(f"{url}\n")
+        board = Board(postgres_url, url, proxy.certificate)
+        more = {
+            "TUNER_BROKER_URL": "",
+            "TUNER_BROKER_URL_FILE": str(tmp_path / "broker-url"),
+            "TUNER_BROKER_CA": str(proxy.certificate),
+        }
+        with worker(board, tmp_path, **more):
+            assert board.finished(board.post(replay())).state is JobState.DONE
+            wait_for(lambda: "Task tuner.wake" in (tmp_path / "worker.log").read_text())
+        board.jobs.close()
+
+
+@pytest.fixture
+def fleet(board: Board) -> Iterator[Popen[bytes]]:
+    environ = {
+        **os.environ,
+        "TUNER_DATABASE_URL": board.settings.database_url,
+        "TUNER_BROKER_URL": str(board.settings.broker_url),
+    }
+    command = [sys.executable, "-c", "from tuner.cli import main; main()", "worker"]
+    process = Popen([*command, "--device", "H200", "--processes", "2"], env=environ)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def members(fleet: Popen[bytes]) -> list[int]:
+    return [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
+
+
+def test_tuner_worker_starts_its_processes_again_and_stops_them(fleet: Popen[bytes]) -> None:
+    first = wait_for(lambda: found if len(found := members(fleet)) == 2 else None)
+    os.kill(first[0], signal.SIGKILL)
+    second = wait_for(
+        lambda: found if len(found := members(fleet)) == 2 and first[0] not in found else None
+    )
+    fleet.terminate()
+    assert fleet.wait(timeout=60) == 0
+    assert not any(map(running, second))
+
+
+def test_no_worker_outlives_tuner_worker(
+    fleet: Popen[bytes], board: Board, stuck: JobRequest
+) -> None:
+    board.held(board.post(stuck))  # one of them is at work
+    found = wait_for(lambda: found if len(found := members(fleet)) == 2 else None)
+    fleet.kill()
+    fleet.wait()
+    wait_for(lambda: not any(map(running, found)))
+
+
+def test_a_worker_on_which_nothing_works_rests_longer_and_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    works = {**os.environ, "TUNER_DATABASE_URL": url}
+    rests: list[float] = []
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
+        tired = Worker(leases, job_filters(None, None), {**works, "TUNER_DATABASE_URL": "mysql://"})
+
+        def rest(seconds: float) -> None:
+            rests.append(seconds)
+            if len(rests) == 2:  # somebody mends it
+                tired._runner = Runner(works)
+
+        monkeypatch.setattr(tired._stopping, "wait", rest)
+        tired.drain()
+        tired.stop()
+        assert "no store is kept in 'mysql'" in jobs.events(posted[0])[2].data["reason"]
+        assert jobs.get(posted[2]).state is JobState.DONE
+    assert rests == [BACKOFF_S, 2 * BACKOFF_S]
+    assert tired._backoff_s == BACKOFF_S
+
+
+def test_a_worker_that_lacks_a_job_s_engine_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        worker = Worker(leases, job_filters(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
+        monkeypatch.setattr(worker._stopping, "wait", lambda seconds: pytest.fail("it rests"))
+        lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
+        good = jobs.submit(replay()).job.id
+        assert worker.drain() == 2
+        worker.stop()
+        assert "99.9" in jobs.get(lacking).error
+        assert jobs.get(lacking).state is JobState.QUEUED
+        assert jobs.get(good).state is JobState.DONE
+
+
+def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        worker = Worker(leases, job_filters(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
+        first = jobs.submit(replay()).job.id
+        assert worker.drain() == 1
+        set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet
+        version = find_engine("sglang").version
+        same = jobs.submit(replace(replay(), engine=f"sglang=={version}")).job.id
+        assert worker.drain() == 1
+        waits = jobs.get(same)
+        assert (waits.state, waits.attempts) == (JobState.QUEUED, 0)
+        assert waits.error == f"job {first} is at the same run"
+        set_job(leases, first, state=JobState.DONE.value)
+        set_job(leases, same, available_at=utc_now())
+        assert worker.drain() == 1
+        worker.stop()
+        assert jobs.get(same).state is JobState.DONE
+        assert jobs.get(same).run_id == jobs.get(first).run_id
+
+
+def set_job(leases: Leases, job_id: str, **values: object) -> None:
+    with leases._write() as connection:
+        connection.execute(update(job_table).where(job_table.c.id == job_id).values(**values))
+
+
+def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with JobStore.open(url) as jobs:
+        for days in (6, 8):
+            past = JobStore(jobs._engine, lambda days=days: utc_now() - timedelta(days=days))
+            past.cancel(past.submit(replay(), idempotency_key=f"{days} days").job.id)
+
+        def keys() -> list[str]:
+            with jobs._read() as connection:
+                return list(connection.execute(select(idempotency_keys.c.key)).scalars())
+
+        assert keys() == ["6 days", "8 days"]
+        embedded = EmbeddedWorker(Settings(url), gpus=())
+        embedded.start()
+        try:
+            wait_for(lambda: keys() == ["6 days"])
+        finally:
+            embedded.stop()
+
+
+def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    embedded = EmbeddedWorker(Settings(url), gpus=())
+    embedded.start()
+    try:
+        with JobStore.open(url) as jobs:
+            posted = [jobs.submit(replay(seed)).job for seed in range(2)]
+            for job in posted:
+                embedded.announce(job)
+                wait_for(lambda job=job: jobs.get(job.id).state is JobState.DONE)
+    finally:
+        embedded.stop()
+    assert not descendants(os.getpid())

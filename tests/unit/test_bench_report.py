@@ -1,0 +1,314 @@
+"""Bench report: the users' own ratios, every form of result, noise."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.deploy.bench_report import (
+    as_dict,
+    compare,
+    read_samples,
+    render_text,
+    save_runs,
+    write_report,
+)
+from tuner.deploy.bench_report.compare import Comparison, cut
+from tuner.deploy.bench_report.page import headline, render_page
+from tuner.deploy.bench_report.plot import render_svg
+from tuner.deploy.bench_report.readers import parse_samples
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
+from tuner.deploy.bench_report.tables import render_csv
+from tuner.errors import MalformedBenchmark, UnwritableOutput
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests/data/cluster/bench"
+FORMS = ("decode.log", "bench_serving.txt")
+BEFORE = [DATA / f"l40s-32gpu-before-{form}" for form in FORMS]
+AFTER = [DATA / f"l40s-32gpu-after-{form}" for form in FORMS]
+SWEEP = DATA / "h20-2node-sglang-sweep.md"
+SERVING = Key(LoadKind.SERVING, 128, 200, 200, "128")
+
+
+def compare_files(before: Iterable[Path], after: Iterable[Path]) -> Comparison:
+    return compare(
+        [s for path in before for s in read_samples(path)],
+        [s for path in after for s in read_samples(path)],
+    )
+
+
+def gains() -> dict[tuple[str, int], str]:
+    pairs = compare_files(BEFORE, AFTER).pairs
+    return {(p.metric.name, p.key.concurrency): cut(p.gain) for p in pairs}
+
+
+def test_the_users_own_ratios() -> None:
+    found = gains()
+    decode = {n: found["decode_throughput", n] for n in (128, 32, 4, 1)}
+    assert decode == {128: "1.37x", 32: "1.75x", 4: "3.64x", 1: "1.88x"}
+    assert found["output_throughput", 128] == "1.49x"
+
+
+def test_lower_latency_is_a_gain() -> None:
+    assert gains()["median_ttft_ms", 128] == "2.83x"
+    backwards = compare_files(AFTER, BEFORE).pairs
+    ttft = next(p for p in backwards if p.metric.name == "median_ttft_ms")
+    assert ttft.gain == pytest.approx(6769.52 / 19216.02)
+    assert ttft.verdict == "worse"
+
+
+def test_a_gain_is_cut_not_rounded() -> None:
+    assert [cut(x) for x in (1.8854, 1.999, 1.15, 0.999, 2.0)] == [
+        "1.88x",
+        "1.99x",
+        "1.15x",
+        "0.99x",
+        "2.00x",
+    ]
+
+
+def test_a_printed_table() -> None:
+    samples = {s.metric: s for s in read_samples(BEFORE[1])}
+    assert samples["output_throughput"].value == 391.47
+    assert samples["max_itl_ms"].value == 16077.21
+    assert samples["median_e2e_ms"].value == 64974.27
+    assert {s.key for s in samples.values()} == {SERVING}
+    assert "concurrency" not in samples
+
+
+def test_a_sweep_s_markdown_table() -> None:
+    samples = read_samples(SWEEP)
+    assert len(samples) == 26 * 4
+    row = {s.metric: s.value for s in samples if s.key == Key(LoadKind.SERVING, 128, 256, 256)}
+    assert row == {
+        "mean_ttft_ms": 1205.51,
+        "input_throughput": 505.17,
+        "output_throughput": 505.17,
+        "mean_tpot_ms": 249.58,
+    }
+
+
+def test_a_folder_is_read_whole(tmp_path: Path) -> None:
+    for path in AFTER:
+        (tmp_path / path.name).write_text(path.read_text())
+    assert len(read_samples(tmp_path)) == sum(len(read_samples(p)) for p in AFTER)
+
+
+def test_decode_lines_of_later_releases() -> None:
+    line = (
+        "[2026-11-01 10:00:00 DP1 TP0] Decode batch [77], #running-req: 12, #full token: 9, "
+        "full token usage: 0.1, accept len: 2.1, cuda graph: True, "
+        "gen throughput (token/s): 321.50, #queue-req: 3"
+    )
+    (sample,) = parse_samples([line], "server.log")
+    assert (sample.key.concurrency, sample.value) == (12, 321.5)
+    assert sample.source == "server.log:1"
+
+
+def sglang_run(**changes: object) -> dict[str, object]:
+    return {
+        "backend": "sglang",
+        "request_rate": float("inf"),
+        "max_concurrency": 16,
+        "completed": 64,
+        "total_input_tokens": 64 * 128,
+        "total_output_tokens": 64 * 256,
+        "output_throughput": 100.0,
+        "median_ttft_ms": 50.0,
+        "p99_e2e_latency_ms": 900.0,
+        "std_ttft_ms": 3.0,
+        "concurrency": 15.2,
+        "accept_length": None,
+        "server_info": {"tp_size": 16},
+        **changes,
+    }
+
+
+def test_sglang_and_vllm_json_pair_up() -> None:
+    vllm = {
+        "date": "20261101-100000",
+        "endpoint_type": "vllm",
+        "request_rate": "inf",
+        "max_concurrency": 16,
+        "completed": 64,
+        "failed": 0,
+        "total_input_tokens": 64 * 128,
+        "total_output_tokens": 64 * 256,
+        "output_throughput": 150.0,
+        "total_token_throughput": 225.0,
+        "median_ttft_ms": 25.0,
+        "p99_e2el_ms": 600.0,
+        "rtfx": 0.0,
+    }
+    comparison = compare(
+        parse_samples([json.dumps(sglang_run())]), parse_samples([json.dumps(vllm)])
+    )
+    assert {p.metric.name: cut(p.gain) for p in comparison.pairs} == {
+        "output_throughput": "1.50x",
+        "median_ttft_ms": "2.00x",
+        "p99_e2e_ms": "1.50x",
+    }
+    assert comparison.pairs[0].key == Key(LoadKind.SERVING, 16, 128, 256, "inf")
+
+
+def test_json_over_several_lines() -> None:
+    text = json.dumps([sglang_run(), sglang_run(max_concurrency=32)], indent=2)
+    assert len({s.key for s in parse_samples(text.splitlines())}) == 2
+
+
+def test_runs_that_repeat_are_paired_in_order() -> None:
+    before = [json.dumps(sglang_run(output_throughput=v)) for v in (100.0, 200.0, 300.0)]
+    after = [json.dumps(sglang_run(output_throughput=v)) for v in (150.0, 220.0, 330.0)]
+    (pair, *_) = compare(parse_samples(before), parse_samples(after)).pairs
+    assert pair.run_by_run
+    assert (pair.gain, pair.gain_low, pair.gain_high) == pytest.approx((1.1, 1.1, 1.5))
+    assert (pair.before.median, pair.before.low, pair.before.n) == (200, 100, 3)
+    assert pair.verdict == "better"
+
+
+def test_unequal_counts_are_bounded_by_their_extremes() -> None:
+    before = [json.dumps(sglang_run(median_ttft_ms=v)) for v in (40.0, 60.0)]
+    after = [json.dumps(sglang_run(median_ttft_ms=v)) for v in (25.0, 50.0, 50.0)]
+    pairs = compare(parse_samples(before), parse_samples(after)).pairs
+    ttft = next(p for p in pairs if p.metric.name == "median_ttft_ms")
+    assert not ttft.run_by_run
+    assert (ttft.gain, ttft.gain_low, ttft.gain_high) == pytest.approx((1.0, 0.8, 2.4))
+    assert ttft.verdict == "unclear"
+
+
+def test_decode_lines_are_not_runs() -> None:
+    lines = "Decode batch. #running-req: 4, gen throughput (token/s): {}, #queue-req: 0,"
+    before = parse_samples([lines.format(v) for v in (10, 20)])
+    (pair,) = compare(before, parse_samples([lines.format(v) for v in (40, 30)])).pairs
+    assert not pair.run_by_run
+    assert (pair.gain_low, pair.gain_high) == (1.5, 4.0)
+
+
+def test_loads_of_one_side_are_listed() -> None:
+    comparison = compare_files([BEFORE[0], SWEEP], [AFTER[0]])
+    assert len(comparison.only_before) == 26
+    assert comparison.only_after == ()
+    assert "only before: concurrency 1, 128+128 tokens" in render_text(comparison)
+
+
+def test_another_request_rate_is_another_load() -> None:
+    fast = parse_samples([json.dumps(sglang_run(request_rate=8))])
+    assert compare(parse_samples([json.dumps(sglang_run())]), fast).pairs == ()
+
+
+def test_runs_kept_beside_a_release_read_back(tmp_path: Path) -> None:
+    samples = [s for path in BEFORE for s in read_samples(path)]
+    save_runs(samples, tmp_path / "release" / "bench.json", "release-7")
+    kept = read_samples(tmp_path / "release")
+    assert [(s.key, s.metric, s.value) for s in kept] == [
+        (s.key, s.metric, s.value) for s in samples
+    ]
+    assert json.loads((tmp_path / "release/bench.json").read_text())["release"] == "release-7"
+
+
+def test_text_csv_and_json_agree() -> None:
+    comparison = compare_files(BEFORE, AFTER)
+    rows = list(csv.DictReader(io.StringIO(render_csv(comparison))))
+    plain = json.loads(json.dumps(as_dict(comparison)))
+    assert len(rows) == len(plain["pairs"]) == len(comparison.pairs) == 18
+    for row, value, pair in zip(rows, plain["pairs"], comparison.pairs, strict=True):
+        assert float(row["gain"]) == value["gain"] == pair.gain
+        assert row["metric"] == value["metric"]["name"]
+    assert value["gain_text"].endswith("x")
+    assert {r["better"] for r in rows if r["unit"] == "ms"} == {"lower"}
+
+
+class Reader(HTMLParser):
+    """Collects tags and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
+
+
+def test_the_page_is_self_contained_and_escaped() -> None:
+    hostile = Key(LoadKind.SERVING, 1, 1, 1, "<script>alert(1)</script>")
+    samples = [Sample(hostile, "output_throughput", 1.0, "x")]
+    page = render_page(compare(samples, samples), "<img src=x>", "a & b")
+    reader = Reader()
+    reader.feed(page)
+    assert not {"script", "img", "link", "iframe"} & set(reader.tags)
+    assert reader.links == []
+    assert "svg" in reader.tags
+    assert "a &amp; b" in page
+
+
+def test_the_picture_is_well_formed_and_shows_the_gains() -> None:
+    svg = render_svg(compare_files(BEFORE, AFTER))
+    words = [e.text for e in ET.fromstring(svg).iter() if e.text and e.text.strip()]  # noqa: S314
+    for gain in ("1.37x", "1.75x", "3.64x", "1.88x", "1.49x"):
+        assert gain in words
+
+
+def test_the_headline() -> None:
+    assert headline(compare_files(BEFORE, AFTER)) == (
+        "Decode throughput: 1.37x to 3.64x over 4 loads."
+    )
+    assert headline(compare([], [])) == "No load was measured on both sides."
+
+
+def test_report_files(tmp_path: Path) -> None:
+    written = write_report(compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after")
+    assert sorted(p.name for p in written) == [
+        "report.csv",
+        "report.html",
+        "report.json",
+        "report.svg",
+        "report.txt",
+    ]
+    assert all(p.stat().st_size for p in written)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnwritableOutput):
+        write_report(compare([], []), tmp_path / "file", "", "")
+
+
+@pytest.mark.parametrize("content", [None, "", "no benchmark here\n", "{}\n", "[1]\n", "| a |\n"])
+def test_no_result_is_bad_input(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "results.txt"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(MalformedBenchmark, match=r"results\.txt"):
+        read_samples(path)
+
+
+_ORIGINALS = [p.read_text() for p in (*BEFORE, *AFTER, SWEEP)] + [json.dumps(sglang_run())]
+_NOISE = ["1e999", "nan", "-5", "9" * 5000, "0", "null", "[]", "|", "\x00", "<b>", "inf"]
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_damaged_results_never_give_a_traceback(data: st.DataObject) -> None:
+    sides = []
+    for _ in range(2):
+        text = data.draw(st.sampled_from(_ORIGINALS))
+        for _ in range(data.draw(st.integers(0, 4))):
+            start = data.draw(st.integers(0, len(text)))
+            end = data.draw(st.integers(start, min(len(text), start + 40)))
+            middle = data.draw(st.one_of(st.sampled_from(_NOISE), st.text(max_size=6)))
+            text = text[:start] + middle + text[end:]
+        sides.append(parse_samples(text.splitlines(), "x"))
+    comparison = compare(*sides)
+    ET.fromstring(render_svg(comparison)) if comparison.pairs else None  # noqa: S314
+    json.dumps(as_dict(comparison), allow_nan=False)
+    assert render_text(comparison)
+    assert render_csv(comparison)
+    assert render_page(comparison, "a", "b")

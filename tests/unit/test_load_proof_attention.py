@@ -1,0 +1,207 @@
+"""FileLoad proof of attention: the messages are made by the plugin that logs them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from attention_cases import DECODE, EXTEND
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_lines import parse_log
+
+from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
+from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome
+from tuner.engines.sglang.plugin import backend, kernels
+from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_file
+from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
+from tuner.families.attention.problem import Attention, Stage
+from tuner.problems.points import Config
+from tuner.problems.results import Status
+
+PLUGIN = Path(backend.__file__).parent
+MOE = "Using MoE kernel config from /c/triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json."
+CONFIGS = {
+    Stage.EXTEND: Config({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}),
+    Stage.DECODE: Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2}),
+}
+
+
+def place(root: Path, problem: Attention, status: Status = Status.OK, **changes: str) -> Path:
+    part = problem.parts[0]
+    entries = (AttentionEntry(part, 8, 1, CONFIGS[part], status),)
+    made = AttentionFile(problem, "NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "k", entries, {})
+    file = replace(made, **changes)
+    path = file.path_under(root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(file.text())
+    return path
+
+
+def said(
+    *paths: Path, rank: str = "TP0", splits: int = 8, troubles: tuple[str, ...] = ()
+) -> list[str]:
+    """What a rank logs of these files."""
+    here = RuntimeFacts("sglang", "0.5.16", "NVIDIA_H200", "3.6.0", lambda: "k", lambda _: {splits})
+    verdicts = [check_file(path, here) for path in paths]
+    malformed = [f"tuner attention: {v}" for v in verdicts if v.file is None]
+    lines = [*malformed, backend._line(verdicts, troubles)]
+    return [f"[2026-11-01 10:00:00 {rank}] {line}" for line in lines]
+
+
+def template(module: str, words: str) -> str:
+    """A message in the plugin's source, so that ours is not a copy of our own."""
+    for node in ast.walk(ast.parse((PLUGIN / f"{module}.py").read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and words in node.value:
+            return node.value
+    raise AssertionError(f"the plugin's {module} says nothing of {words!r}")
+
+
+def attention(proof: LoadProof) -> list[FileLoad]:
+    return [load for load in proof.loads if load.family == "attention"]
+
+
+def test_files_that_are_used(tmp_path: Path) -> None:
+    paths = [place(tmp_path, EXTEND), place(tmp_path, DECODE, Status.PREDICTED)]
+    proof = parse_log([MOE, *said(*paths), *said(*paths, rank="TP1")])
+    assert proof.ok, proof.problems()
+    extend, decode = attention(proof)
+    assert (extend.key, extend.outcome) == (paths[0].stem, LoadOutcome.LOADED)
+    assert (extend.used, extend.triton) == (str(paths[0]), "3.6.0")
+    assert (extend.ranks, extend.lines) == (("TP0", "TP1"), ("2", "3"))
+    assert (extend.reason, decode.reason) == ("", "predicted")
+    assert f"read {paths[0]} (Triton 3.6.0)" in render_proof(proof)
+
+
+def test_attention_alone_is_a_proof_too(tmp_path: Path) -> None:
+    proof = parse_log(said(place(tmp_path, EXTEND)))
+    assert proof.ok
+    assert "no config file's message" in render_proof(proof)
+
+
+def test_a_file_for_something_else_beside_one_that_serves(tmp_path: Path) -> None:
+    other = place(tmp_path, replace(DECODE, kv_splits=16))
+    proof = parse_log(said(place(tmp_path, DECODE), other))
+    assert proof.ok, proof.problems()
+    refused = attention(proof)[1]
+    assert (refused.outcome, refused.used) == (LoadOutcome.REFUSED, "")
+    assert refused.reason == "made for 16 KV splits, this server launches 8"
+    assert refused.reason in render_proof(proof)
+
+
+def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path: Path) -> None:
+    paths = [place(tmp_path, EXTEND), place(tmp_path, DECODE)]
+    proof = parse_log(said(*paths, splits=16))
+    reason = "made for 8 KV splits, this server launches 16"
+    assert proof.problems() == [f"decode_attention: every file was refused: {reason}"]
+    assert not proof.ok
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"triton": "3.2.0"}, "made for triton 3.2.0, this is 3.6.0"),
+        ({"device": "NVIDIA_L40S"}, "made for NVIDIA_L40S, this is NVIDIA_H200"),
+        (
+            {"engine_version": "0.5.12", "kernel_hash": "x"},
+            "made for sglang 0.5.12, whose kernels are not those of 0.5.16",
+        ),
+    ],
+)
+def test_no_file_applies(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
+    proof = parse_log([MOE, *said(place(tmp_path, EXTEND, **changes))])
+    assert proof.problems() == [
+        "attention: every key: default: no file applies",
+        f"extend_attention: every file was refused: {reason}",
+    ]
+
+
+def test_a_malformed_file_is_named(tmp_path: Path) -> None:
+    good, bad = place(tmp_path, EXTEND), place(tmp_path, DECODE)
+    bad.write_text('{"format": 1, "problem": "decode_atention:x"}')
+    proof = parse_log(said(good, bad))
+    (trouble,) = proof.problems()
+    assert trouble.startswith(f"attention: {bad.stem}: malformed: ")
+    assert "; did you mean" in trouble
+
+
+def test_what_the_plugin_could_not_hook(tmp_path: Path) -> None:
+    kernel = kernels.EXTEND
+    names = [*kernel.tensors, *kernel.values]
+    troubles = (
+        template("backend", "sglang did not hook ") + kernel.name,
+        template("backend", "sglang has no ") + kernel.name,
+        template("backend", "this triton launches "),
+        kernel.unfit([*names, "NEW_ONE"]),
+        kernel.unfit(names[1:]),
+    )
+    assert all(troubles)
+    extend, decode = place(tmp_path, EXTEND), place(tmp_path, DECODE)
+    proof = parse_log(said(extend, decode, splits=4, troubles=troubles))
+    failed = [x.reason for x in attention(proof) if x.outcome is LoadOutcome.FAILED]
+    assert failed == list(troubles)
+    assert not proof.ok
+
+
+def test_what_the_plugin_says_while_it_is_debugged_changes_nothing(tmp_path: Path) -> None:
+    lines = said(place(tmp_path, EXTEND))
+    debug = [template("launches", words) for words in ("is left alone", "did not compile")]
+    assert parse_log([*lines, *debug]) == parse_log(lines)
+
+
+def test_a_launch_that_fell_back_is_no_longer_as_tuned(tmp_path: Path) -> None:
+    text = template("launches", "not with %s")
+    grid, constants = (4, 16, 8), {"BLOCK_M": 64, "num_warps": 4}
+    line = text % ("_fwd_kernel", grid, constants, "out of resource: shared memory")
+    proof = parse_log([*said(place(tmp_path, EXTEND)), f"[2026-11-01 10:00:01 TP0] {line}"])
+    (failed,) = [load for load in proof.loads if load.outcome is LoadOutcome.FAILED]
+    assert (failed.key, failed.ranks) == ("_fwd_kernel", ("TP0",))
+    assert "out of resource: shared memory" in proof.problems()[0]
+
+
+def test_a_plugin_that_broke_and_deterministic_inference() -> None:
+    broken = parse_log([template("backend", "nothing is applied")])
+    assert broken.problems() == ["attention: every key: failed: nothing is applied"]
+    (load,) = parse_log([template("backend", "inference is deterministic")]).loads
+    assert load.outcome is LoadOutcome.DETERMINISTIC
+
+
+def test_a_rank_s_last_word_counts(tmp_path: Path) -> None:
+    path = place(tmp_path, DECODE)
+    lines = [*said(path, splits=16), *said(path)]  # a draft model's backend, then the model's
+    assert parse_log(lines).ok
+    apart = [*said(path, splits=16), *said(path, rank="TP1")]
+    assert f"{path.stem}: ranks disagree" in parse_log(apart).problems()
+
+
+def test_logs_of_several_nodes_are_of_several_ranks(tmp_path: Path) -> None:
+    path = place(tmp_path, DECODE)
+    for name, splits in (("a.log", 8), ("b.log", 16)):
+        (tmp_path / name).write_text("\n".join(said(path, splits=splits)))
+    proof = prove_loads([tmp_path / "a.log", tmp_path / "b.log"])
+    assert f"{path.stem}: ranks disagree" in proof.problems()
+    assert proof.loads[0].lines == ("a.log:1",)
+
+
+_WORDS = [
+    "tuner attention: ",
+    "refused /a/b.json: ",
+    "extend 16/1 576/512 bfloat16 from /a/triton_3_6_0/c.json",
+    " (predicted)",
+    "; ",
+    "no file applies",
+    "_fwd_kernel (1, 2): not with {}: x",
+    "sglang has no x",
+    "[2026 TP0] ",
+]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=12))
+def test_no_line_gives_a_traceback(words: list[str]) -> None:
+    proof = parse_log("".join(words).splitlines())
+    json.dumps(proof.as_dict())
+    assert render_proof(proof)
