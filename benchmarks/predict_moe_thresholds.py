@@ -151,7 +151,7 @@ def fastest_pairs(known: Mapping[Candidate, float], size: int) -> Iterator[Pair]
 def incumbents_of(
     engine: Engine, recording: Recording, device: Device
 ) -> dict[str, dict[Point, Mapping[str, Config]]]:
-    """By kind, the baseline_configs of the recording's points; a recording has times for all of them."""
+    """By kind, the incumbents of the recording's points, all of which the recording has timed."""
     sizes = {point.batch_size for point in recording.points}
     every = baseline_configs(engine, recording.problem, device, TRITON, tuple(Gemm), sizes)
     found: dict[str, dict[Point, Mapping[str, Config]]] = {}

@@ -10,7 +10,7 @@ from tuner.errors import MalformedWatchList
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
-from workers.watches import REVALIDATE, Watch, read_watch, read_watch_list
+from workers.watches import REVALIDATE, Unresolved, Watch, read_watch, read_watch_list
 
 FULL = """
 revalidate = 3
@@ -79,17 +79,18 @@ def test_one_that_cannot_be_does_not_stop_the_others() -> None:
     watch = Watch(("deepseek-r1", "no-such-model"), ("L40S",), tp=(8, 7), dtypes=("int8_w8a8",))
     found = list(watch.requests())
     assert sum(isinstance(one, JobRequest) for one in found) == 1
-    reasons = dict(one for one in found if isinstance(one, tuple))
+    refused = [one for one in found if isinstance(one, Unresolved)]
+    reasons = {f"{one.model} on {one.device}": str(one.error) for one in refused}
     assert "no-such-model" in reasons["no-such-model TP 8 EP 1 int8_w8a8 on L40S"]
     assert "7" in reasons["deepseek-r1 TP 7 EP 1 int8_w8a8 on L40S"]
 
 
 def test_an_engine_of_no_such_name_is_said_of_each_of_its_models() -> None:
     found = list(Watch(("deepseek-r1", "no-such-model"), ("L40S",), engine="sglong").requests())
-    assert [what for what, _ in found] == [
-        f"{model} TP 1 EP 1 on L40S" for model in ("deepseek-r1", "no-such-model")
+    assert [(one.model, one.device) for one in found] == [
+        (f"{model} TP 1 EP 1", "L40S") for model in ("deepseek-r1", "no-such-model")
     ]
-    assert all("did you mean 'sglang'" in why for _, why in found)
+    assert all("did you mean 'sglang'" in str(one.error) for one in found)
 
 
 @pytest.mark.parametrize(
