@@ -129,7 +129,8 @@ def check_files(
         flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
         given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
         if given:
-            reason = "for a model, and these are files"
+            asked = " or ".join(one.flag for one in families() if one.flag)
+            reason = f"for a model (with {asked}), and these are files"
             raise OptionsRefused({name: reason for name in flags if name in given}, flags)
         reports.append(module.check_files(mine, device, engine, choice.of(family.shaping)))
     return reports
