@@ -1,4 +1,4 @@
-"""The preflight as one file, run by the system's Python without site packages."""
+"""The preflight as one file, run by the system's Python without site packages; and a capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.deploy.preflight import build_single_file, render, run_preflight
+from tuner.deploy.preflight import build_single_file, capture, render, run_preflight
+from tuner.deploy.preflight.capture import hash_folder, read_capture
+from tuner.deploy.preflight.rdma import read_sysfs
 
 DATA = Path(__file__).parents[1] / "data" / "cluster"
 H20 = {"h20-node01": DATA / "h20-node01", "h20-node02": DATA / "h20-node02"}
@@ -49,3 +51,34 @@ def test_single_file_refuses_bad_input_in_one_line(single_file: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "NAME=DIR" in done.stderr
+
+
+def test_capture_notes_missing_tools_and_keeps_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    source = (H20["h20-node01"] / "ibdev2netdev.txt").resolve()
+    (tools / "ibdev2netdev").write_text(f"#!/bin/sh\nexec /bin/cat {source}\n")
+    (tools / "show_gids").write_text("#!/bin/sh\nexit 3\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "a.json").write_text("{}")
+    out = tmp_path / "out"
+    capture(out, image="an-image", config_dir=str(configs), root=L40S)
+    notes = json.loads((out / "capture.json").read_text())["notes"]
+    assert notes["ibdev2netdev.txt"] == "ok"
+    assert notes["show_gids.txt"] == "exit status 3"
+    assert notes["nvidia-smi-q.txt"] == "not installed"
+    assert "HF_TOKEN" not in (out / "environment.txt").read_text()
+    node = read_capture("a", out)
+    assert len(node.ports) == 9
+    assert node.environment["NCCL_IB_HCA"] == "mlx5_1"
+    assert node.versions["configs"] == hash_folder(configs)
+    # The copied tree holds what the original one holds.
+    assert node.devices == read_sysfs(L40S / "sys/class/infiniband")[0]
