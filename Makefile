@@ -1,4 +1,4 @@
-# The commands a newcomer needs are `make demo` and `make test`; both install what they need first.
+# The commands a newcomer needs are `make demo` and `make check`; both install what they need first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
 TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v))
 
-.PHONY: install demo test chaos lint clean
+.PHONY: install demo check lint types imports test chaos clean
 
 install: $(VENV)/.installed $(ENGINE)
 
@@ -34,18 +34,26 @@ demo: install
 	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json \
 	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
 
+# What to run before a commit: no engine is needed, and two idle cores take less than two minutes.
+check: lint types imports
+	$(BIN)/python -m pytest tests/unit
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
 test: install $(VENV)/.installed-dev $(TEST_ENGINES)
 	$(BIN)/python -m pytest -m 'not gpu'
 
 # About a quarter of an hour on two cores. It kills only what it started.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/chaos.md
-
-lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

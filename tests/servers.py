@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg
 import redis
@@ -95,8 +95,10 @@ def redis_server(database: int = 0) -> Iterator[str]:
     url = os.environ.get("TUNER_TEST_REDIS_URL")
     if not url and _redis_answers(local := f"redis://127.0.0.1:{REDIS_PORT}/0"):
         url = local
-    if url and database < REDIS_DATABASES:
-        yield f"{url.rstrip('/').removesuffix('/0')}/{database}"
+    shared = urlsplit(url or "")
+    number = int(shared.path.lstrip("/") or 0) + database
+    if url and number < REDIS_DATABASES:
+        yield shared._replace(path=f"/{number}").geturl()
     else:
         with started_redis() as server:
             yield server.url

@@ -16,7 +16,6 @@ from real_sglang import VERSIONS, RealSGLang
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.file_names import format_file_name, parse_file_name
-from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
@@ -134,7 +133,7 @@ def trees(draw):
     return versions, asked, files, draw(st.integers(0, 2**16))
 
 
-def write_tree(engine: SGLang, root: Path, versions, files, seed) -> None:
+def write_tree(engine: MoeEngine, root: Path, versions, files, seed) -> None:
     rng = random.Random(seed)  # noqa: S311
     for version in versions:
         engine.config_dir(root, version).mkdir(parents=True, exist_ok=True)

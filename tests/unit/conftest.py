@@ -15,7 +15,7 @@ def nothing_outside_this_process(tmp_path_factory: pytest.TempPathFactory) -> It
     """Hide the unpacked engines, and refuse to start a process."""
 
     def refuse(*args: object, **options: object) -> None:
-        pytest.fail(f"a unit test starts a process: {args[:1]}")
+        pytest.fail(f"a unit test starts a process: {args[1:2]}")
 
     empty: Path = tmp_path_factory.mktemp("prefix")
     with pytest.MonkeyPatch.context() as patch:

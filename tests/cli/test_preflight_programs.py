@@ -1,4 +1,4 @@
-"""The preflight as one file, run by the system's Python without site packages."""
+"""The preflight as one file, run by the system's Python without site packages; and a capture."""
 
 from __future__ import annotations
 
