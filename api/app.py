@@ -24,7 +24,7 @@ from workers.settings import Settings
 
 DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' Triton kernels.
 
-Errors are problem details (RFC 9457). Lists go on where `after` is the `next` of the page before.
+Errors are problem details (RFC 9457). Lists come in pages: send the `next` of one as `after`.
 """
 
 

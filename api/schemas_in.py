@@ -71,7 +71,7 @@ class _SubmitJob(Strict):
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
     seed: Seed = 0
-    urgent: Flag = Field(False, description="Before the jobs that wait.")
+    urgent: Flag = Field(False, description="Put it before the jobs that wait.")
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
         """The JSON values of the options' fields, without nulls."""
@@ -127,7 +127,7 @@ class StoredPage(Page):
 
 
 class WatchedPage(Page):
-    """Which watched keys to show."""
+    """Which watched models to list."""
 
     device: DeviceName | None = None
     limit: int = Field(20, ge=1, le=100)
@@ -137,8 +137,8 @@ class ExportIn(Strict):
     """Which export to make."""
 
     engine: EngineSpec = "sglang"
-    allow_predicted: bool = Field(False, description="Also what was predicted, not measured.")
-    problem: Name | None = Field(None, description="Only the winners of this problem's text.")
+    allow_predicted: bool = Field(False, description="Export predicted winners too.")
+    problem: Name | None = Field(None, description="Export the winners for this problem only.")
 
 
 class WatchIn(Strict):

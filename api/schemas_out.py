@@ -27,13 +27,13 @@ class RequestOut(BaseModel):
 
 
 class JobOut(BaseModel):
-    """A job as it stands."""
+    """A job and its state."""
 
     id: str
     state: JobState
     priority: str
     request: RequestOut
-    client: str = Field(description="Whoever asked first: a key's name, nightly or local.")
+    client: str = Field(description="Who posted it first: a key's name, nightly or local.")
     attempts: int
     cancel_requested: bool
     run_id: int | None
@@ -46,8 +46,8 @@ class JobOut(BaseModel):
 class SubmittedOut(JobOut):
     """A job as it was accepted."""
 
-    created: bool = Field(description="False: an equal job was there, and this is it.")
-    notes: list[str] = Field(description="What was assumed of the model.")
+    created: bool = Field(description="False: this is an equal job from before.")
+    notes: list[str] = Field(description="What was assumed about the model.")
 
 
 class JobsOut(BaseModel):
@@ -58,7 +58,7 @@ class JobsOut(BaseModel):
 
 
 class EventOut(BaseModel):
-    """A step of a job, as it comes in an event stream's `data`."""
+    """An event of a job: the `data` of an event stream."""
 
     seq: int
     kind: str
@@ -71,13 +71,13 @@ class PointOut(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    gemm: str | None = Field(None, description="Of a fused-MoE layer: up or down; else absent.")
+    gemm: str | None = Field(None, description="Only for a fused-MoE layer: up or down.")
     part: str | None = Field(
-        None, description="Of attention: extend, prefill, decode or reduce; else absent."
+        None, description="Only for attention: extend, prefill, decode or reduce."
     )
     batch_size: int = Field(description="A layer's tokens, or attention's sequences.")
-    new_tokens: int | None = Field(None, description="Attention's, a sequence; else absent.")
-    cached_tokens: int | None = Field(None, description="Attention's, a sequence; else absent.")
+    new_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
+    cached_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
 
 
 class ResultOut(PointOut):
@@ -133,7 +133,7 @@ class WinnersOut(BaseModel):
 
 
 class EnvironmentOut(BaseModel):
-    """What a time depends on; empty where nothing was measured on a GPU."""
+    """What a time depends on. Fields are empty where nothing was measured on a GPU."""
 
     device: str
     engine: str
@@ -146,14 +146,14 @@ class EnvironmentOut(BaseModel):
 
 
 class HeldOut(BaseModel):
-    """What is stored of a problem in an environment."""
+    """What is stored for a problem in an environment."""
 
     device: str
     problem: str
     environment: EnvironmentOut
     standing: str = Field(description="tuned, or stale: the device has a newer environment.")
     why: str
-    points: dict[str, int] = Field(description="Points by their winners' status.")
+    points: dict[str, int] = Field(description="Numbers of points by their winners' status.")
     oldest: datetime
     newest: datetime
 
@@ -166,7 +166,7 @@ class HeldPageOut(BaseModel):
 
 
 class WatchedOut(BaseModel):
-    """How a watched key stands."""
+    """A watched model on a device, and whether it is tuned."""
 
     model: str
     problem: str
@@ -250,6 +250,6 @@ class ModelsOut(BaseModel):
 
 
 class StatusOut(BaseModel):
-    """That the server is there."""
+    """The server's health."""
 
     status: str

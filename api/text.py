@@ -32,7 +32,7 @@ JobId = Annotated[
         min_length=26,
         max_length=26,
         pattern=r"^[0-9a-hjkmnp-tv-z]*$",
-        description="As the job's submission answered it.",
+        description="The id in the answer to the job's submission.",
     ),
 ]
 Cursor = Annotated[

@@ -154,7 +154,7 @@ def _result_source(request: JobRequest) -> tuple[str, str, str]:
 
 
 def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
-    """The results that answer a request measured so. A measured result answers a prediction too."""
+    """The results that answer such requests. Measured results answer requests to predict too."""
     here = [
         one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
     ]

@@ -29,7 +29,12 @@ _ENDS = {state.value for state in JobState if state.finished}  # kinds of a job'
 RECONNECT_MS = 2000  # a client waits for so long after the stream broke
 
 LastEventId = Annotated[
-    int, Header(ge=0, lt=1 << 31, description="The last event had: the stream goes on after it.")
+    int,
+    Header(
+        ge=0,
+        lt=1 << 31,
+        description="The last event received: the stream goes on after it.",
+    ),
 ]
 
 
@@ -62,7 +67,7 @@ def _stream_start(
     response_class=EventSourceResponse,
     responses={
         **responses(404),
-        200: {"description": "Each event's id is its number, its event its kind, its data:"},
+        200: {"description": "Each event has its number as id, its kind as event, this as data:"},
         204: {"description": "The job has ended and there are no more events."},
     },
 )

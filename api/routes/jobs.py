@@ -30,7 +30,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[!-~]+$",
-        description="Any text that names this submission: sent again, it is not done again.",
+        description="Any text that identifies this submission: sent twice, it makes one job.",
     ),
 ]
 
@@ -60,7 +60,7 @@ def submit(
     api: ApiDep,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Queue a tuning job. An equal job that is unfinished or a day old is answered instead."""
+    """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
     limiter = request.scope["state"]["limiter"]
     limiter.check(api.settings.submit_rate, "submit", caller.name)
     wanted, notes = job_request(body, api.settings.service)

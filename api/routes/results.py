@@ -75,7 +75,7 @@ def trials(
             "description": "The files, under one folder; equal stores give equal bytes.",
             "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
         },
-        304: {"description": "As If-None-Match has it."},
+        304: {"description": "Equal to what If-None-Match names."},
     },
 )
 def export(

@@ -49,15 +49,14 @@ def export_device(
     files = export(winners, engine, device, out, allow_predicted=allow_predicted)
     if out is None:
         return ExportReport(_engine_root(files, engine), files, 0, (), left_out=left_out)
-    used = [(one, delivery_of(engine, one.name)) for one in _families(files)]
-    carried = sum(carry_packaged(delivery, out) for _, delivery in used)
+    used = deliveries_for(files, engine)
     return ExportReport(
         out,
         files,
-        carried,
-        variables=[delivery.variable for _, delivery in used if delivery.variable],
-        server_flags=[flags for _, delivery in used for flags in delivery.advice(files)],
-        notes=[delivery.note for _, delivery in used if delivery.note],
+        carried=sum(carry_packaged(delivery, out) for delivery in used),
+        variables=[delivery.variable for delivery in used if delivery.variable],
+        server_flags=[flags for delivery in used for flags in delivery.advice(files)],
+        notes=[delivery.note for delivery in used if delivery.note],
         left_out=left_out,
     )
 
@@ -139,9 +138,9 @@ def export(
     return files
 
 
-def deliveries_for(winners: Sequence[Winner], engine: Engine) -> list[Delivery]:
-    """How each family of the winners reaches the engine's servers."""
-    return [delivery_of(engine, family.name) for family in _families(winners)]
+def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list[Delivery]:
+    """How each family of some winners or files reaches the engine's servers."""
+    return [delivery_of(engine, family.name) for family in _families(some)]
 
 
 def packaged_files(winners: Sequence[Winner], engine: Engine) -> Iterator[tuple[Path, Path]]:
@@ -169,8 +168,7 @@ def carry_packaged(delivery: Delivery, root: Path) -> int:
 
 def _engine_root(files: Sequence[PlannedFile], engine: Engine) -> Path:
     """The folder of the engine's package that all files are under."""
-    roots = {delivery_of(engine, family.name).engine_root for family in _families(files)}
-    (root, *others) = roots
+    (root, *others) = {delivery.engine_root for delivery in deliveries_for(files, engine)}
     return engine.root if others or root is None else root
 
 

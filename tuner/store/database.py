@@ -68,7 +68,7 @@ class Database:
 
     @contextmanager
     def _write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
-        """`_write` under a named lock. Raises `refusal` at once while another process has it."""
+        """`_write` with a named lock. Raises `refusal` at once if another transaction has it."""
         with try_file_lock(self._engine, name) as mine:
             if not mine:
                 raise refusal

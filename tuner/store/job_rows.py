@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from tuner.errors import BadInput, UnknownJob
-from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, new_job_id, read_request
+from tuner.jobs.job import Job, JobRequest, JobState, Priority, new_job_id, read_request
 from tuner.store.job_tables import job_events, jobs
 
 
@@ -40,23 +41,10 @@ def new_job_row(
 
 
 def read_job(row: RowMapping) -> Job:
-    return Job(
-        id=row["id"],
-        request=read_request(row["request"]),
-        priority=Priority(row["priority"]),
-        state=JobState(row["state"]),
-        client=row["client"],
-        attempts=row["attempts"],
-        owner=row["owner"],
-        lease_expires_at=row["lease_expires_at"],
-        cancel_requested=row["cancel_requested"],
-        run_id=row["run_id"],
-        error=row["error"],
-        available_at=row["available_at"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        finished_at=row["finished_at"],
-    )
+    values = {field.name: row[field.name] for field in fields(Job)}
+    values["request"] = read_request(row["request"])
+    values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
+    return Job(**values)
 
 
 # Reading a request that a newer version stored may raise these.
@@ -69,10 +57,6 @@ def read_if_possible(row: RowMapping) -> Job | None:
         return read_job(row)
     except UNREADABLE:
         return None
-
-
-def read_event(row: RowMapping) -> JobEvent:
-    return JobEvent(row["job_id"], row["seq"], row["kind"], row["at"], row["data"])
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
@@ -109,4 +93,8 @@ def move(
     changes: dict[str, Any] = {"state": state.value, "updated_at": now, **values}
     if state.finished:
         changes.update(finished_at=now, lease_expires_at=None)
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**changes))
+    update_job(connection, job_id, **changes)
+
+
+def update_job(connection: Connection, job_id: str, **values: object) -> None:
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))

@@ -18,16 +18,12 @@ from sqlalchemy import (
     text,
 )
 
-from tuner.store.tables import UtcDateTime, metadata, runs
+from tuner.store.tables import UtcDateTime, metadata, runs, text_column
 
 # As text, because a database uses a partial index only for a statement with the same condition,
 # without parameters.
 IS_QUEUED = text("state = 'queued'")
 IS_COALESCIBLE = text("state IN ('queued', 'leased', 'running') AND NOT cancel_requested")
-
-
-def _text(name: str) -> Column[str]:
-    return Column(name, Text, nullable=False)
 
 
 jobs = Table(
@@ -37,20 +33,20 @@ jobs = Table(
     Column("request", JSON, nullable=False),
     Column("request_key", String(64), nullable=False),
     # The request has the next three as well; as columns they can be searched.
-    _text("device"),
-    _text("model"),
+    text_column("device"),
+    text_column("model"),
     Column("needs_gpu", Boolean, nullable=False),
     Column("priority", SmallInteger, nullable=False),
-    _text("state"),
-    _text("client"),
+    text_column("state"),
+    text_column("client"),
     Column("attempts", Integer, nullable=False),
-    _text("owner"),
+    text_column("owner"),
     Column("fence", Integer, nullable=False),
     Column("lease_expires_at", UtcDateTime),
     Column("cancel_requested", Boolean, nullable=False),
     Column("event_count", Integer, nullable=False),  # the number of the last event
     Column("run_id", ForeignKey(runs.c.id)),
-    _text("error"),
+    text_column("error"),
     Column("available_at", UtcDateTime, nullable=False),
     Column("announced_at", UtcDateTime, nullable=False),  # when workers were last woken for it
     Column("created_at", UtcDateTime, nullable=False),
@@ -97,7 +93,7 @@ job_events = Table(
     metadata,
     Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
     Column("seq", Integer, primary_key=True, autoincrement=False),
-    _text("kind"),
+    text_column("kind"),
     Column("at", UtcDateTime, nullable=False),
     Column("data", JSON, nullable=False),
 )
@@ -118,7 +114,7 @@ watches = Table(
     Column("id", Integer, primary_key=True),
     Column("watch", JSON, nullable=False),  # as a table of nightly.toml
     Column("watch_key", String(64), nullable=False),
-    _text("client"),
+    text_column("client"),
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("watch_key"),
 )
@@ -127,7 +123,7 @@ nightly_runs = Table(
     "nightly_runs",
     metadata,
     Column("id", Integer, primary_key=True),
-    _text("schedule"),
+    text_column("schedule"),
     Column("date", Date, nullable=False),
     Column("summary", JSON(none_as_null=True)),  # None: it was not finished
     Column("started_at", UtcDateTime, nullable=False),
@@ -139,7 +135,7 @@ api_keys = Table(
     "api_keys",
     metadata,
     Column("id", Integer, primary_key=True),
-    _text("name"),
+    text_column("name"),
     Column("key_hash", String(64), nullable=False),  # sha256; the key itself is never stored
     Column("scopes", JSON, nullable=False),  # of read, submit, admin
     Column("created_at", UtcDateTime, nullable=False),

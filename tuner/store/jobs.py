@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
 
 from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
 from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.store.database import Clock, Database, insert_into, time_of
-from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_event, read_job
+from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_job, update_job
 from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
 
 
@@ -98,8 +98,7 @@ class JobStore(Database):
                 move(connection, job_id, JobState.CANCELLED, now)
                 append_event(connection, job_id, now, JobState.CANCELLED.value, {})
             elif not job.state.finished and not job.cancel_requested:
-                mine = jobs.c.id == job_id
-                connection.execute(update(jobs).where(mine).values(cancel_requested=True))
+                update_job(connection, job_id, cancel_requested=True)
                 append_event(connection, job_id, now, "cancel_requested", {})
             return get_job(connection, job_id)
 
@@ -112,7 +111,7 @@ class JobStore(Database):
             .limit(limit)
         )
         with self._read() as connection:
-            return [read_event(row) for row in connection.execute(query).mappings()]
+            return [JobEvent(**row) for row in connection.execute(query).mappings()]
 
     def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state. States without jobs are left out."""
@@ -188,8 +187,6 @@ def _equal_job(connection: Connection, request_key: str, done_since: datetime) -
 
 def _raise_priority(connection: Connection, job: Job, priority: Priority) -> Job:
     if job.state is JobState.QUEUED and priority < job.priority:
-        mine = jobs.c.id == job.id
-        change = update(jobs).where(mine).values(priority=int(priority))
-        connection.execute(change)
+        update_job(connection, job.id, priority=int(priority))
         return get_job(connection, job.id)
     return job

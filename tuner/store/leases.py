@@ -8,14 +8,14 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, select, update
+from sqlalchemy import Connection, Engine, RowMapping, select
 
 from tuner.errors import RunAlreadyActive, StaleLease
 from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Job, JobFilter, JobState, Lease, read_request
 from tuner.problems.records import Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, Database, time_of
-from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible
+from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible, update_job
 from tuner.store.job_tables import IS_QUEUED, jobs
 from tuner.store.rows import storable
 from tuner.store.store import Store
@@ -63,9 +63,7 @@ class Leases(Database):
         with self._write() as connection:
             mine = _leased_row(connection, lease)["id"]
             expiry = time_of(connection, self._clock) + LEASE
-            connection.execute(
-                update(jobs).where(jobs.c.id == mine).values(lease_expires_at=expiry)
-            )
+            update_job(connection, mine, lease_expires_at=expiry)
 
     def must_stop(self, lease: Lease) -> bool:
         """Whether a client asked to cancel the job. Writes nothing."""
@@ -84,9 +82,8 @@ class Leases(Database):
         """Give the job back after a failed attempt: QUEUED with a delay, DEAD after the last."""
         with self._write() as connection:
             row, now = _leased_row(connection, lease), time_of(connection, self._clock)
-            return _give_back(
-                connection, row, now, reason, RETRY_DELAY * 2 ** (row["attempts"] - 1)
-            )
+            delay = RETRY_DELAY * 2 ** (row["attempts"] - 1)
+            return _give_back(connection, row, now, reason, delay)
 
     def release(
         self,
@@ -97,7 +94,7 @@ class Leases(Database):
         """Give the job back without counting the attempt. It can be claimed again after `delay`."""
         with self._write() as connection:
             row, now = _leased_row(connection, lease), time_of(connection, self._clock)
-            _set(connection, row["id"], attempts=row["attempts"] - 1)
+            update_job(connection, row["id"], attempts=row["attempts"] - 1)
             _give_back(connection, row, now, reason, delay, capped=False)
 
     def expire(self) -> Sequence[Job]:
@@ -138,7 +135,7 @@ class Leases(Database):
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 return None
-            _set(connection, row["id"], announced_at=now)
+            update_job(connection, row["id"], announced_at=now)
             return read_if_possible(row)
 
     def store(self, lease: Lease) -> LeasedStore:
@@ -188,9 +185,8 @@ class LeasedStore(Store):
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         inserted = super()._add(connection, run, new)
         data = {"tried": len(new), "new": inserted, "best_us": _best(new)}
-        append_event(
-            connection, self._lease.job_id, time_of(connection, self._clock), "trials", data
-        )
+        now = time_of(connection, self._clock)
+        append_event(connection, self._lease.job_id, now, "trials", data)
         return inserted
 
     def _finish(
@@ -258,10 +254,6 @@ def _give_back(
     kind = "requeued" if state is JobState.QUEUED else state.value
     append_event(connection, row["id"], now, kind, {"reason": reason})
     return state
-
-
-def _set(connection: Connection, job_id: str, **values: object) -> None:
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
 def _best(trials: Sequence[Trial]) -> dict[str, float]:

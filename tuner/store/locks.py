@@ -12,7 +12,6 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 from sqlalchemy import Connection, Engine, func, select
 
@@ -45,7 +44,10 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
         return
     # The lock belongs to the open file, not to the process: it keeps threads apart as well.
     wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _number(name), 1, 0)
-    file = _open(Path(f"{path}-names"))
+    try:
+        file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UnusableStore(f"cannot lock {path}-names: {error.strerror}") from None
     try:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
@@ -55,13 +57,6 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
         yield mine
     finally:
         os.close(file)
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UnusableStore(f"cannot lock {path}: {error.strerror}") from None
 
 
 def _number(name: str) -> int:

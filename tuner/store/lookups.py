@@ -6,16 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    RowMapping,
-    Text,
-    cast,
-    func,
-    select,
-    tuple_,
-)
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select, tuple_
 
 from tuner.errors import BadInput
 from tuner.problems.points import Problem
@@ -25,18 +16,10 @@ from tuner.problems.results import WINNING, Environment, Status, Trial
 from tuner.store.current_winners import current_points
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
-from tuner.store.rows import (
-    ENVIRONMENT_FIELDS,
-    read_environment,
-    read_points,
-    read_trial,
-    read_winner,
-)
+from tuner.store.rows import read_environment, read_points, read_trial, read_winner
 from tuner.store.schema import check_head
-from tuner.store.store import by_point
+from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
-
-_ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
 
 
 def _point_text() -> ColumnElement[str]:
@@ -45,8 +28,7 @@ def _point_text() -> ColumnElement[str]:
     return sum((" " + number for number in numbers), start=part)
 
 
-# One row for all points that a run published together, instead of one for each winner: a run
-# publishes 36 on average.
+# One row for all points that a run published together: a store has 36 winners for each such row.
 _PUBLISHED = (
     select(
         problems.c.spec,
@@ -113,18 +95,11 @@ class Lookups(Database):
 
     def winners_of(self, run_id: int) -> Sequence[Winner]:
         """The winners for a run's problem in its environment, from that run or a later one."""
-        query = (
-            select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
-            .join(problems, winners.c.problem_id == problems.c.id)
-            .join(environments, winners.c.environment_id == environments.c.id)
-            .join(
-                runs,
-                (runs.c.environment_id == winners.c.environment_id)
-                & (runs.c.problem_id == winners.c.problem_id),
-            )
-            .where(runs.c.id == run_id)
-            .order_by(*by_point(), winners.c.status)
+        same = (runs.c.environment_id == winners.c.environment_id) & (
+            runs.c.problem_id == winners.c.problem_id
         )
+        query = SELECT_WINNERS.join(runs, same).where(runs.c.id == run_id)
+        query = query.order_by(*by_point(), winners.c.status)
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
@@ -164,7 +139,7 @@ class Lookups(Database):
             .limit(1)
             .scalar_subquery()
         )
-        query = select(*_ENVIRONMENT_COLUMNS, newest.label("newest"), family.label("family"))
+        query = select(*ENVIRONMENT_COLUMNS, newest.label("newest"), family.label("family"))
         query = query.where(environments.c.device.in_(devices)).order_by(environments.c.id)
         with self._read() as connection:
             rows = connection.execute(query).mappings()

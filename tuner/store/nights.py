@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, RowMapping, delete, select, update
+from sqlalchemy import Engine, Select, Table, delete, select, update
 
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import nightly_runs, watches
@@ -34,6 +34,13 @@ class Night:
     summary: Mapping[str, Any] | None  # None: not finished
     started_at: datetime
     finished_at: datetime | None
+
+
+def _columns(table: Table, kind: type[StoredWatch | Night]) -> Select[Any]:
+    return select(*(table.c[field.name] for field in fields(kind)))
+
+
+_WATCHES = _columns(watches, StoredWatch).order_by(watches.c.id)
 
 
 class NightStore(Database):
@@ -69,21 +76,17 @@ class NightStore(Database):
     def last(self, schedule: str | None = None) -> Night | None:
         """The newest round of a schedule, or of all; None before the first."""
         newest = nightly_runs.c.date.desc(), nightly_runs.c.started_at.desc()
-        query = select(nightly_runs).order_by(*newest).limit(1)
+        query = _columns(nightly_runs, Night).order_by(*newest).limit(1)
         if schedule is not None:
             query = query.where(nightly_runs.c.schedule == schedule)
         with self._read() as connection:
-            row = connection.execute(query).mappings().one_or_none()
-        return None if row is None else _night(row)
+            row = connection.execute(query).one_or_none()
+        return None if row is None else Night(*row)
 
     def watches(self) -> Sequence[StoredWatch]:
         """The watches that were added, in order of their ids."""
         with self._read() as connection:
-            rows = connection.execute(select(watches).order_by(watches.c.id)).mappings()
-            return [
-                StoredWatch(row["id"], row["watch"], row["client"], row["created_at"])
-                for row in rows
-            ]
+            return [StoredWatch(*row) for row in connection.execute(_WATCHES)]
 
     def add_watch(self, watch: Mapping[str, Any], key: str, client: str) -> StoredWatch:
         """Add a watch and return it. A stored watch with the same key is returned as it is."""
@@ -95,23 +98,15 @@ class NightStore(Database):
                 "created_at": self._clock(),
             }
             connection.execute(insert_into(connection, watches).on_conflict_do_nothing(), row)
-            query = select(watches).where(watches.c.watch_key == key)
-            found = connection.execute(query).mappings().one()
-            return StoredWatch(found["id"], found["watch"], found["client"], found["created_at"])
+            query = _WATCHES.where(watches.c.watch_key == key)
+            return StoredWatch(*connection.execute(query).one())
 
     def remove_watch(self, watch_id: int) -> bool:
         """Remove a watch. Returns whether there was one."""
         with self._write() as connection:
-            return bool(
-                connection.execute(delete(watches).where(watches.c.id == watch_id)).rowcount
-            )
+            removed = connection.execute(delete(watches).where(watches.c.id == watch_id))
+            return removed.rowcount == 1
 
 
 def _round(schedule: str, day: date) -> tuple[Any, Any]:
     return nightly_runs.c.schedule == schedule, nightly_runs.c.date == day
-
-
-def _night(row: RowMapping) -> Night:
-    return Night(
-        row["schedule"], row["date"], row["summary"], row["started_at"], row["finished_at"]
-    )

@@ -145,12 +145,8 @@ def _point_columns(point: Point) -> dict[str, Any]:
 
 
 def _read_point(row: RowMapping) -> Point:
-    return Point(
-        batch_size=row["batch_size"],
-        part=read_part(row["part"]),
-        new_tokens=row["new_tokens"],
-        cached_tokens=row["cached_tokens"],
-    )
+    tokens = row["new_tokens"], row["cached_tokens"]
+    return Point(row["batch_size"], read_part(row["part"]), *tokens)
 
 
 @lru_cache(maxsize=1024)  # most runs publish the same points
@@ -183,9 +179,5 @@ def _read_compiled(row: RowMapping) -> Compiled:
 
 
 def _read_incumbent(row: Mapping[str, Any]) -> Incumbent:
-    return Incumbent(
-        config=Config(row["config"]),
-        status=Status(row["status"]),
-        median_us=row["median_us"],
-        shared_bytes=row["shared_bytes"],
-    )
+    status = Status(row["status"])
+    return Incumbent(Config(row["config"]), status, row["median_us"], row["shared_bytes"])

@@ -27,7 +27,12 @@ from tuner.store.rows import (
 )
 from tuner.store.tables import WINNER_KEY, environments, problems, runs, trials, winners
 
-_ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
+ENVIRONMENT_COLUMNS = [environments.c[name] for name in ENVIRONMENT_FIELDS]
+SELECT_WINNERS = (  # the rows that `read_winner` reads
+    select(winners, problems.c.spec, *ENVIRONMENT_COLUMNS)
+    .join(problems, winners.c.problem_id == problems.c.id)
+    .join(environments, winners.c.environment_id == environments.c.id)
+)
 
 
 class Store(Database):
@@ -99,13 +104,7 @@ class Store(Database):
         )
 
     def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
-        query = (
-            select(winners, problems.c.spec, *_ENVIRONMENT_COLUMNS)
-            .join(problems, winners.c.problem_id == problems.c.id)
-            .join(environments, winners.c.environment_id == environments.c.id)
-            .where(*conditions)
-            .order_by(problems.c.id, *by_point())
-        )
+        query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())
         with self._read() as connection:
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
@@ -188,7 +187,7 @@ def _set_run(connection: Connection, run_id: int, **values: object) -> None:
 
 def _read_run(connection: Connection, run_id: int) -> Run:
     query = (
-        select(runs, problems.c.spec, *_ENVIRONMENT_COLUMNS)
+        select(runs, problems.c.spec, *ENVIRONMENT_COLUMNS)
         .join(problems, runs.c.problem_id == problems.c.id)
         .join(environments, runs.c.environment_id == environments.c.id)
         .where(runs.c.id == run_id)

@@ -53,14 +53,14 @@ class UtcDateTime(TypeDecorator[datetime]):
         return aware.astimezone(timezone.utc)
 
 
-def _text(name: str) -> Column[str]:
+def text_column(name: str) -> Column[str]:
     return Column(name, Text, nullable=False)
 
 
 def _point() -> tuple[Column[Any], ...]:
     """The columns of a `Point`. Only attention has tokens; elsewhere they are 0."""
     return (
-        _text("part"),
+        text_column("part"),
         Column("batch_size", Integer, nullable=False),
         Column("new_tokens", Integer, nullable=False, server_default="0"),
         Column("cached_tokens", Integer, nullable=False, server_default="0"),
@@ -76,7 +76,7 @@ def _compiled() -> tuple[Column[Any], ...]:
         Column("shared_bytes", Integer),
         Column("n_regs", Integer),
         Column("n_spills", Integer),
-        _text("compile_detail"),
+        text_column("compile_detail"),
         Column("cached", Boolean, nullable=False),
     )
 
@@ -86,14 +86,14 @@ environments = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("fingerprint", String(64), nullable=False),
-    _text("device"),
-    _text("engine"),
-    _text("engine_version"),
-    _text("triton"),
-    _text("kernel_hash"),
-    _text("torch"),
-    _text("cuda"),
-    _text("driver"),
+    text_column("device"),
+    text_column("engine"),
+    text_column("engine_version"),
+    text_column("triton"),
+    text_column("kernel_hash"),
+    text_column("torch"),
+    text_column("cuda"),
+    text_column("driver"),
     UniqueConstraint("fingerprint"),
     Index(None, "device", "engine"),
 )
@@ -102,8 +102,8 @@ problems = Table(
     "problems",
     metadata,
     Column("id", Integer, primary_key=True),
-    _text("spec"),  # canonical: parse_problem reads every field back
-    _text("family"),
+    text_column("spec"),  # canonical: parse_problem reads every field back
+    text_column("family"),
     UniqueConstraint("spec"),
 )
 
@@ -114,15 +114,15 @@ runs = Table(
     Column("fingerprint", String(64), nullable=False),
     Column("problem_id", ForeignKey(problems.c.id), nullable=False),
     Column("environment_id", ForeignKey(environments.c.id), nullable=False),
-    _text("measure"),
-    _text("effort"),
+    text_column("measure"),
+    text_column("effort"),
     Column("seed", BigInteger, nullable=False),
     Column("points", JSON, nullable=False),
-    _text("space"),
-    _text("recording"),
+    text_column("space"),
+    text_column("recording"),
     Column("routing", Text, nullable=False, server_default=""),
-    _text("state"),
-    _text("reason"),
+    text_column("state"),
+    text_column("reason"),
     Column("totals", JSON(none_as_null=True)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
@@ -136,15 +136,15 @@ trials = Table(
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     *_point(),
-    _text("config_key"),
+    text_column("config_key"),
     Column("config", JSON, nullable=False),
-    _text("compile_status"),
+    text_column("compile_status"),
     *_compiled(),
-    _text("status"),
+    text_column("status"),
     Column("median_us", Double),
     Column("min_us", Double),
     Column("samples", Integer, nullable=False),
-    _text("detail"),
+    text_column("detail"),
     # Named by hand, here and in `winners`: the generated names are too long for PostgreSQL.
     UniqueConstraint("run_id", *POINT_COLUMNS, "config_key", name="uq_trials_place"),
 )
@@ -160,15 +160,15 @@ winners = Table(
     Column("id", Integer, primary_key=True),
     Column("problem_id", ForeignKey(problems.c.id), nullable=False),
     Column("environment_id", ForeignKey(environments.c.id), nullable=False),
-    _text("status"),
+    text_column("status"),
     *_point(),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     Column("config", JSON, nullable=False),
     Column("median_us", Double),  # NULL: an incumbent without a time
-    _text("compile_status"),
+    text_column("compile_status"),
     *_compiled(),
     Column("incumbents", JSON, nullable=False),
-    _text("reason"),
+    text_column("reason"),
     Column("published_at", UtcDateTime, nullable=False),
     UniqueConstraint(*WINNER_KEY, name="uq_winners_place"),
     Index(None, "environment_id", "published_at"),  # which environment is the newest
