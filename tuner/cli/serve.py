@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import app, command, guarded, print_json, say
+from tuner.cli.app import app, command, guarded, say, show
 from tuner.cli.options import Json
 
 KeyName = Annotated[
@@ -108,11 +108,9 @@ def list_keys(as_json: Json = False) -> None:
             }
             for key in store.list()
         ]
-    if as_json:
-        print_json(rows)
-    else:
-        headers = ("name", "scope", "created", "last used", "revoked")
-        typer.echo(table(headers, [tuple(value or "" for value in row.values()) for row in rows]))
+    headers = ("name", "scope", "created", "last used", "revoked")
+    cells = [tuple(value or "" for value in row.values()) for row in rows]
+    show(as_json, lambda: rows, lambda: table(headers, cells))
 
 
 @keys.command("revoke")

@@ -14,7 +14,7 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_file,
+    read_with,
     size,
     torch_dtype,
 )
@@ -57,7 +57,7 @@ _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
 
 
 @dataclass(frozen=True)
-class AttentionModel:
+class AttentionCheckpoint:
     """The attention that a config.json describes; the model need not have experts."""
 
     name: str
@@ -65,19 +65,15 @@ class AttentionModel:
     attention: AttentionShape
 
 
-def read_attention(path: Path) -> AttentionModel:
+def read_attention(path: Path) -> AttentionCheckpoint:
     """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    file, data, name = read_file(path)
-    try:
-        return parse_attention_json(data, name)
-    except MalformedCheckpoint as error:
-        raise MalformedCheckpoint(f"{file}: {error}") from None
+    return read_with(path, parse_attention_json)
 
 
-def parse_attention_json(data: bytes, name: str) -> AttentionModel:
+def parse_attention_json(data: bytes, name: str) -> AttentionCheckpoint:
     """Read a config.json's bytes. Raises MalformedCheckpoint."""
     config = parse(data)
-    return AttentionModel(name, architecture_of(config), attention_shape(config))
+    return AttentionCheckpoint(name, architecture_of(config), attention_shape(config))
 
 
 def attention_or_none(config: Json) -> AttentionShape | None:
