@@ -26,10 +26,7 @@ def status(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--dir",
-            metavar="DIR",
-            help="Folder that `export` wrote; default: the folder that the engine's environment "
-            "variables name.",
+            "--dir", metavar="DIR", help="Folder that `export` wrote; default: the environment's."
         ),
     ] = None,
     device: Annotated[

@@ -29,7 +29,7 @@ Captures = Annotated[
     typer.Option(
         "--node",
         metavar="NAME=DIR",
-        help="A node and the folder with its captured outputs; may be given again; default: none.",
+        help="A node's captured outputs; may be given again; default: none.",
     ),
 ]
 _VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
@@ -52,23 +52,14 @@ def bundle(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Private ed25519 key (PEM) to sign with; default: no signature."
-        ),
+        typer.Option(metavar="FILE", help="Private ed25519 key (PEM); default: no signature."),
     ] = None,
     node: Captures = None,
     allow_predicted: Annotated[
-        bool,
-        typer.Option(
-            "--allow-predicted", help="Include predicted entries; default: refuse to bundle them."
-        ),
+        bool, typer.Option("--allow-predicted", help="Include predicted entries; default: refuse.")
     ] = False,
     engine: Annotated[
-        str,
-        typer.Option(
-            help="The engine whose winners are bundled, e.g. sglang==0.5.16; default: the sglang "
-            "of the cluster file."
-        ),
+        str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
     ] = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
@@ -137,9 +128,7 @@ def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle's archive.")],
     key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Public ed25519 key (PEM); default: the signature is not checked."
-        ),
+        typer.Option(metavar="FILE", help="Public ed25519 key (PEM); default: no signature check."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -161,22 +150,17 @@ def preflight(
     cluster: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="The cluster.toml, or a bundle's cluster.json, to check against; default: none.",
+            metavar="FILE", help="cluster.toml, or a bundle's cluster.json; default: none."
         ),
     ] = None,
     capture: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Capture this machine into DIR and check nothing; default: check."
-        ),
+        typer.Option(metavar="DIR", help="Only capture this machine into DIR; default: check."),
     ] = None,
     image: Annotated[
-        str, typer.Option(help="Container image whose id is recorded; default: the cluster's.")
+        str, typer.Option(help="Image whose id is recorded; default: the cluster's.")
     ] = "",
-    config_dir: Annotated[
-        str, typer.Option(help="Folder of configs to hash, to compare nodes; default: none.")
-    ] = "",
+    config_dir: Annotated[str, typer.Option(help="Folder of configs to hash; default: none.")] = "",
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them: captured nodes, or this machine.
@@ -223,16 +207,12 @@ def bench_report(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
-            help="Folder for HTML, SVG, CSV, JSON and text reports; default: only print.",
+            metavar="DIR", help="Folder for HTML, SVG, CSV and JSON reports; default: none."
         ),
     ] = None,
     release: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Save AFTER's runs beside this bundle as FILE.runs.json; default: not saved.",
-        ),
+        typer.Option(metavar="FILE", help="Bundle to save AFTER's runs beside; default: none."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -102,15 +102,10 @@ def submit(
 
 @command
 def jobs(
-    device: Annotated[
-        str | None, typer.Option(help="Only jobs for this GPU; default: all.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Only jobs for this model; default: all.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only for this model; default: all.")] = None,
     state: Annotated[
-        str | None,
-        typer.Option(help="Only jobs in this state: queued, running, done, ...; default: all."),
+        str | None, typer.Option(help="Only queued, running, done, ...; default: all.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs to list.")] = 50,
     server: Server = None,

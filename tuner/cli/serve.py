@@ -21,7 +21,7 @@ app.add_typer(keys)
 @command
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback, API keys are required.")
+        str, typer.Option(help="Address to listen on; beyond loopback it needs API keys.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
@@ -30,8 +30,7 @@ def serve(
         bool | None,
         typer.Option(
             "--worker/--no-worker",
-            help="Whether to run jobs in this process too; default: only if TUNER_BROKER_URL is "
-            "not set.",
+            help="Run jobs in this process too; default: unless TUNER_BROKER_URL is set.",
         ),
     ] = None,
 ) -> None:

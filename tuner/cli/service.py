@@ -16,16 +16,10 @@ from tuner.cli.options import Json
 def worker(
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            help="On a machine without a GPU: run replay and predict jobs for this GPU only; may "
-            "be given again; default: for all."
-        ),
+        typer.Option(help="Without a GPU here: replay and predict for this GPU; default: all."),
     ] = None,
     processes: Annotated[
-        int,
-        typer.Option(
-            min=1, max=256, help="On a machine without a GPU: how many jobs to run at once."
-        ),
+        int, typer.Option(min=1, max=256, help="Without a GPU here: how many jobs at once.")
     ] = 1,
 ) -> None:
     """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""

@@ -168,11 +168,7 @@ def export(
         Path | None, typer.Option(help="Folder to write to; default: configs_out.")
     ] = None,
     into_engine: Annotated[
-        bool,
-        typer.Option(
-            "--into-engine",
-            help="Write into the installed engine's config folder; default: into --out.",
-        ),
+        bool, typer.Option("--into-engine", help="Write into the engine's folder; default: --out.")
     ] = False,
     allow_predicted: Annotated[
         bool,

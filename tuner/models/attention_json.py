@@ -88,7 +88,7 @@ def attention_shape(config: Json) -> AttentionShape:
     """The attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
     if architecture in _OWN_BACKEND:
-        raise MalformedCheckpoint(f"sglang runs {architecture} with its own attention kernels")
+        raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
     fields = language_fields(config)
     latent = size(fields, ("kv_lora_rank",)) or 0
     kinds = [_latent(fields)] if latent else _kinds(fields, architecture)
