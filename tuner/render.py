@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
+def printable(line: str) -> str:
+    """Replace control characters, which text from elsewhere could send to the terminal."""
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
 def table(
     headers: Sequence[str],
     rows: Sequence[Sequence[object]],

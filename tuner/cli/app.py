@@ -56,5 +56,14 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def show(as_json: bool, value: Callable[[], object], text: Callable[[], str]) -> None:
+    """Print a result, as JSON or as text."""
+    if as_json:
+        print_json(value())
+    else:
+        lines = text()
+        typer.echo(lines, nl=not lines.endswith("\n"))
+
+
 def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import app, guarded, print_json
+from tuner.cli.app import app, guarded, show
 from tuner.cli.options import EngineSpec, Json
 
 attention = typer.Typer(name="attention", no_args_is_help=True)
@@ -26,14 +26,11 @@ def status(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--dir",
-            metavar="DIR",
-            help="Folder that `export` wrote; default: the folder that the engine's environment "
-            "variables name.",
+            "--dir", metavar="DIR", help="Folder that `export` wrote; default: the environment's."
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", help="The GPU, e.g. H200; default: this machine's GPU.")
+        str, typer.Option(help="The GPU, e.g. H200; default: this machine's GPU.")
     ] = "",
     engine: EngineSpec = "sglang",
     as_json: Json = False,
@@ -50,9 +47,6 @@ def status(
     name = device or next(iter({gpu.device for gpu in detect_gpus()}), "")
     card = find_device(name) if name else None
     report = attention_status(find_engine(engine), card, folder, os.environ)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        typer.echo(report.as_text())
+    show(as_json, report.as_json, report.as_text)
     if not report.ok:
         raise typer.Exit(1)

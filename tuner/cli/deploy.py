@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import app, command, guarded, print_json, say
+from tuner.cli.app import app, command, guarded, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Json, ModelName, ProblemSpecs
 from tuner.cli.targets import Asked, problems_to_ship
@@ -29,7 +29,7 @@ Captures = Annotated[
     typer.Option(
         "--node",
         metavar="NAME=DIR",
-        help="A node and the folder with its captured outputs; may be given again; default: none.",
+        help="A node's captured outputs; may be given again; default: none.",
     ),
 ]
 _VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
@@ -42,39 +42,24 @@ app.add_typer(_bundle, name="bundle")
 @guarded
 def bundle(
     context: typer.Context,
-    device: Annotated[str, typer.Option("--device", help="The GPU, e.g. L40S; required.")] = "",
+    device: Annotated[str, typer.Option(help="The GPU, e.g. L40S; required.")] = "",
     cluster: Annotated[
-        Path | None,
-        typer.Option("--cluster", metavar="FILE", help="The cluster.toml to bundle for; required."),
+        Path | None, typer.Option(metavar="FILE", help="The cluster.toml to bundle for; required.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."
-        ),
+        typer.Option(metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Private ed25519 key (PEM) to sign with; default: no signature.",
-        ),
+        typer.Option(metavar="FILE", help="Private ed25519 key (PEM); default: no signature."),
     ] = None,
     node: Captures = None,
     allow_predicted: Annotated[
-        bool,
-        typer.Option(
-            "--allow-predicted", help="Include predicted entries; default: refuse to bundle them."
-        ),
+        bool, typer.Option("--allow-predicted", help="Include predicted entries; default: refuse.")
     ] = False,
     engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            help="The engine whose winners are bundled, e.g. sglang==0.5.16; default: the sglang "
-            "of the cluster file.",
-        ),
+        str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
     ] = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
@@ -111,10 +96,9 @@ def bundle(
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
     for note in built.notes:
         say(f"note: {note}")
-    if as_json:
-        print_json({"path": str(path), "sha256": sha256(built.archive), **built.manifest})
-    else:
-        typer.echo(f"{path}  {sha256(built.archive)}")
+    digest = sha256(built.archive)
+    shown = {"path": str(path), "sha256": digest, **built.manifest}
+    show(as_json, lambda: shown, lambda: f"{path}  {digest}")
 
 
 def _signer(key: Path) -> Callable[[bytes], bytes]:
@@ -144,11 +128,7 @@ def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle's archive.")],
     key: Annotated[
         Path | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Public ed25519 key (PEM); default: the signature is not checked.",
-        ),
+        typer.Option(metavar="FILE", help="Public ed25519 key (PEM); default: no signature check."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -161,10 +141,7 @@ def verify(
 
         checker = make(key)
     verified = check(file, checker)
-    if as_json:
-        print_json(verified.as_json())
-    else:
-        typer.echo(verified.as_text())
+    show(as_json, verified.as_json, verified.as_text)
 
 
 @command
@@ -173,25 +150,17 @@ def preflight(
     cluster: Annotated[
         Path | None,
         typer.Option(
-            "--cluster",
-            metavar="FILE",
-            help="The cluster.toml, or a bundle's cluster.json, to check against; default: none.",
+            metavar="FILE", help="cluster.toml, or a bundle's cluster.json; default: none."
         ),
     ] = None,
     capture: Annotated[
         Path | None,
-        typer.Option(
-            "--capture",
-            metavar="DIR",
-            help="Capture this machine into DIR and check nothing; default: check.",
-        ),
+        typer.Option(metavar="DIR", help="Only capture this machine into DIR; default: check."),
     ] = None,
     image: Annotated[
-        str, typer.Option(help="Container image whose id is recorded; default: the cluster's.")
+        str, typer.Option(help="Image whose id is recorded; default: the cluster's.")
     ] = "",
-    config_dir: Annotated[
-        str, typer.Option(help="Folder of configs to hash, to compare nodes; default: none.")
-    ] = "",
+    config_dir: Annotated[str, typer.Option(help="Folder of configs to hash; default: none.")] = "",
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them: captured nodes, or this machine.
@@ -210,10 +179,7 @@ def preflight(
         report = run_preflight(parse_nodes(node), expected)
     else:
         report = check_here(image, config_dir, expected)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        typer.echo(render(report), nl=False)
+    show(as_json, report.as_dict, lambda: render(report))
     if not report.ok:
         raise typer.Exit(1)
 
@@ -229,10 +195,7 @@ def load_proof(
     from tuner.deploy.load_proof import prove_loads, render_proof
 
     proof = prove_loads(logs)
-    if as_json:
-        print_json(proof.as_dict())
-    else:
-        typer.echo(render_proof(proof), nl=False)
+    show(as_json, proof.as_dict, lambda: render_proof(proof))
     if not proof.ok:
         raise typer.Exit(1)
 
@@ -244,18 +207,12 @@ def bench_report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder for HTML, SVG, CSV, JSON and text reports; default: only print.",
+            metavar="DIR", help="Folder for HTML, SVG, CSV and JSON reports; default: none."
         ),
     ] = None,
     release: Annotated[
         Path | None,
-        typer.Option(
-            "--release",
-            metavar="FILE",
-            help="Save AFTER's runs beside this bundle as FILE.runs.json; default: not saved.",
-        ),
+        typer.Option(metavar="FILE", help="Bundle to save AFTER's runs beside; default: none."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -277,10 +234,7 @@ def bench_report(
         save_runs(new, release.with_name(f"{release.name}.runs.json"), check(release).sha256)
     if out:
         write_report(comparison, out, str(before), str(after))
-    if as_json:
-        print_json(as_dict(comparison))
-    else:
-        typer.echo(render_text(comparison), nl=False)
+    show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
 
 
 def _engine_spec(cluster: Cluster) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuner.cli.app import command, print_json, say
+from tuner.cli.app import command, print_json, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
     DeviceName,
@@ -65,8 +65,7 @@ def submit(
     engine: EngineSpec = "sglang",
     seed: Seed = 0,
     urgent: Annotated[
-        bool,
-        typer.Option("--urgent", help="Run before waiting jobs; default: after them."),
+        bool, typer.Option("--urgent", help="Run before waiting jobs; default: after them.")
     ] = False,
     server: Server = None,
     as_json: Json = False,
@@ -103,15 +102,10 @@ def submit(
 
 @command
 def jobs(
-    device: Annotated[
-        str | None, typer.Option(help="Only jobs for this GPU; default: all.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Only jobs for this model; default: all.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only for this model; default: all.")] = None,
     state: Annotated[
-        str | None,
-        typer.Option(help="Only jobs in this state: queued, running, done, ...; default: all."),
+        str | None, typer.Option(help="Only queued, running, done, ...; default: all.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs to list.")] = 50,
     server: Server = None,
@@ -128,10 +122,7 @@ def jobs(
             state=parse_state(state) if state else None,
             limit=limit,
         )
-    if as_json:
-        print_json([job.as_json() for job in found])
-    else:
-        typer.echo(_job_table(found))
+    show(as_json, lambda: [job.as_json() for job in found], lambda: _job_table(found))
 
 
 @command
@@ -151,12 +142,8 @@ def job(
         found = queue.get(job_id)
         if follow:
             found = _follow(queue, found)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        typer.echo(_job_table([found]))
-        if found.error:
-            typer.echo(f"\n{found.error}")
+    text = _job_table([found]) + (f"\n\n{found.error}" if found.error else "")
+    show(as_json, found.as_json, lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
 

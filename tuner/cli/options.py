@@ -7,16 +7,9 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
-DeviceName = Annotated[
-    str, typer.Option("--device", help="The GPU, e.g. L40S; `tuner devices` lists them.")
-]
+DeviceName = Annotated[str, typer.Option(help="The GPU, e.g. L40S; `tuner devices` lists them.")]
 EngineSpec = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="Engine, e.g. sglang==0.5.16; without a version: the installed one, or else one "
-        "found on this machine.",
-    ),
+    str, typer.Option(help="sglang, or sglang==VERSION; default version: the installed one.")
 ]
 Target = Annotated[
     str,
@@ -29,38 +22,25 @@ Target = Annotated[
 ]
 Tp = Annotated[int, typer.Option(help="Tensor-parallel size.")]
 DtypeName = Annotated[
-    str | None,
-    typer.Option("--dtype", help="Dtype of the weights, e.g. int8_w8a8; default: the model's."),
+    str | None, typer.Option(help="Dtype of weights, e.g. int8_w8a8; default: the model's.")
 ]
 Measure = Annotated[
-    str,
-    typer.Option(
-        help="Source of times: gpu (measure), predict (a model of the GPU), or replay:FILE "
-        "(a recording)."
-    ),
+    str, typer.Option(help="Times: gpu (measured), predict (by a model), or replay:FILE.")
 ]
 EffortName = Annotated[
-    str,
-    typer.Option("--effort", help="How many configurations to try: quick, standard or exhaustive."),
+    str, typer.Option(help="How many configurations to try: quick, standard or exhaustive.")
 ]
 ProblemSpecs = Annotated[
     list[str] | None,
     typer.Option(
-        "--problem",
-        metavar="PROBLEM",
-        help="Only this problem's winners; may be given again; default: all problems.",
+        metavar="PROBLEM", help="Only this problem's winners; may be given again; default: all."
     ),
 ]
 ModelName = Annotated[
-    str | None,
-    typer.Option("--model", help="Only the winners of this model's problems; default: all."),
+    str | None, typer.Option(help="Only the winners of this model's problems; default: all.")
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[
     str | None,
-    typer.Option(
-        "--server",
-        envvar="TUNER_SERVER",
-        help="URL of the service; default: use the local store.",
-    ),
+    typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import app, command, guarded, print_json, say
+from tuner.cli.app import app, command, guarded, say, show
 from tuner.cli.options import Json
 
 KeyName = Annotated[
@@ -21,7 +21,7 @@ app.add_typer(keys)
 @command
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback, API keys are required.")
+        str, typer.Option(help="Address to listen on; beyond loopback it needs API keys.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
@@ -30,8 +30,7 @@ def serve(
         bool | None,
         typer.Option(
             "--worker/--no-worker",
-            help="Whether to run jobs in this process too; default: only if TUNER_BROKER_URL is "
-            "not set.",
+            help="Run jobs in this process too; default: unless TUNER_BROKER_URL is set.",
         ),
     ] = None,
 ) -> None:
@@ -108,11 +107,9 @@ def list_keys(as_json: Json = False) -> None:
             }
             for key in store.list()
         ]
-    if as_json:
-        print_json(rows)
-    else:
-        headers = ("name", "scope", "created", "last used", "revoked")
-        typer.echo(table(headers, [tuple(value or "" for value in row.values()) for row in rows]))
+    headers = ("name", "scope", "created", "last used", "revoked")
+    cells = [tuple(value or "" for value in row.values()) for row in rows]
+    show(as_json, lambda: rows, lambda: table(headers, cells))
 
 
 @keys.command("revoke")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tuner.cli.app import command, print_json, say
+from tuner.cli.app import command, say, show
 from tuner.cli.options import Json
 
 
@@ -16,17 +16,10 @@ from tuner.cli.options import Json
 def worker(
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            "--device",
-            help="On a machine without a GPU: run replay and predict jobs for this GPU only; may "
-            "be given again; default: for all.",
-        ),
+        typer.Option(help="Without a GPU here: replay and predict for this GPU; default: all."),
     ] = None,
     processes: Annotated[
-        int,
-        typer.Option(
-            min=1, max=256, help="On a machine without a GPU: how many jobs to run at once."
-        ),
+        int, typer.Option(min=1, max=256, help="Without a GPU here: how many jobs at once.")
     ] = 1,
 ) -> None:
     """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""
@@ -53,8 +46,7 @@ def nightly(
         bool, typer.Option("--last", help="Show what the last run did; default: run.")
     ] = False,
     watch_list: Annotated[
-        Path | None,
-        typer.Option("--watch-list", help="A nightly.toml; default: the file in TUNER_NIGHTLY."),
+        Path | None, typer.Option(help="A nightly.toml; default: the file in TUNER_NIGHTLY.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,10 +67,7 @@ def nightly(
         summary = found
     else:
         summary = run_nightly(settings, dry_run=dry_run)
-    if as_json:
-        print_json(summary)
-    else:
-        typer.echo(_night_text(summary))
+    show(as_json, lambda: summary, lambda: _night_text(summary))
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:

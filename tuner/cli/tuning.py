@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, print_json, say
+from tuner.cli.app import command, print_json, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     DeviceName,
@@ -165,14 +165,10 @@ def export(
     device: DeviceName,
     choice: FamilyChoice,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write to; default: configs_out.")
+        Path | None, typer.Option(help="Folder to write to; default: configs_out.")
     ] = None,
     into_engine: Annotated[
-        bool,
-        typer.Option(
-            "--into-engine",
-            help="Write into the installed engine's config folder; default: into --out.",
-        ),
+        bool, typer.Option("--into-engine", help="Write into the engine's folder; default: --out.")
     ] = False,
     allow_predicted: Annotated[
         bool,
@@ -209,16 +205,13 @@ def export(
             allow_predicted=allow_predicted,
             wanted=problems_to_ship(problem or (), asked, choice),
         )
-    if as_json:
-        print_json(report.as_json())
-    else:
-        typer.echo(report.as_text())
+    show(as_json, report.as_json, report.as_text)
 
 
 @command
 def prove(
     device: DeviceName,
-    out: Annotated[Path, typer.Option("--out", help="The folder that `export` wrote.")] = Path(
+    out: Annotated[Path, typer.Option(help="The folder that `export` wrote.")] = Path(
         "configs_out"
     ),
     as_json: Json = False,
@@ -232,9 +225,6 @@ def prove(
     from tuner.engines.sglang.fused_moe.prove import prove as prove_root
 
     proof = prove_root(out, find_device(device).name)
-    if as_json:
-        print_json(proof.as_json())
-    else:
-        typer.echo(proof.as_text())
+    show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:
         raise typer.Exit(1)

@@ -45,7 +45,10 @@ class KernelCompiler:
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
         """Queue candidates. Raises UnsupportedKernel for a config that the kernel does not take."""
-        jobs = {self._job(candidate): candidate for candidate in candidates}
+        jobs = {}
+        for candidate in candidates:
+            lifted, binding = self._bind(candidate)
+            jobs[CompileJob(lifted, binding.variant(), self._device.target)] = candidate
         self._pending |= jobs
         self._farm.submit(jobs)
 
@@ -60,10 +63,6 @@ class KernelCompiler:
     @property
     def compile_s(self) -> float:
         return self._farm.compile_s
-
-    def _job(self, candidate: Candidate) -> CompileJob:
-        lifted, binding = self._bind(candidate)
-        return CompileJob(lifted, binding.variant(), self._device.target)
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

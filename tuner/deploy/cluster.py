@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
 from tuner.errors import MalformedCluster, did_you_mean
+from tuner.limited_file import read_limited
 from tuner.toml_table import Table, parse_toml
 
 ENGINES = ("sglang", "vllm")
@@ -24,24 +25,15 @@ _RDMA_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}")
 # Flags that a launch derives from fields of the file, and the field to set instead.
 RESERVED_FLAGS = {
-    "--model": "model.path",
-    "--model-path": "model.path",
+    **dict.fromkeys(("--model", "--model-path"), "model.path"),
     "--served-model-name": "model.name",
-    "--context-length": "model.context_length",
-    "--max-model-len": "model.context_length",
-    "--tp": "parallel.tp",
-    "--tp-size": "parallel.tp",
-    "--tensor-parallel-size": "parallel.tp",
-    "--ep": "parallel.ep",
-    "--ep-size": "parallel.ep",
-    "--dp": "parallel.dp",
-    "--dp-size": "parallel.dp",
-    "--data-parallel-size": "parallel.dp",
+    **dict.fromkeys(("--context-length", "--max-model-len"), "model.context_length"),
+    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "parallel.tp"),
+    **dict.fromkeys(("--ep", "--ep-size"), "parallel.ep"),
+    **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), "parallel.dp"),
     "--port": "ports.serve",
     "--dist-init-addr": "ports.rendezvous",
-    "--nnodes": "nodes",
-    "--node-rank": "nodes",
-    "--host": "nodes",
+    **dict.fromkeys(("--nnodes", "--node-rank", "--host"), "nodes"),
 }
 
 
@@ -137,16 +129,10 @@ class Cluster:
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster.toml. Raises MalformedCluster."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MalformedCluster(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise MalformedCluster(f"{path} is not UTF-8 text") from None
-    return parse_cluster(text, str(path))
+    return parse_cluster(read_limited(path, 1 << 20, "cluster.toml", MalformedCluster), str(path))
 
 
-def parse_cluster(text: str, source: str = "cluster.toml") -> Cluster:
+def parse_cluster(text: str | bytes, source: str = "cluster.toml") -> Cluster:
     """Read the text of a cluster.toml. Raises MalformedCluster."""
     value = parse_toml(text, source, MalformedCluster)
     try:

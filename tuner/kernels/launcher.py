@@ -151,22 +151,17 @@ class Launcher:
         if level == 0 and top in sys.stdlib_module_names:
             return builtins.__import__(name, globals, locals, fromlist, level)
         if top == "triton":
-            return _triton(self._record) if name == "triton" else _Unknown(name)
+            return _triton(self._launches.append) if name == "triton" else _Unknown(name)
         if top == "torch":
             return _torch(self.target) if name == "torch" else _Unknown(name)
         sibling = self.source.parent / f"{name.rpartition('.')[2]}.py"
-        if top == self.root.name and sibling == self._file_of(name):
+        file = self.root.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        if top == self.root.name and sibling == file:
             return _Namespace(name, self._execute(sibling))
         # Platform probes answer for the target; other names of the module are unknown.
         probes = platform_probes(self.target.backend)
         probes["is_gfx95_supported"] = self.target.name.startswith("gfx95")
         return _Namespace(name, {probe: _answering(says) for probe, says in probes.items()})
-
-    def _file_of(self, module: str) -> Path:
-        return self.root.joinpath(*module.split(".")[1:]).with_suffix(".py")
-
-    def _record(self, launch: Launch) -> None:
-        self._launches.append(launch)
 
 
 class _Unknown:

@@ -17,4 +17,3 @@ class Measurer(Protocol):
         A candidate that fails is reported as a status. Raises MeasurerFailed where nothing more
         can be measured.
         """
-        ...

@@ -34,11 +34,9 @@ class Session(Protocol):
 
     def measure(self, request: Fields) -> Fields:
         """Check and time one candidate; the answer has the fields of a Measurement."""
-        ...
 
     def race(self, request: Fields) -> Fields:
         """Time several candidates of one point in turn; the answer has "measurements"."""
-        ...
 
 
 def main() -> None:

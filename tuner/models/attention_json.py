@@ -14,7 +14,7 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_file,
+    read_with,
     size,
     torch_dtype,
 )
@@ -57,7 +57,7 @@ _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
 
 
 @dataclass(frozen=True)
-class CheckpointAttention:
+class AttentionCheckpoint:
     """The attention that a config.json describes; the model need not have experts."""
 
     name: str
@@ -65,19 +65,15 @@ class CheckpointAttention:
     attention: AttentionShape
 
 
-def read_attention(path: Path) -> CheckpointAttention:
+def read_attention(path: Path) -> AttentionCheckpoint:
     """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
-    file, data, name = read_file(path)
-    try:
-        return parse_attention_json(data, name)
-    except MalformedCheckpoint as error:
-        raise MalformedCheckpoint(f"{file}: {error}") from None
+    return read_with(path, parse_attention_json)
 
 
-def parse_attention_json(data: bytes, name: str) -> CheckpointAttention:
+def parse_attention_json(data: bytes, name: str) -> AttentionCheckpoint:
     """Read a config.json's bytes. Raises MalformedCheckpoint."""
     config = parse(data)
-    return CheckpointAttention(name, architecture_of(config), attention_shape(config))
+    return AttentionCheckpoint(name, architecture_of(config), attention_shape(config))
 
 
 def attention_or_none(config: Json) -> AttentionShape | None:
@@ -92,7 +88,7 @@ def attention_shape(config: Json) -> AttentionShape:
     """The attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
     if architecture in _OWN_BACKEND:
-        raise MalformedCheckpoint(f"sglang runs {architecture} with its own attention kernels")
+        raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
     fields = language_fields(config)
     latent = size(fields, ("kv_lora_rank",)) or 0
     kinds = [_latent(fields)] if latent else _kinds(fields, architecture)

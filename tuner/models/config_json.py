@@ -11,7 +11,7 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_file,
+    read_with,
     size,
     torch_dtype,
 )
@@ -23,20 +23,12 @@ from tuner.models.quantization import read_quantization
 _FIELDS = {
     "E": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "intermediate": (
-        "moe_intermediate_size",
-        "expert_hidden_dim",
-        "intermediate_size",
-        "ffn_hidden_size",
+        *("moe_intermediate_size", "expert_hidden_dim", "intermediate_size", "ffn_hidden_size"),
     ),
     "hidden": ("moe_latent_size", "routed_expert_hidden_size", "hidden_size", "d_model"),
     "top_k": (
-        "num_experts_per_tok",
-        "num_experts_per_token",
-        "experts_per_token",
-        "moe_topk",
-        "moe_top_k",
-        "moe_k",
-        "top_k_experts",
+        *("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
+        *("moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
     ),
 }
 _SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
@@ -53,19 +45,12 @@ def read_checkpoint(path: Path) -> Model:
 
     Raises MalformedCheckpoint where it does not describe a mixture-of-experts model.
     """
-    file, data, name = read_file(path)
-    try:
-        return parse_checkpoint(data, name)
-    except MalformedCheckpoint as error:
-        raise MalformedCheckpoint(f"{file}: {error}") from None
+    return read_with(path, parse_checkpoint)
 
 
 def parse_checkpoint(data: bytes, name: str) -> Model:
     """The model of a config.json's bytes. Raises MalformedCheckpoint."""
-    return _model(parse(data), name)
-
-
-def _model(config: Json, name: str) -> Model:
+    config = parse(data)
     fields = language_fields(config)
     architecture = architecture_of(config)
     intermediate = _required(fields, "intermediate", architecture)

@@ -7,14 +7,15 @@ MalformedCheckpoint for a file that cannot be read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tuner.errors import MalformedCheckpoint
 from tuner.limited_file import read_limited
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
 
 MAX_BYTES = 16 << 20  # real files, with a list of layers to skip, reach 3 MiB
 MAX_SIZE = 1 << 24  # the largest count of experts, columns or positions
@@ -29,12 +30,18 @@ def is_path(text: str) -> bool:
         return False
 
 
-def read_file(path: Path) -> tuple[Path, bytes, str]:
-    """The config.json at `path`, or in the folder `path`: (its path, bytes, model's name)."""
+def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
+    """The result of `parse_config` (of bytes and the model's name) for a config.json.
+
+    It is the file at `path`, or in the folder `path`. Raises MalformedCheckpoint, which names it.
+    """
     file = path / "config.json" if path.is_dir() else path
     data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
     name = file.parent.resolve().name if file.name == "config.json" else file.stem
-    return file, data, name or "model"
+    try:
+        return parse_config(data, name or "model")
+    except MalformedCheckpoint as error:
+        raise MalformedCheckpoint(f"{file}: {error}") from None
 
 
 def parse(data: bytes) -> Json:

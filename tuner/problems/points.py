@@ -17,16 +17,13 @@ class Problem(Protocol):
     @property
     def family(self) -> str:
         """The name at the start of its text, e.g. "fused_moe" or "decode_attention"."""
-        ...
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The kernel launches that are configured separately, in the order of launch."""
-        ...
 
     def spec(self) -> str:
         """The canonical text of this problem; `registry.parse_problem` reads it back."""
-        ...
 
 
 class Part(str, Enum):

@@ -19,14 +19,12 @@ class Bench(Protocol):
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates; returns at once."""
-        ...
 
     def poll(self, wait: bool) -> list[Trial]:
         """Every trial finished since the last call.
 
         With `wait`, block until there is at least one, unless nothing is submitted.
         """
-        ...
 
 
 class SerialBench:

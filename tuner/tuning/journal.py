@@ -16,7 +16,6 @@ class RunStore(Protocol):
 
     def begin_run(self, key: RunKey) -> Run:
         """The run with that key: a new one, or a stopped one to resume."""
-        ...
 
     def trials(self, run: Run) -> Sequence[Trial]: ...
 
@@ -24,11 +23,9 @@ class RunStore(Protocol):
 
     def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
         """Publish the entries as winners, and close the run."""
-        ...
 
     def winners_in(self, problem: Problem, environment: Environment) -> Sequence[Winner]:
         """Everything published for a problem in an environment."""
-        ...
 
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None: ...
 

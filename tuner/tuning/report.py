@@ -50,6 +50,8 @@ class Report:
 
     def as_text(self) -> str:
         """A table of the entries, then a line with the totals."""
+        order = self.table.order
+        entries = sorted(self.entries, key=order) if order else self.entries
         rows = [
             (
                 *self.table.cells(entry),
@@ -59,7 +61,7 @@ class Report:
                 entry.status.value,
                 entry.reason,
             )
-            for entry in self._in_order()
+            for entry in entries
         ]
         t = self.totals
         cost = (
@@ -67,9 +69,6 @@ class Report:
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
         return "\n".join([table((*self.table.headers, *_FIGURES), rows), "", cost])
-
-    def _in_order(self) -> Sequence[Entry]:
-        return sorted(self.entries, key=self.table.order) if self.table.order else self.entries
 
 
 _FIGURES = ("us", "shared", "limit", "status", "why")

@@ -26,11 +26,9 @@ class Strategy(Protocol):
 
     def ask(self) -> list[Candidate]:
         """What to try next; empty while it waits for tells, and when it is done."""
-        ...
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         """Take the measurement of a candidate, which the strategy need not have proposed."""
-        ...
 
 
 class FixedStrategy:
@@ -52,11 +50,9 @@ class Chooser(Protocol):
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """The entries. Raises NothingFits where a point to tune has no usable trial."""
-        ...
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
         """The trials of the points to tune that are worth timing again."""
-        ...
 
 
 class Racer(Protocol):
@@ -66,7 +62,6 @@ class Racer(Protocol):
         self, point: Point, configs: Sequence[Config], rounds: int
     ) -> dict[Config, Measurement]:
         """The measurement of each configuration; one that could not be timed is left out."""
-        ...
 
 
 class Journal(Protocol):

@@ -62,7 +62,10 @@ def read_samples(path: Path) -> list[Sample]:
     """
     try:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
-        samples = [s for file in files for s in _read_file(file)]
+        samples = []
+        for file in files:
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                samples += parse_samples(lines, file.name)
     except OSError as error:
         raise MalformedBenchmark(f"{path} cannot be read: {error.strerror}") from None
     if not samples:
@@ -71,11 +74,6 @@ def read_samples(path: Path) -> list[Sample]:
             "a server's log with `Decode batch` lines, or a markdown table"
         )
     return samples
-
-
-def _read_file(path: Path) -> list[Sample]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return parse_samples(file, path.name)
 
 
 def parse_samples(lines: Iterable[str], name: str = "") -> list[Sample]:

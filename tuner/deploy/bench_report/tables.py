@@ -11,31 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bench_report.compare import Comparison, Pair, cut
-from tuner.deploy.bench_report.samples import Key, Sample
+from tuner.deploy.bench_report.samples import Sample
 from tuner.errors import UnwritableOutput
 from tuner.render import table
 
 _COLUMNS = (
-    "metric",
-    "unit",
-    "better",
-    "load",
-    "concurrency",
-    "input_len",
-    "output_len",
-    "request_rate",
-    "before_median",
-    "before_min",
-    "before_max",
-    "before_n",
-    "after_median",
-    "after_min",
-    "after_max",
-    "after_n",
-    "gain",
-    "gain_min",
-    "gain_max",
-    "run_by_run",
+    *("metric", "unit", "better", "load", "concurrency", "input_len", "output_len"),
+    *("request_rate", "before_median", "before_min", "before_max", "before_n"),
+    *("after_median", "after_min", "after_max", "after_n"),
+    *("gain", "gain_min", "gain_max", "run_by_run"),
 )
 
 
@@ -81,15 +65,12 @@ def render_csv(comparison: Comparison) -> str:
     for p in comparison.pairs:
         better = "higher" if p.metric.higher_is_better else "lower"
         writer.writerow(
-            [p.metric.name, p.metric.unit, better, p.key.load.value, *_load(p.key)]
+            [p.metric.name, p.metric.unit, better, p.key.load.value, p.key.concurrency]
+            + [p.key.input_len, p.key.output_len, p.key.request_rate]
             + [x for s in (p.before, p.after) for x in (s.median, s.low, s.high, s.n)]
             + [p.gain, p.gain_low, p.gain_high, str(p.run_by_run).lower()]
         )
     return out.getvalue()
-
-
-def _load(key: Key) -> list[int | str]:
-    return [key.concurrency, key.input_len, key.output_len, key.request_rate]
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:

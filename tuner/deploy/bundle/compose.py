@@ -15,8 +15,10 @@ from tuner.deploy.bundle.scripts import (
     is_folder,
     uses_rdma,
 )
-from tuner.deploy.bundle.yamltext import yaml_text
+from tuner.deploy.bundle.yamltext import without_variables, yaml_text
 from tuner.deploy.cluster import Cluster
+
+_GPUS = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
 
 
 def compose_file(
@@ -32,18 +34,18 @@ def compose_file(
     folder = folder_variables(cluster, attention=attention)
     variables = {**dict.fromkeys(folder, MOUNTED), **environment}
     service: dict[str, Any] = {
-        "image": _literal(cluster.engine.image),
+        "image": without_variables(cluster.engine.image),
         "container_name": container_name(cluster, rank),
         "init": True,
         "network_mode": "host",
         "ipc": "host",
         "cap_add": ["IPC_LOCK"],
         "ulimits": {"memlock": -1, "stack": 67108864, "nofile": 1048576},
-        "environment": {name: _literal(value) for name, value in variables.items()},
+        "environment": {name: without_variables(value) for name, value in variables.items()},
         "volumes": [_mount(f"../../{CONFIGS}", MOUNTED), *_model_mounts(cluster)],
-        "entrypoint": [_literal(program)],
-        "command": [_literal(word) for word in arguments],
-        "deploy": {"resources": {"reservations": {"devices": [_gpus()]}}},
+        "entrypoint": [without_variables(program)],
+        "command": [without_variables(word) for word in arguments],
+        "deploy": {"resources": {"reservations": {"devices": [_GPUS]}}},
     }
     if uses_rdma(cluster, environment):
         service["devices"] = ["/dev/infiniband:/dev/infiniband"]
@@ -52,19 +54,10 @@ def compose_file(
     return yaml_text({"services": {"engine": service}})
 
 
-def _literal(text: str) -> str:
-    """Escape text so that compose finds no variable in it."""
-    return text.replace("$", "$$")
-
-
-def _gpus() -> dict[str, Any]:
-    return {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-
-
 def _model_mounts(cluster: Cluster) -> list[dict[str, Any]]:
     path = cluster.model.path
     if is_folder(path):
-        return [_mount(_literal(path), _literal(path))]
+        return [_mount(without_variables(path), without_variables(path))]
     cache = _mount("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE)
     return [{**cache, "read_only": False}]
 

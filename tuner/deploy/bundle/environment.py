@@ -34,7 +34,8 @@ def node_environments(
     Raises MalformedCluster where the cluster file sets a variable of the config folder.
     """
     reserved = folder_variables(cluster, attention=cluster.engine.name == "sglang")
-    for where, variables in _tables(cluster):
+    tables = {f"nodes[{i}].environment": n.environment for i, n in enumerate(cluster.nodes)}
+    for where, variables in {"environment": cluster.environment, **tables}.items():
         for name in reserved:
             if name in variables:
                 raise MalformedCluster(
@@ -45,11 +46,6 @@ def node_environments(
         _environment(cluster, node, proposed.get(node.name) or proposed.get(node.host) or {})
         for node in cluster.nodes
     ]
-
-
-def _tables(cluster: Cluster) -> list[tuple[str, Mapping[str, str]]]:
-    nodes = [(f"nodes[{i}].environment", n.environment) for i, n in enumerate(cluster.nodes)]
-    return [("environment", cluster.environment), *nodes]
 
 
 def _environment(

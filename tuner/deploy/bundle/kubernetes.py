@@ -20,7 +20,7 @@ from tuner.deploy.bundle.commands import (
 )
 from tuner.deploy.bundle.environment import differing, folder_variables
 from tuner.deploy.bundle.scripts import CONFIGS, HUB_CACHE, MOUNTED, is_folder, uses_rdma
-from tuner.deploy.bundle.yamltext import yaml_text
+from tuner.deploy.bundle.yamltext import without_variables, yaml_text
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.check_network import HOST_VARIABLES
 
@@ -102,16 +102,11 @@ def _escaped(command: Command) -> Command:
     placeholders = {"\0leader": _LEADER, "\0size": _SIZE, "\0index": _INDEX}
     words = []
     for word in command:
-        text = _literal(word)
+        text = without_variables(word)
         for placeholder, variable in placeholders.items():
             text = text.replace(placeholder, variable)
         words.append(text)
     return tuple(words)
-
-
-def _literal(text: str) -> str:
-    """Escape text so that Kubernetes finds no variable in it."""
-    return text.replace("$", "$$")
 
 
 def _pod(
@@ -174,7 +169,7 @@ def _variables(cluster: Cluster, environment: Mapping[str, str]) -> list[dict[st
     hosts = HOST_VARIABLES[cluster.engine.name]
     host_ip = {"valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
     return [{"name": name, **host_ip} for name in hosts] + [
-        {"name": name, "value": _literal(value)}
+        {"name": name, "value": without_variables(value)}
         for name, value in environment.items()
         if name not in hosts
     ]

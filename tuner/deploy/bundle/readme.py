@@ -131,9 +131,10 @@ def readme_text(
     `attention`: whether the bundle holds attention files.
     """
     variables = folder_variables(cluster, attention=attention)
+    model = cluster.model.name
     return _TEXT.format(
         name=name,
-        model=_code(cluster.model.name),
+        model=model if "`" in model else f"`{model}`",
         engine=cluster.engine.name,
         nodes=len(cluster.nodes),
         gpus=cluster.nodes[0].gpus,
@@ -209,7 +210,3 @@ def _launch(node: str, image: bool) -> str:
     folder = f"nodes/{node}"
     container = f"`{folder}/docker.sh` | `docker compose -f {folder}/compose.yaml up` | "
     return f"| {node} | {container if image else ''}`{folder}/bare.sh` |"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if "`" not in text else text

@@ -24,8 +24,8 @@ def sbom_text(
     tool = _library("engine-tuner", version("engine-tuner"), "Apache-2.0")
     components = [tool, _library(engine.name, engine.version, "Apache-2.0")]
     components += [_library("triton", triton, "MIT") for triton in tritons]
-    if cluster.engine.image:
-        components.append(_image(cluster.engine.image))
+    if image := cluster.engine.image:
+        components.append({"type": "container", "bom-ref": f"image:{image}", "name": image})
     components += [_file(path, data) for path, data in sorted(files.items())]
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
@@ -52,10 +52,6 @@ def _library(name: str, release: str, license_id: str) -> dict[str, Any]:
         "purl": purl,
         "licenses": [{"license": {"id": license_id}}],
     }
-
-
-def _image(image: str) -> dict[str, Any]:
-    return {"type": "container", "bom-ref": f"image:{image}", "name": image}
 
 
 def _file(path: str, data: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.deploy.bundle.archive import LARGEST_ARCHIVE, File, unpack
 from tuner.deploy.bundle.manifest import NAME, SUMS, check_files, read_manifest, sha256, sums_text
 from tuner.errors import BadInput, BundleRefused
+from tuner.render import printable
 
 # Takes the bytes of the archive and of the signature; raises BundleRefused.
 SignatureCheck = Callable[[bytes, bytes], None]
@@ -50,7 +51,7 @@ class Verified:
             "signature  " + ("holds" if self.signed else "not checked: give --key PUBLIC_KEY"),
         ]
         lines += [f"note: {note}" for note in self.manifest["notes"]]
-        return "\n".join(_printable(line) for line in lines)
+        return "\n".join(printable(line) for line in lines)
 
 
 def signature_path(archive: Path) -> Path:
@@ -96,11 +97,6 @@ def read_at_most(path: Path, limit: int) -> bytes:
             return file.read(limit)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _printable(line: str) -> str:
-    """Replace control characters: an unsigned bundle could send them to the terminal."""
-    return "".join(c if c.isprintable() else " " for c in line)
 
 
 def _check_sums(files: Mapping[str, File]) -> None:

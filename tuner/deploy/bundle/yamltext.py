@@ -14,6 +14,11 @@ def yaml_text(*documents: object) -> str:
     return "---\n".join("\n".join(_lines(document)) + "\n" for document in documents)
 
 
+def without_variables(text: str) -> str:
+    """Escape text so that compose or Kubernetes finds no variable in it."""
+    return text.replace("$", "$$")
+
+
 def _lines(value: object) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
         for name, item in value.items():

@@ -19,11 +19,7 @@ _JSON = r"(?P<{}>\S.*?\.json)"
 class _Message:
     outcome: LoadOutcome
     family: str
-    pattern: re.Pattern[str]
-
-
-def _message(outcome: LoadOutcome, family: str, pattern: str) -> _Message:
-    return _Message(outcome, family, re.compile(pattern))
+    pattern: str
 
 
 _WANTED = _JSON.format("wanted")
@@ -31,33 +27,33 @@ _USED = _JSON.format("used")
 _BLOCK = "W8A8 Block FP8 kernel"
 # The first match counts, so of messages with the same start the longer one comes first.
 _MESSAGES = (
-    _message(
+    _Message(
         LoadOutcome.FALLBACK,
         "moe",
         rf"Config file not found at {_WANTED}\. Fallback to triton version (?P<triton>\S+) and use "
         rf"MoE kernel config from {_USED}\.",
     ),
-    _message(LoadOutcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
-    _message(
+    _Message(LoadOutcome.REUSED, "moe", rf"Down MoE config file not found at {_WANTED}; reusing"),
+    _Message(
         LoadOutcome.REUSED,
         "moe",
         rf"Using MoE kernel config with down_moe=False\. .*Config file not found at {_WANTED}",
     ),
-    _message(LoadOutcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
-    _message(LoadOutcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
-    _message(LoadOutcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
+    _Message(LoadOutcome.LOADED, "moe", rf"Using MoE kernel config from {_USED}\."),
+    _Message(LoadOutcome.LOADED, "moe", rf"Using configuration from {_USED} for MoE layer"),
+    _Message(LoadOutcome.LOADED, "fp8_block", rf"Using configuration from {_USED} for {_BLOCK}"),
     # vLLM lists every path that it looked at.
-    _message(
+    _Message(
         LoadOutcome.DEFAULT,
         "moe",
         r"Using default MoE (?:kernel )?config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
-    _message(
+    _Message(
         LoadOutcome.DEFAULT,
         "fp8_block",
         rf"Using default {_BLOCK} config\. .*Config file not found at (?P<wanted>.+\.json)",
     ),
-    _message(
+    _Message(
         LoadOutcome.DETERMINISTIC,
         "moe",
         r"Deterministic inference is enabled, using default MoE kernel config",
@@ -79,7 +75,7 @@ _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 def read_load(line: str, where: str) -> FileLoad | None:
     """The file that an engine's loader reports in a line; None for other lines."""
     for message in _MESSAGES:
-        match = message.pattern.search(line)
+        match = re.search(message.pattern, line)
         if match:
             found = match.groupdict()
             used = found.get("used") or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.deploy.load_proof.proof import ATTENTION, FileLoad, LoadOutcome, LoadProof
+from tuner.render import printable
 
 
 def render_proof(proof: LoadProof) -> str:
@@ -28,7 +29,7 @@ def render_proof(proof: LoadProof) -> str:
         lines.append(f"{'plugin':15} no hook was applied")
     problems = proof.problems()
     verdict = "as tuned" if proof.ok else f"not as tuned: {len(problems)} problem(s)"
-    return "\n".join(_printable(line) for line in [*lines, verdict]) + "\n"
+    return "\n".join(printable(line) for line in [*lines, verdict]) + "\n"
 
 
 def _details(load: FileLoad) -> Iterator[str]:
@@ -40,7 +41,3 @@ def _details(load: FileLoad) -> Iterator[str]:
         for path in load.wanted:
             yield f"not found: {path}"
     yield f"{len(load.lines)} line(s)" + (f", {', '.join(load.ranks)}" if load.ranks else "")
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)

@@ -30,7 +30,8 @@ def check_cluster(
         yield from _device_counts(nodes)
         yield from _placements(nodes)
     if expected:
-        absent = [n.name for n in expected.nodes if not _captured(n.name, n.host, nodes)]
+        captured = {node.name for node, _ in nodes}
+        absent = [n.name for n in expected.nodes if captured.isdisjoint((n.name, n.host))]
         if absent:
             yield Finding(
                 Severity.WARNING,
@@ -39,10 +40,6 @@ def check_cluster(
                 f"nothing was captured from {joined(absent)}",
                 "capture there too (preflight --capture DIR) and give each folder",
             )
-
-
-def _captured(name: str, host: str, nodes: Sequence[tuple[Node, Links]]) -> bool:
-    return any(node.name in (name, host) for node, _ in nodes)
 
 
 def _gid_indexes(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Node, NodeGpu, Severity
+from tuner.deploy.preflight.facts import Finding, Node, NodeGpu
 
 # The share of memory for weights; the engine's context, graphs and KV cache need the rest.
 SHARD_PART = 0.9
@@ -20,10 +20,8 @@ def check_gpus(
     for gpu in node.gpus:
         yield from _link(node, gpu)
     if expected_node and node.gpus and len(node.gpus) < expected_node.gpus:
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "gpus-missing",
-            (node.name,),
             f"{len(node.gpus)} GPUs answer, the cluster file asks for {expected_node.gpus}",
             "look for a GPU that fell off the bus (dmesg | grep -i xid), or set gpus in the "
             "cluster file",
@@ -41,31 +39,22 @@ def _link(node: Node, gpu: NodeGpu) -> Iterator[Finding]:
     could = f"gen {link.max_generation} x{link.max_width}"
     evidence = (f"{runs}, at most {could}, performance state {gpu.performance_state or 'unknown'}",)
     if link.width < link.max_width:
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "pcie-degraded",
-            (node.name,),
             f"{runs} of {could}: lanes are lost",
             "reseat the card and its riser or cable; a bifurcated slot gives fewer lanes",
             evidence,
         )
     elif link.generation < link.max_generation:
-        busy = gpu.performance_state in _BUSY
-        yield Finding(
-            Severity.ERROR if busy else Severity.INFO,
-            "pcie-degraded",
-            (node.name,),
-            f"{runs} of {could}" + ("" if busy else " while idle"),
-            "check the slot's link speed in the BIOS and the riser"
-            if busy
-            else "look again under load: an idle GPU saves power this way",
-            evidence,
-        )
+        if gpu.performance_state in _BUSY:
+            fix = "check the slot's link speed in the BIOS and the riser"
+            yield node.error("pcie-degraded", f"{runs} of {could}", fix, evidence)
+        else:
+            fix = "look again under load: an idle GPU saves power this way"
+            yield node.info("pcie-degraded", f"{runs} of {could} while idle", fix, evidence)
     if gpu.device_max_generation and link.max_generation < gpu.device_max_generation:
-        yield Finding(
-            Severity.WARNING,
+        yield node.warning(
             "pcie-degraded",
-            (node.name,),
             f"GPU {gpu.bus_id} could do PCIe gen {gpu.device_max_generation}, its slot only "
             f"gen {link.max_generation}",
             "move it to a slot of its own generation, or raise the slot's link speed in the BIOS",
@@ -80,10 +69,8 @@ def _memory(node: Node, expected: Expected) -> Iterator[Finding]:
     shard, smallest = expected.weight_bytes / expected.ranks, min(sizes)
     if shard > SHARD_PART * smallest:
         needed = int(expected.weight_bytes / (SHARD_PART * smallest)) + 1
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "memory-too-small",
-            (node.name,),
             f"each of {expected.ranks} ranks holds {shard / _GIB:.1f} GiB of weights, over "
             f"{SHARD_PART:.0%} of the GPU's {smallest / _GIB:.1f} GiB",
             f"spread the model over at least {needed} GPUs, or serve smaller weights",

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Node, Severity, joined
+from tuner.deploy.preflight.facts import Finding, Node, joined
 from tuner.deploy.preflight.links import Links, gid_indexes, interface_of
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
@@ -30,10 +30,8 @@ def check_network(node: Node, links: Links, expected: Expected | None) -> Iterat
     """Every finding about the node's addresses and ports."""
     expected_node = expected.node(node.name) if expected else None
     if not links.interface:
-        yield Finding(
-            Severity.WARNING,
+        yield node.warning(
             "management-unknown",
-            (node.name,),
             f"the management interface is not known: {links.reason}",
             "capture `ip -j addr` and `ip -j route` too, or name the interface in the cluster file",
         )
@@ -63,10 +61,8 @@ def _named_interfaces(
             if any(n == wanted or (not exact and n.startswith(wanted)) for n in names):
                 continue
             known = links.interface or joined(names)
-            yield Finding(
-                Severity.ERROR,
+            yield node.error(
                 "interface-missing",
-                (node.name,),
                 f"{variable}={value} names {wanted!r}, which this node does not have"
                 + did_you_mean(wanted, names),
                 f"set {variable} to {known}",
@@ -83,10 +79,8 @@ def _named_devices(node: Node, environment: dict[str, str]) -> Iterator[Finding]
     for item in filter(None, value.lstrip("=").split(",")):
         wanted = item.partition(":")[0]
         if not any(d == wanted or (not exact and d.startswith(wanted)) for d in known):
-            yield Finding(
-                Severity.ERROR,
+            yield node.error(
                 "rdma-absent",
-                (node.name,),
                 f"NCCL_IB_HCA names {wanted!r}, which this node does not have"
                 + did_you_mean(wanted, known),
                 f"choose among {joined(known)}",
@@ -101,10 +95,8 @@ def _gid_index(node: Node, links: Links, environment: dict[str, str]) -> Iterato
     wrong = [d for d, good in indexes.items() if good and value not in map(str, good)]
     if wrong:
         good = indexes[wrong[0]][0]
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "gid-index",
-            (node.name,),
             f"NCCL_IB_GID_INDEX={value} is not RoCE v2 with IPv4 on {joined(wrong)}",
             f"set NCCL_IB_GID_INDEX={good}",
             tuple(g.line for g in node.gids if g.device == wrong[0]),
@@ -125,10 +117,8 @@ def _announced(
     for variable, value in given:
         fault = _fault(value, held)
         if fault:
-            yield Finding(
-                Severity.ERROR,
+            yield node.error(
                 "address-unreachable",
-                (node.name,),
                 f"{variable}={value} {fault}",
                 fix,
                 tuple(f"{name}: {ip}" for ip, name in held.items()),
@@ -150,10 +140,8 @@ def _implicit(node: Node, links: Links, fix: str) -> Iterator[Finding]:
     """Check what the engine would announce without a variable, from its name and routes."""
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:
-        yield Finding(
-            Severity.WARNING,
+        yield node.warning(
             "address-unreachable",
-            (node.name,),
             f"the node's own name resolves to {first}, which other nodes cannot reach",
             fix + ", or correct /etc/hosts",
             (first,),
@@ -162,10 +150,8 @@ def _implicit(node: Node, links: Links, fix: str) -> Iterator[Finding]:
     v6 = [a.ip for i in scope for a in i.addresses if a.scope == "global" and ":" in a.ip]
     v4 = [a.ip for i in scope for a in i.addresses if a.scope == "global" and ":" not in a.ip]
     if v6 and v4:
-        yield Finding(
-            Severity.WARNING,
+        yield node.warning(
             "dual-stack",
-            (node.name,),
             f"the node has {v4[0]} and {v6[0]}, and nothing says which one to announce",
             fix,
             (*v4[:1], *v6[:1]),
@@ -178,10 +164,8 @@ def _ports(node: Node, expected: Expected) -> Iterator[Finding]:
     for name, port in sorted(expected.ports.items()):
         if port not in taken or (name in _ON_HEAD and not head):
             continue
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "port-in-use",
-            (node.name,),
             f"the {name} port {port} is taken",
             f"stop what listens there (ss -ltnp 'sport = :{port}'), or choose another port in the "
             "cluster file",

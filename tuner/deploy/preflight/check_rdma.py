@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.deploy.preflight.expected import ExpectedNode
-from tuner.deploy.preflight.facts import Finding, Node, Severity, joined, natural
+from tuner.deploy.preflight.facts import Finding, Node, joined, natural
 from tuner.deploy.preflight.links import Links, gid_indexes, interface_of, is_infiniband
 
 _DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
@@ -24,18 +24,14 @@ def _absent_devices(node: Node, links: Links, expected: ExpectedNode | None) -> 
     if known and expected and expected.rdma:
         absent = [d for d in expected.rdma if d not in known]
         if absent:
-            yield Finding(
-                Severity.ERROR,
+            yield node.error(
                 "rdma-absent",
-                (node.name,),
                 f"the cluster file names {joined(absent)}, which this node does not have",
                 f'choose among {joined(set(known))}, or set rdma = "auto"',
             )
     if known and not links.usable:
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "rdma-none",
-            (node.name,),
             "no RDMA device is usable: NCCL would fall back to TCP sockets",
             "bring up at least one RDMA port",
         )
@@ -52,10 +48,8 @@ def _down_ports(node: Node, links: Links, expected: ExpectedNode | None) -> Iter
         total = len(node.devices)
     wanted = [d for d in lines if d in links.compute or d == links.device]
     if wanted:
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "ports-down",
-            (node.name,),
             f"{len(wanted)} of {total} RDMA ports are down: {joined(wanted)}",
             _fix_down(node, wanted),
             tuple(lines[d] for d in sorted(wanted, key=natural)),
@@ -81,10 +75,8 @@ def _gids(node: Node, links: Links) -> Iterator[Finding]:
     if bare:
         interfaces = interface_of(node)
         evidence = [g.line for g in node.gids if g.device in bare]
-        yield Finding(
-            Severity.ERROR,
+        yield node.error(
             "gid-empty",
-            (node.name,),
             f"{joined(bare)} has no RoCE v2 GID with an IPv4 address",
             "give an IPv4 address to " + joined([interfaces.get(d) or d for d in bare]),
             tuple(evidence) or ("show_gids lists no entry of " + joined(bare),),
@@ -97,10 +89,8 @@ def _slow_cards(node: Node, links: Links) -> Iterator[Finding]:
         if device.device not in links.compute or link is None:
             continue
         if link.width < link.max_width or link.generation < link.max_generation:
-            yield Finding(
-                Severity.WARNING,
+            yield node.warning(
                 "pcie-degraded",
-                (node.name,),
                 f"{device.device} runs at PCIe gen {link.generation} x{link.width}, "
                 f"its card could do gen {link.max_generation} x{link.max_width}",
                 "reseat the card, or move it to a slot of full width",

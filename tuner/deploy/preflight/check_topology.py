@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.deploy.preflight.facts import Finding, Node, Severity, Topology, joined, natural
+from tuner.deploy.preflight.facts import Finding, Node, Topology, joined, natural
 from tuner.deploy.preflight.links import Links
 
 # Relations of two devices on one PCIe switch, or on one processor socket.
@@ -106,10 +106,8 @@ def check_topology(node: Node, links: Links) -> Iterator[Finding]:
     switches = find_switches(node.topology, links.compute)
     bare = [s for s in switches if not s.nics]
     if bare:
-        yield Finding(
-            Severity.WARNING,
+        yield node.warning(
             "too-few-hcas",
-            (node.name,),
             f"{sum(len(s.nics) for s in switches)} RDMA devices for {len(switches)} PCIe switches "
             "with GPUs: none under " + "; ".join(str(s) for s in bare),
             "add an RDMA card below each such switch, or expect these GPUs' traffic to cross the "
@@ -131,10 +129,8 @@ def far_devices(node: Node, links: Links) -> list[str]:
 def _unused(node: Node, links: Links) -> Iterator[Finding]:
     far = far_devices(node, links)
     if far:
-        yield Finding(
-            Severity.INFO,
+        yield node.info(
             "hca-far",
-            (node.name,),
             f"{joined(far)} shares no PCIe switch with a GPU and is left out of NCCL_IB_HCA",
             "nothing to do, unless it was meant for collectives",
             tuple(node.topology.lines[d] for d in far if d in node.topology.lines),
@@ -145,10 +141,8 @@ def _uneven(node: Node, switches: list[Switch]) -> Iterator[Finding]:
     ratios = {len(s.nics) / len(s.gpus) for s in switches if s.nics}
     if len(ratios) > 1:
         fewest = min((s for s in switches if s.nics), key=lambda s: len(s.nics) / len(s.gpus))
-        yield Finding(
-            Severity.WARNING,
+        yield node.warning(
             "too-few-hcas",
-            (node.name,),
             f"{fewest} has {len(fewest.nics)} RDMA devices, others have more for each GPU",
             "the slowest switch sets the pace: spread the cards evenly",
             tuple(node.topology.lines.get(g, g) for g in fewest.gpus),
@@ -162,10 +156,8 @@ def misplaced_finding(node: Node, device: str, origin: Switch, lacking: Switch) 
     others = [n for n in origin.nics if n != device] if origin.gpus else []
     either = f" (or one of {joined(others)}, which share it)" if others else ""
     rows = [device, *sorted(lacking.gpus, key=natural)]
-    return Finding(
-        Severity.ERROR,
+    return node.error(
         "nic-wrong-switch",
-        (node.name,),
         f"{device} is under {origin}, while {lacking} has fewer RDMA devices than its share",
         f"move {device}{either} to a slot below {target}; until then leave {device} out of "
         "NCCL_IB_HCA",

@@ -152,6 +152,17 @@ class Node:
     missing: tuple[str, ...] = ()  # sources that were not captured
     unread: tuple[str, ...] = ()  # sources that were captured but not understood
 
+    def error(self, check: str, message: str, fix: str, evidence: tuple[str, ...] = ()) -> Finding:
+        return Finding(Severity.ERROR, check, (self.name,), message, fix, evidence)
+
+    def warning(
+        self, check: str, message: str, fix: str, evidence: tuple[str, ...] = ()
+    ) -> Finding:
+        return Finding(Severity.WARNING, check, (self.name,), message, fix, evidence)
+
+    def info(self, check: str, message: str, fix: str, evidence: tuple[str, ...] = ()) -> Finding:
+        return Finding(Severity.INFO, check, (self.name,), message, fix, evidence)
+
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key under which mlx5_10 comes after mlx5_9."""

@@ -42,30 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Check GPU nodes and their network before an engine is launched on them."
     )
-    parser.add_argument(
-        "--node",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="a node and the folder with its captured outputs; may be given again; "
-        "default: check this machine",
-    )
-    parser.add_argument(
-        "--cluster", type=Path, help="the bundle's cluster.json to check against; default: none"
-    )
-    parser.add_argument(
-        "--capture",
-        type=Path,
-        metavar="DIR",
-        help="capture this machine into DIR and check nothing; default: check",
-    )
-    parser.add_argument("--image", default="", help="container image whose id is recorded")
-    parser.add_argument(
-        "--config-dir",
-        default="",
-        help="folder of configs to hash, to compare nodes; default: none",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON; default: text")
+    add = parser.add_argument
+    node_help = "a node's captured outputs; may be given again; default: check this machine"
+    add("--node", action="append", default=[], metavar="NAME=DIR", help=node_help)
+    add("--cluster", type=Path, help="the bundle's cluster.json; default: none")
+    add("--capture", type=Path, metavar="DIR", help="only capture into DIR; default: check")
+    add("--image", default="", help="container image whose id is recorded; default: none")
+    add("--config-dir", default="", help="folder of configs to hash; default: none")
+    add("--json", action="store_true", help="print JSON; default: text")
     options = parser.parse_args(arguments)
     try:
         if options.capture:

@@ -91,10 +91,8 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 def _unread(node: Node) -> list[Finding]:
     found = [
-        Finding(
-            Severity.WARNING,
+        node.warning(
             "not-understood",
-            (node.name,),
             f"the output in {source} was not understood: nothing in it was checked",
             "capture it again; without colours or a pager",
         )
@@ -103,10 +101,8 @@ def _unread(node: Node) -> list[Finding]:
     if node.missing:
         names = ", ".join(source.rpartition(".")[0] for source in node.missing)
         found.append(
-            Finding(
-                Severity.INFO,
+            node.info(
                 "not-captured",
-                (node.name,),
                 f"not captured, so not checked: {names}",
                 "install the tools, or run as root, and capture again",
             )

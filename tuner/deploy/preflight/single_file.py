@@ -59,12 +59,9 @@ def _defined(tree: ast.Module) -> set[str]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            names |= {n.id for n in ast.walk(node) if _is_stored(n) and isinstance(n, ast.Name)}
+            found = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            names |= {n.id for n in found if isinstance(n.ctx, ast.Store)}
     return names
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _body(source: str, tree: ast.Module) -> str:
