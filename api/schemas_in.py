@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import ConfigDict, Field, create_model
 
 from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
-from tuner.errors import did_you_mean
-from tuner.jobs.fields import BatchSize, Count, Flag, Seed
+from tuner.jobs.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import Option, families
@@ -32,22 +31,6 @@ ModelText = Annotated[
 
 # Fields that came later: a body without them is the body that it was before, and replays it.
 _LATER = ("workload", "page_size", "kv_splits")
-
-
-class Strict(BaseModel):
-    """A table of known fields."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_unknown_fields(cls, values: object) -> object:
-        if isinstance(values, dict):
-            for name in values:
-                if name not in cls.model_fields:
-                    near = did_you_mean(str(name)[:100], cls.model_fields)
-                    raise ValueError(f"unknown field {str(name)[:100]!r}{near}")
-        return values
 
 
 class _SubmitJob(Strict):
