@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
 from tuner.export.files import PROVENANCE, prove_writable, replace_file, sidecar_text
@@ -145,10 +145,14 @@ def deliveries_for(winners: Sequence[Winner], engine: Engine) -> list[Delivery]:
     return [delivery_of(engine, family.name) for family in _families(winners)]
 
 
-def packaged_files(winners: Sequence[Winner], engine: Engine) -> Iterator[tuple[Path, Path]]:
-    """The engine's own files that an overlay must carry: the path under it, and the file."""
-    for delivery in deliveries_for(winners, engine):
-        yield from delivery.packaged()
+def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
+    """The engine's own files, of all families: the path under an overlay, and the file.
+
+    A server that is pointed at a folder reads all that it reads from there.
+    """
+    for family in families():
+        if supports(engine.name, family.name):
+            yield from delivery_of(engine, family.name).packaged()
 
 
 def carry_packaged(delivery: Delivery, root: Path) -> int:
