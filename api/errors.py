@@ -19,6 +19,7 @@ from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
+    OptionsRefused,
     TunerError,
     UnknownJob,
     UnusableStore,
@@ -111,8 +112,17 @@ async def _on_tuner_error(request: Request, error: Exception) -> Response:
         headers["Retry-After"] = str(RETRY_S)
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
+    mistakes = []
+    if isinstance(error, OptionsRefused):
+        mistakes = [
+            Mistake(pointer=f"/{name}", detail=f"{name} is {why}: leave it out")
+            for name, why in error.reasons.items()
+        ]
+        detail = "; ".join(mistake.detail for mistake in mistakes)
     kind = f"urn:engine-tuner:error:{_kebab(type(error).__name__)}"
-    return problem_response(request_id(request), status, detail, kind=kind, headers=headers)
+    return problem_response(
+        request_id(request), status, detail, kind=kind, headers=headers, errors=mistakes
+    )
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-
 from api.schemas_in import SubmitJob, WatchIn
 from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
-from tuner.errors import BadInput, OptionsRefused
+from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import Target, reader_of, resolve_target
 from tuner.models.serving import Serving
@@ -23,13 +21,10 @@ from workers.watches import Watch, engine_version
 def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
     """The job, and what was assumed of its model.
 
-    Raises BadInput, or RequestValidationError for a field that does not apply to the problem.
+    Raises BadInput: OptionsRefused for fields that do not apply to the problem.
     """
     check_measure(body.measure, settings)
-    try:
-        target, label = _target(body)
-    except OptionsRefused as refused:
-        raise _invalid(body, refused) from None
+    target, label = _target(body)
     (problem,) = target.problems
     request = JobRequest(
         problem=problem,
@@ -90,22 +85,6 @@ def _given(body: SubmitJob) -> list[str]:
         if name in body.model_fields_set
         and (isinstance(value := getattr(body, name), list) or value != field.default)
     ]
-
-
-def _invalid(body: SubmitJob, refused: OptionsRefused) -> RequestValidationError:
-    """An error that points at each field that was refused."""
-    sent = body.model_dump(mode="json", include=body.model_fields_set)
-    mistakes = [
-        {
-            "type": "value_error",
-            "loc": ("body", name),
-            "msg": f"{name} is {refused.reasons[name]}: leave it out",
-            "input": sent[name],
-        }
-        for name in SubmitJob.model_fields
-        if name in refused.reasons
-    ]
-    return RequestValidationError(mistakes, body=sent)
 
 
 def _plain_name(text: str) -> str:

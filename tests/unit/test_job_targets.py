@@ -48,5 +48,5 @@ def test_how_a_model_is_served_is_refused_for_a_problem(name: str) -> None:
 def test_every_option_that_does_not_apply_is_named() -> None:
     with pytest.raises(OptionsRefused) as refused:
         resolve_target(DECODE, Serving(), given=["tp", "gemms", "workload", "ep"])
-    assert refused.value.reasons.keys() == {"tp", "gemms", "ep"}
+    assert list(refused.value.reasons) == ["tp", "gemms", "ep"]
     assert all(flag in str(refused.value) for flag in ("--tp", "--gemm", "--ep"))

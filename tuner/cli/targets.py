@@ -38,11 +38,11 @@ def resolve(asked: Asked, choice: FamilyChoice) -> Target:
     from tuner.problems.dtypes import parse_dtype
     from tuner.problems.registry import families
 
-    given = {
-        *choice.values,
+    given = [
         *(["tp"] if asked.tp != 1 else []),
         *(["dtype"] if asked.dtype else []),
-    }
+        *choice.values,
+    ]
     family = choice.family
     shaping = [option for one in families() for option in one.shaping]
     serving = Serving(

@@ -64,10 +64,13 @@ def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = F
         for option in other.options
         if option.name not in known
     }
-    reasons = {name: f"for {others[name][0]}" for name in given if name in others}
     flags = {"tp": "--tp", "dtype": "--dtype"} | {o.name: o.flag for o in family.shaping}
-    if of_problem:
-        reasons |= {name: "for a model, and this is one problem" for name in given if name in flags}
+    reasons = {}  # in the order of `given`
+    for name in given:
+        if name in others:
+            reasons[name] = f"for {others[name][0]}"
+        elif of_problem and name in flags:
+            reasons[name] = "for a model, and this is one problem"
     if reasons:
         raise OptionsRefused(reasons, flags | {name: flag for name, (_, flag) in others.items()})
 
