@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import ConfigDict, Field, create_model
 
 from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
-from tuner.errors import did_you_mean
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
-from tuner.problems.fields import BatchSize, Count, Flag, Seed
+from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families
 from tuner.tuning.request import Effort
 
@@ -33,22 +32,6 @@ ModelText = Annotated[
 # Fields that later versions added. A null is left out of the canonical form, so that a body from
 # before the upgrade is still equal to itself when its idempotency key is sent again.
 _LATER = ("workload", "page_size", "kv_splits")
-
-
-class Strict(BaseModel):
-    """A model that refuses unknown fields by name."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_unknown_fields(cls, values: object) -> object:
-        if isinstance(values, dict):
-            for name in values:
-                if name not in cls.model_fields:
-                    near = did_you_mean(str(name)[:100], cls.model_fields)
-                    raise ValueError(f"unknown field {str(name)[:100]!r}{near}")
-        return values
 
 
 class _SubmitJob(Strict):

@@ -26,9 +26,12 @@ WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One file runs in this process: that starts at once, and a debugger or -s works."""
+    """One file runs in this process: that starts at once, and a debugger or -s works. So do
+    tests on a GPU, which share it.
+    """
     files = {argument.partition("::")[0] for argument in config.args}
-    return 0 if len(files) == 1 and files.pop().endswith(".py") else None
+    one_file = len(files) == 1 and files.pop().endswith(".py")
+    return 0 if one_file or config.option.markexpr == "gpu" else None
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ def export(
         root = Path(folder)
         export_files(tuned, found, card, root, allow_predicted=wanted.allow_predicted)
         # The engine's packaged files are added without copying them into the folder.
-        files = {path.as_posix(): file for path, file in packaged_files(tuned, found)}
+        files = {path.as_posix(): file for path, file in packaged_files(found)}
         files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
         data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})
     tag = f'"{hashlib.sha256(data).hexdigest()}"'

@@ -150,6 +150,7 @@ def test_a_mistake_is_named(untouched: Server, change: dict[str, object], said: 
 def test_every_field_that_does_not_apply_is_pointed_at(untouched: Server) -> None:
     answer = untouched.call("POST", "/v1/jobs", {**JOB, "ep": 8, "top_k": 2, "gemms": ["up"]})
     assert answer.status == 422
+    assert answer.json["type"] == "urn:engine-tuner:error:options-refused"
     assert [one["pointer"] for one in answer.json["errors"]] == ["/ep", "/top_k", "/gemms"]
 
 

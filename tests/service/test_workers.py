@@ -296,6 +296,7 @@ def test_a_worker_that_lacks_a_job_s_engine_is_not_to_blame(
         jobs = JobStore.sharing(leases)
         worker = Worker(leases, job_filters(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
         monkeypatch.setattr(worker._stopping, "wait", lambda seconds: pytest.fail("it rests"))
+        monkeypatch.setattr("tuner.store.leases.RETRY_DELAY", timedelta(hours=1))
         lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
         good = jobs.submit(replay()).job.id
         assert worker.drain() == 2

@@ -39,9 +39,9 @@ def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
     from tuner.problems.registry import families
 
     given = [
-        *choice.values,
         *(["tp"] if asked.tp != 1 else []),
         *(["dtype"] if asked.dtype else []),
+        *choice.values,
     ]
     family = choice.family
     shaping = [option for one in families() for option in one.shaping]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.devices.table import Device
-from tuner.engines.engine import Engine
+from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
 from tuner.export.files import PROVENANCE, prove_writable, replace_file, sidecar_text
@@ -143,10 +143,14 @@ def deliveries_for(some: Iterable[Winner | PlannedFile], engine: Engine) -> list
     return [delivery_of(engine, family.name) for family in _families(some)]
 
 
-def packaged_files(winners: Sequence[Winner], engine: Engine) -> Iterator[tuple[Path, Path]]:
-    """The engine's own files that an overlay must have too: the path under it, and the file."""
-    for delivery in deliveries_for(winners, engine):
-        yield from delivery.packaged()
+def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
+    """The engine's own files, of all families: the path under an overlay, and the file.
+
+    A server that is pointed at a folder reads all that it reads from there.
+    """
+    for family in families():
+        if supports(engine.name, family.name):
+            yield from delivery_of(engine, family.name).packaged()
 
 
 def carry_packaged(delivery: Delivery, root: Path) -> int:

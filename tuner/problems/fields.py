@@ -1,10 +1,12 @@
-"""Types of the numbers and flags in request bodies. Needs Pydantic, from the api extra."""
+"""Types of what request bodies hold. Needs Pydantic, from the api extra."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from tuner.errors import did_you_mean
 
 
 def refuse_words(value: object) -> object:
@@ -23,3 +25,19 @@ Groups = Annotated[int, Field(ge=0, lt=1 << 20), BeforeValidator(refuse_words)]
 # Beyond this, some JSON readers do not keep whole numbers exact.
 Seed = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(refuse_words)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+class Strict(BaseModel):
+    """A model that refuses unknown fields by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_fields(cls, values: object) -> object:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    near = did_you_mean(str(name)[:100], cls.model_fields)
+                    raise ValueError(f"unknown field {str(name)[:100]!r}{near}")
+        return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from tuner.families.attention.workloads import (
     MAX_BATCH,
@@ -13,7 +13,7 @@ from tuner.families.attention.workloads import (
     MAX_POINTS,
     MAX_WEIGHT,
 )
-from tuner.problems.fields import Count, refuse_words
+from tuner.problems.fields import Count, Strict, refuse_words
 
 _Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT), BeforeValidator(refuse_words)]
 _Sequences = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(refuse_words)]
@@ -21,10 +21,8 @@ _NewTokens = Annotated[int, Field(ge=1, le=MAX_NEW), BeforeValidator(refuse_word
 _CachedTokens = Annotated[int, Field(ge=0, le=MAX_CACHED), BeforeValidator(refuse_words)]
 
 
-class WorkPointIn(BaseModel):
+class WorkPointIn(Strict):
     """One size to tune attention for."""
-
-    model_config = ConfigDict(extra="forbid")
 
     batch_size: _Sequences
     new_tokens: _NewTokens = Field(1, description="Of the longest sequence; 1 means decode.")
