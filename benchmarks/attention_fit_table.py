@@ -2,7 +2,7 @@
 
 Run from the repository's root:
     .venv/bin/python benchmarks/attention_fit_table.py [OUT.json]
-Prints the table of docs/attention.md; compiles about 250 kernels, which needs no GPU.
+Prints the table of docs/benchmarks.md; compiles about 250 kernels, which needs no GPU.
 """
 
 from __future__ import annotations

@@ -11,9 +11,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
 import yaml
 from attention_cases import DECODE, EXTEND, MLA, fill
 from bundle_cases import CASES, example, files_of, place, repack, sealed
@@ -45,7 +51,10 @@ from tuner.store import Store
 L40S, H20, RAY = CASES
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 MOUNTED = "/opt/tuner/engine-configs"
-IMPORT = ["-c", "import tuner.plugin"]
+# A bundle's check imports the module that an engine would load: the one of the entry point.
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+PLUGIN = PROJECT["entry-points"]["sglang.srt.plugins"]["tuner_attention"].partition(":")[0]
+IMPORT = ["-c", f"import {PLUGIN}"]
 # What a rank of DeepSeek-R1 at TP 32 runs on an L40S; tuned for the 8 of the flag's default.
 RANKS = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 
@@ -166,7 +175,11 @@ def test_the_readme_says_what_the_plugin_needs() -> None:
     bare = replace(example(L40S), engine=replace(example(L40S).engine, image=""))
     text = files_of(bundle(L40S, bare))["README.md"].data.decode()
     assert "FROM" not in text
-    assert "python3 -c 'import tuner.plugin'" in text
+    assert f"python3 -c 'import {PLUGIN}'" in text
+
+
+def test_the_plugin_that_a_bundle_looks_for_can_be_imported() -> None:
+    assert find_spec(PLUGIN)
 
 
 def test_without_attention_nothing_speaks_of_it() -> None:
@@ -174,7 +187,7 @@ def test_without_attention_nothing_speaks_of_it() -> None:
     for path, file in files_of(found).items():
         if not path.startswith("engine-configs/") and path != "preflight.py":
             assert CONFIG_DIR_VARIABLE.encode() not in file.data, path
-            assert b"tuner.plugin" not in file.data, path
+            assert PLUGIN.encode() not in file.data, path
     assert found.manifest["statuses"] == {"predicted": 36}
 
 

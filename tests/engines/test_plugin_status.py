@@ -32,7 +32,7 @@ def _installed(monkeypatch, tmp_path):
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-tuner-here\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\ntuner_attention = tuner.plugin:register\n"
+        "[sglang.srt.plugins]\ntuner_attention = tuner.engines.sglang.plugin:register\n"
     )
     monkeypatch.syspath_prepend(str(info.parent))
     for variable in ("TUNER_ATTENTION_CONFIG_DIR", "SGLANG_MOE_CONFIG_DIR", "SGLANG_PLUGINS"):

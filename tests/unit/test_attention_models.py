@@ -307,7 +307,7 @@ class TestConfigJson:
             ({"architectures": ["GptOssForCausalLM"]}, "no sliding_window"),
             ({"architectures": ["GptOssForCausalLM"], "sliding_window": 1}, "more than 1, not 1"),
             ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding layers"),
-            ({"architectures": ["DeepseekV4ForCausalLM"]}, "its own attention kernels"),
+            ({"architectures": ["DeepseekV4ForCausalLM"]}, "attention kernels of its own"),
             (
                 {"architectures": ["Grok1ForCausalLM"], "attn_logit_softcapping": 1e300},
                 "should be a number",

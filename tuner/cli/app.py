@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from tuner.errors import TunerError
+from tuner.errors import BadInput, TunerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +51,22 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(0) from None
 
     return wrapper
+
+
+def refuse_foreign(package: str) -> None:
+    """Raises BadInput if `import {package}` would not find the package installed with this one.
+
+    The wheel installs `workers` and `api` as top-level packages, and others may use these names.
+    """
+    found, ours = find_spec(package), Path(__file__).resolve().parents[2] / package
+    places = [Path(one).resolve() for one in (found and found.submodule_search_locations) or []]
+    if places != [ours]:
+        place = places[0] if places else found and found.origin
+        raise BadInput(
+            f"the package {package!r} of engine-tuner should be in {ours}, but Python finds "
+            f"{place or 'none'}: remove that folder from the path, or install in an empty "
+            "environment"
+        )
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import app, guarded, show
+from tuner.cli.app import app, guarded, refuse_foreign, show
 from tuner.cli.options import EngineSpec, Json
 
 attention = typer.Typer(name="attention", no_args_is_help=True)
@@ -39,6 +39,7 @@ def status(
 
     Exit 1 if it would load none.
     """
+    refuse_foreign("workers")
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
     from tuner.engines.sglang.attention.status import attention_status

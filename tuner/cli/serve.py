@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.app import app, command, guarded, say, show
+from tuner.cli.app import app, command, guarded, refuse_foreign, say, show
 from tuner.cli.options import Json
 
 KeyName = Annotated[
@@ -37,6 +37,8 @@ def serve(
     """Serve the HTTP API, and run its jobs."""
     from tuner.errors import BadInput
 
+    refuse_foreign("api")
+    refuse_foreign("workers")
     try:
         from api.serve import serve as run
         from api.settings import read_api_settings
@@ -55,6 +57,7 @@ def serve(
 @command
 def migrate() -> None:
     """Create the store, or upgrade its schema. Other commands do this too when they open it."""
+    refuse_foreign("workers")
     from tuner.store import Store
     from workers.settings import read_settings
 
@@ -73,6 +76,7 @@ def add_key(
     ] = None,
 ) -> None:
     """Make a key and print it. Only its hash is stored."""
+    refuse_foreign("workers")
     from tuner.errors import BadInput
     from tuner.store.keys import KeyStore, parse_scope
     from workers.settings import read_settings
@@ -92,6 +96,7 @@ def add_key(
 @guarded
 def list_keys(as_json: Json = False) -> None:
     """List the names, scopes and last uses of keys."""
+    refuse_foreign("workers")
     from tuner.render import table
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings
@@ -116,6 +121,7 @@ def list_keys(as_json: Json = False) -> None:
 @guarded
 def revoke_key(name: KeyName) -> None:
     """Revoke a key at once."""
+    refuse_foreign("workers")
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings
 

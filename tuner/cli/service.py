@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, refuse_foreign, say, show
 from tuner.cli.options import Json
 
 
@@ -23,6 +23,7 @@ def worker(
     ] = 1,
 ) -> None:
     """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""
+    refuse_foreign("workers")
     from workers.fleet import run_fleet
     from workers.gpus import detect_gpus
     from workers.settings import read_settings
@@ -51,6 +52,7 @@ def nightly(
     as_json: Json = False,
 ) -> None:
     """Queue missing and outdated problems of the watch list, at most once a day."""
+    refuse_foreign("workers")
     from dataclasses import replace
 
     from tuner.errors import BadInput

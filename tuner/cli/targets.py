@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family, Selection
 
-BOTH_GEMMS = "up,down"  # the default of --gemm
-
 
 @dataclass(frozen=True)
 class Asked:

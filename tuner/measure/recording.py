@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
+from tuner.errors import BadInput, MalformedRecording, did_you_mean
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
 from tuner.problems.points import Candidate, Config, Point, Problem
 from tuner.problems.registry import parse_problem, read_part
@@ -68,7 +68,7 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
                 others.add(row["problem"])
                 continue
             trial = _trial(row)
-        except (ValueError, BadProblem) as error:
+        except (ValueError, BadInput) as error:
             raise MalformedRecording(f"{path}, line {line}: {error}") from None
         if trial.candidate in trials:
             point, config = trial.candidate.point, trial.candidate.config
