@@ -140,7 +140,7 @@ def test_what_vllm_cannot_read_is_refused() -> None:
     with pytest.raises(UnsupportedKernel, match="int8_w8a8"):
         vllm.config_file_name(parse_problem(CASES[L40S][1]), find_device("L40S"))
     tma = Config({**config(Point(1, Gemm.UP)), "USE_TMA": 1})
-    with pytest.raises(UnsupportedKernel, match="takes no USE_TMA, as M=8 sets it"):
+    with pytest.raises(UnsupportedKernel, match="takes no USE_TMA, which M=8 sets"):
         vllm.config_file_text({8: tma}, "3.6.0")
 
 
