@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
-from tuner.families.attention.problem import Attention, parse_attention
+from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.registry import read_part
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "config")
@@ -118,7 +117,7 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _trial(row: Mapping[str, str]) -> Trial:
     """Raises ValueError for what is no trial."""
     sizes = [_whole(name, row[name]) for name in ("batch_size", "new_tokens", "cached_tokens")]
-    point = Point(sizes[0], read_part(row["part"]), *sizes[1:])
+    point = Point(sizes[0], Stage(row["part"]), *sizes[1:])
     pairs = [pair.partition("=") for pair in row["config"].split(",")]
     config = Config({name: _whole(name, value) for name, _, value in pairs})
     compiled = Compiled(
