@@ -257,7 +257,10 @@ OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
         (HEADER, "holds no rows"),
         (HEADER.replace("median_us", "median_ms"), "column median_us is missing; did you mean"),
         (f"{HEADER},detail\n{ROW},", "line 1: a column is named twice"),
-        (f"{HEADER}\n{ROW.replace(PROBLEMS[0], 'nonsense')}", "line 2: 'nonsense' lacks q_heads"),
+        (
+            f"{HEADER}\n{ROW.replace(PROBLEMS[0], 'nonsense')}",
+            "line 2: unknown kind of problem 'nonsense'",
+        ),
         (f"{HEADER}\n{ROW}\n{ROW}", "line 3: 1x512.0 extend BLOCK_M=16,num_warps=4 is there twice"),
         (f"{HEADER}\n{ROW},1", "line 2: 14 cells under 13 columns"),
         (f"{HEADER}\n{ROW[:-1]}", "line 2: 12 cells under 13 columns"),

@@ -47,7 +47,7 @@ def test_search_misses_little(recording, corpus, seed):
     problem, points = recording.problem, recording.points
     spaces = {gemm: space_for(problem, H200, gemm) for gemm in Gemm}
     predictor = Predictor(H200, problem, corpus)
-    foreseen = {p: predictor.shortlist(p, spaces[p.gemm].configs(), FORESEEN) for p in points}
+    foreseen = {p: predictor.shortlist(p, spaces[p.part].configs(), FORESEEN) for p in points}
     seeds = seeds_for(points, problem, H200, spaces, corpus, foreseen=foreseen)
     search = Search(spaces, points, seeds, budget_for(Effort.STANDARD, len(points), 1920), seed)
     replay = Replay(recording)

@@ -328,7 +328,8 @@ class TestThreshold:
         assert {entry.config for entry in taken} == {other}
 
     def test_it_costs_no_gain_over_the_heuristic_on_the_recording(self, recording, corpus):
-        engine, predictor = find_engine("sglang==0.5.16"), Predictor(H200, FP8, corpus)
+        engine = moe_engine(find_engine("sglang==0.5.16"))
+        predictor = Predictor(H200, FP8, corpus)
         timed = {c: t for c, t in recording.trials.items() if t.measurement.timed}
         trials = [
             dataclasses.replace(t, measurement=predictor.measure(c, t.compiled))
