@@ -24,10 +24,10 @@ from typing import Any
 from predict_on_recording import corpus_without
 
 from tuner.devices.table import Device, find_device
-from tuner.engines.engine import Engine, find_engine
+from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.baselines import baseline_configs
 from tuner.families.fused_moe.choose import Policy, choose
-from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.engine import MoeEngine, moe_engine
 from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
@@ -84,9 +84,9 @@ def main() -> None:
 
 
 def judge(name: str, path: Path) -> Iterator[Verdict]:
-    recording, engine = read_recording(path), find_engine("sglang==0.5.16")
+    recording, engine = read_recording(path), moe_engine(find_engine("sglang==0.5.16"))
     device = recording.device or find_device("H200")
-    corpus = corpus_without(recording, moe_engine(engine).shipped())
+    corpus = corpus_without(recording, engine.shipped())
     predictor = Predictor(device, recording.problem, corpus)
     timed = [t for t in recording.trials.values() if t.compiled.ok and t.measurement.timed]
     predicted = [replace(t, measurement=predictor.measure(t.candidate, t.compiled)) for t in timed]
@@ -149,7 +149,7 @@ def fastest_pairs(known: Mapping[Candidate, float], size: int) -> Iterator[Pair]
 
 
 def incumbents_of(
-    engine: Engine, recording: Recording, device: Device
+    engine: MoeEngine, recording: Recording, device: Device
 ) -> dict[str, dict[Point, Mapping[str, Config]]]:
     """By kind, the incumbents of the recording's points, all of which the recording has timed."""
     sizes = {point.batch_size for point in recording.points}

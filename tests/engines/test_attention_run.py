@@ -271,7 +271,7 @@ OTHER_ROW = ROW.replace(PROBLEMS[0], PROBLEMS[2])
         (f"{HEADER}\n{ROW}{'x' * 200_000}", "line 2: field larger than field limit"),
         (
             f"{HEADER}\n{ROW.replace('extend,', 'extent,')}",
-            "line 2: unknown part 'extent'; did you mean 'extend'",
+            "line 2: 'extent' is not a valid Stage",
         ),
         (
             f"{HEADER}\n{ROW.replace(',512,', ',5_12,')}",

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tuner.errors import BadInput, MalformedRecording, did_you_mean
+from tuner.errors import BadInput, BadProblem, MalformedRecording, did_you_mean
 from tuner.measure.recording_file import decode, is_packed, read_packed, unpack, write_text
-from tuner.problems.points import Candidate, Config, Point, Problem
-from tuner.problems.registry import parse_problem, read_part
+from tuner.problems.points import Candidate, Config, Part, Point, Problem
+from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 
 COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "config")
@@ -67,8 +67,8 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
             if parse_problem(row["problem"]) != problem:
                 others.add(row["problem"])
                 continue
-            trial = _trial(row)
-        except (ValueError, BadInput) as error:
+            trial = _trial(row, family_of(problem).parts)
+        except (ValueError, BadProblem) as error:
             raise MalformedRecording(f"{path}, line {line}: {error}") from None
         if trial.candidate in trials:
             point, config = trial.candidate.point, trial.candidate.config
@@ -126,10 +126,10 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise MalformedRecording(f"{path}, line 1: a column is named twice")
 
 
-def _trial(row: Mapping[str, str]) -> Trial:
+def _trial(row: Mapping[str, str], parts: type[Part]) -> Trial:
     """Read a row. Raises ValueError for a cell that does not fit."""
     sizes = [_whole(name, row[name]) for name in ("batch_size", "new_tokens", "cached_tokens")]
-    point = Point(sizes[0], read_part(row["part"]), *sizes[1:])
+    point = Point(sizes[0], parts(row["part"]), *sizes[1:])
     pairs = [pair.partition("=") for pair in row["config"].split(",")]
     config = Config({name: _whole(name, value) for name, _, value in pairs})
     compiled = Compiled(
