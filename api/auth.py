@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -27,7 +28,11 @@ log = logging.getLogger("tuner.api.auth")
 OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json")
 WRONG_KEYS = RateLimitItemPerMinute(30)  # for each address: keys cannot be guessed, but logs fill
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
-_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+# Headers by which proxies and content delivery networks say for whom they ask.
+_PROXIES = re.compile(
+    r"forwarded|via|true-client-ip|fastly-client-ip|cdn-loop"
+    r"|(x-(forwarded|envoy|original|azure|amzn|appengine)|cf|x-cluster|x-client|x-real)-.*"
+)
 LOCAL = "local"  # a request from this machine without a key, as from its command line
 
 
@@ -78,7 +83,7 @@ class Authenticate:
                 log.warning("a wrong key", extra={"address": address, "path": scope["path"]})
                 self._limiter.check((WRONG_KEYS,), "wrong", address)
                 raise _unauthorized("this key is not known, or was revoked")
-            if is_loopback(address) and _is_direct(headers) and not api.keys.any():
+            if is_loopback(address) and _is_direct(headers) and not api.keys.any_ever():
                 return Caller(LOCAL, KeyScope.ADMIN)
         except UnusableStore as error:
             log.error("%s", error)
@@ -117,7 +122,7 @@ def is_loopback(address: str) -> bool:
 
 def _is_direct(headers: Headers) -> bool:
     # A proxy on this machine connects from loopback, whoever its clients are.
-    if any(name in headers for name in _FORWARDED):
+    if any(_PROXIES.fullmatch(name) for name in headers):
         return False
     # DNS rebinding: a web page's name may resolve to this machine; browsers then send that name.
     host = headers.get("host", "")

@@ -77,6 +77,8 @@ class TestKeys:
             )
         keys.revoke("team")
         server.call("GET", "/v1/jobs", key=key).problem(401)
+        # A revoked last key may have leaked: nobody gets in without one.
+        server.call("GET", "/v1/jobs").problem(401)
 
     def test_health_needs_no_key(self, server: Server, keys: KeyStore) -> None:
         keys.add("team", Scope.READ)
@@ -141,7 +143,10 @@ class TestKeys:
         ]:
             with pytest.raises(BadInput, match=says):
                 keys.add(name, scope, given)
-        keys.revoke("admin")
+        with pytest.raises(BadInput, match="the last key of scope admin.*--force"):
+            keys.revoke("admin")
+        assert keys.any()
+        keys.revoke("admin", last_too=True)
         with pytest.raises(BadInput, match="revoked, under the name 'admin'"):  # it stays so
             keys.add("admin", Scope.ADMIN, token)
         assert not keys.any()
@@ -153,7 +158,14 @@ class TestKeys:
         for host in ("localhost:1", "127.0.0.1", "[::1]:80"):
             assert server.call("GET", "/v1/jobs", headers={"Host": host}).status == 200
 
-    @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+    @pytest.mark.parametrize(
+        "header",
+        [
+            *("Forwarded", "Via", "X-Real-IP", "X-Forwarded-For", "X-Forwarded-Proto"),
+            *("X-Forwarded-Anything", "CF-Connecting-IP", "True-Client-IP"),
+            *("X-Envoy-External-Address", "Fastly-Client-IP"),
+        ],
+    )
     def test_a_proxy_on_this_machine_is_not_this_machine(
         self, server: Server, keys: KeyStore, header: str
     ) -> None:

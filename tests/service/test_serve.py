@@ -184,3 +184,6 @@ def test_keys_are_listed_without_themselves(env: dict[str, str], tmp_path: Path)
     assert "admin" in table and "kkk" not in table
     near = tuner(env, "keys", "revoke", "admn")
     assert near.returncode == 2 and "did you mean 'admin'?" in near.stderr
+    last = tuner(env, "keys", "revoke", "admin")
+    assert last.returncode == 2 and "or add --force" in last.stderr
+    assert tuner(env, "keys", "revoke", "admin", "--force").returncode == 0

@@ -119,11 +119,16 @@ def list_keys(as_json: Json = False) -> None:
 
 @keys.command("revoke")
 @guarded
-def revoke_key(name: KeyName) -> None:
-    """Revoke a key at once."""
+def revoke_key(
+    name: KeyName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Revoke the last key of scope admin too.")
+    ] = False,
+) -> None:
+    """Revoke a key at once. The API does not open again without keys."""
     refuse_foreign("workers")
     from tuner.store.keys import KeyStore
     from workers.settings import read_settings
 
     with KeyStore.open(read_settings().database_url) as store:
-        store.revoke(name)
+        store.revoke(name, last_too=force)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 
-from sqlalchemy import Engine, RowMapping, exists, select, update
+from sqlalchemy import ColumnElement, Engine, RowMapping, exists, select, true, update
 
 from tuner.errors import BadInput, did_you_mean
 from tuner.store.database import Clock, Database, insert_into, utc_now
@@ -99,9 +99,11 @@ class KeyStore(Database):
 
     def any(self) -> bool:
         """Whether there is a key that was not revoked."""
-        query = select(exists().where(api_keys.c.revoked_at.is_(None)))
-        with self._read() as connection:
-            return bool(connection.execute(query).scalar_one())
+        return self._has(api_keys.c.revoked_at.is_(None))
+
+    def any_ever(self) -> bool:
+        """Whether there was ever a key: one that was revoked counts too."""
+        return self._has(true())
 
     def list(self) -> Sequence[ApiKey]:
         """All keys, also the revoked ones, in the order in which they were made."""
@@ -109,14 +111,29 @@ class KeyStore(Database):
             rows = connection.execute(select(api_keys).order_by(api_keys.c.id)).mappings()
             return [_read(row) for row in rows]
 
-    def revoke(self, name: str) -> None:
-        """Revoke a key, at once and for good. Raises BadInput where no valid key has that name."""
+    def revoke(self, name: str, *, last_too: bool = False) -> None:
+        """Revoke a key, at once and for good.
+
+        Raises BadInput where no valid key has that name, and without `last_too` for the last key
+        of scope admin: without it, nobody can change the watch list over the API.
+        """
+        valid = {key.name: key for key in self.list() if key.revoked_at is None}
+        if name not in valid:
+            raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, valid)}")
+        admins = [key.name for key in valid.values() if key.scope is Scope.ADMIN]
+        if admins == [name] and not last_too:
+            raise BadInput(
+                f"{name} is the last key of scope admin: make another first, with "
+                "`tuner keys add NAME --scope admin`, or add --force"
+            )
         mine = update(api_keys).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
         with self._write() as connection:
-            if connection.execute(mine.values(revoked_at=self._clock())).rowcount:
-                return
-        near = did_you_mean(name, [key.name for key in self.list() if key.revoked_at is None])
-        raise BadInput(f"no valid key is named {name!r}{near}")
+            connection.execute(mine.values(revoked_at=self._clock()))
+
+    def _has(self, condition: ColumnElement[bool]) -> bool:
+        query = select(exists(select(api_keys.c.id).where(condition)))
+        with self._read() as connection:
+            return bool(connection.execute(query).scalar_one())
 
 
 def parse_scope(text: str) -> Scope:
