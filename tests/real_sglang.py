@@ -43,7 +43,7 @@ def package(version: str) -> Path:
 def kernel_source(engine: SGLang, module: str) -> Path:
     """The file that holds "fused_moe", "extend_attention", "prefill_attention" or their like."""
     if module == FusedMoe.family:
-        return find_source(engine, binding.DENSE, binding._PLACES)
+        return find_source(engine, binding.DENSE, binding._LOCATIONS)
     return launcher_source(engine, Phase(module.partition("_")[0]))
 
 

@@ -319,7 +319,7 @@ def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None
         assert worker.drain() == 1
         waits = jobs.get(same)
         assert (waits.state, waits.attempts) == (JobState.QUEUED, 0)
-        assert waits.error == f"job {first} is at the same run"
+        assert waits.error == f"job {first} is working on the same run"
         set_job(leases, first, state=JobState.DONE.value)
         set_job(leases, same, available_at=utc_now())
         assert worker.drain() == 1
