@@ -121,7 +121,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _is_direct(headers: Headers) -> bool:
-    # A proxy on this machine connects from loopback, whoever its clients are.
+    # A proxy on this machine connects from loopback even if its client is another machine.
     if any(_PROXIES.fullmatch(name) for name in headers):
         return False
     # DNS rebinding: a web page's name may resolve to this machine; browsers then send that name.

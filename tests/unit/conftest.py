@@ -1,4 +1,4 @@
-"""These tests need no engine and start no process; those that do have folders of their own."""
+"""Unit tests need no engine and start no process. Tests that do are in the other folders."""
 
 from __future__ import annotations
 

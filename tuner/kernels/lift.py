@@ -43,7 +43,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Lifted:
-    """Kernels' source, which can be loaded wherever triton is installed."""
+    """The source code of lifted kernels. It needs only triton, not the engine."""
 
     origin: str  # e.g. "sglang 0.5.16"; for messages
     text: str

@@ -98,7 +98,9 @@ class Leases(Database):
             _give_back(connection, row, now, reason, delay, capped=False)
 
     def expire(self) -> Sequence[Job]:
-        """Expire leases. Returns their jobs, without those that this version cannot read.
+        """End the leases that have run out, and return their jobs.
+
+        A job that this version cannot read is not in the answer.
 
         Several processes may do this at once.
         """

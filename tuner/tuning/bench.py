@@ -1,4 +1,4 @@
-"""Candidates -> trials: compile them, then measure those that compiled and fit."""
+"""Turns candidates into trials: compiles each, and measures it if it fits the GPU."""
 
 from __future__ import annotations
 
