@@ -60,6 +60,7 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
     other problems.
     """
     data = read_packed(path)
+    parts = family_of(problem).parts
     trials: dict[Candidate, Trial] = {}
     others = set()
     for line, row in _rows(path, data):
@@ -67,7 +68,7 @@ def read_trials(path: Path, problem: Problem) -> TrialRecording:
             if parse_problem(row["problem"]) != problem:
                 others.add(row["problem"])
                 continue
-            trial = _trial(row, family_of(problem).parts)
+            trial = _trial(row, parts)
         except (ValueError, BadProblem) as error:
             raise MalformedRecording(f"{path}, line {line}: {error}") from None
         if trial.candidate in trials:

@@ -117,17 +117,19 @@ class KeyStore(Database):
         Raises BadInput where no valid key has that name, and without `last_too` for the last key
         of scope admin: without it, nobody can change the watch list over the API.
         """
-        valid = {key.name: key for key in self.list() if key.revoked_at is None}
-        if name not in valid:
-            raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, valid)}")
-        admins = [key.name for key in valid.values() if key.scope is Scope.ADMIN]
-        if admins == [name] and not last_too:
-            raise BadInput(
-                f"{name} is the last key of scope admin: make another first, with "
-                "`tuner keys add NAME --scope admin`, or add --force"
-            )
-        mine = update(api_keys).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
+        not_revoked = api_keys.c.revoked_at.is_(None)
         with self._write() as connection:
+            rows = connection.execute(select(api_keys).where(not_revoked)).mappings()
+            valid = {key.name: key for key in map(_read, rows)}
+            if name not in valid:
+                raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, valid)}")
+            admins = [key.name for key in valid.values() if key.scope is Scope.ADMIN]
+            if admins == [name] and not last_too:
+                raise BadInput(
+                    f"{name} is the last key of scope admin: make another first, with "
+                    "`tuner keys add NAME --scope admin`, or add --force"
+                )
+            mine = update(api_keys).where(api_keys.c.name == name, not_revoked)
             connection.execute(mine.values(revoked_at=self._clock()))
 
     def _has(self, condition: ColumnElement[bool]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Protocol
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder
@@ -18,12 +19,13 @@ from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.recording import RecordedTrials, read_trials, write_trials
 from tuner.measure.recording_file import prove_recordable
+from tuner.measure.replay import Replay
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems.points import Part, Point, Problem
 from tuner.problems.records import RunKey, RunState
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
-from tuner.tuning.bench import Bench
+from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.journal import RunJournal, RunStore
 from tuner.tuning.report import EntryTable, Report
 from tuner.tuning.request import Effort, Source
@@ -51,6 +53,15 @@ class Request:
     def selected(self) -> Selection:
         """The selection, or the family's default."""
         return self.selection or family_of(self.problem).read_selection(self.problem, {})
+
+
+class Kernels(Protocol):
+    """An engine's kernels of one family."""
+
+    @property
+    def hash(self) -> str:
+        """The kernels' identity in the store."""
+        ...
 
 
 class TuningRun(ABC):
@@ -122,7 +133,7 @@ class TuningRun(ABC):
             engine=request.engine.name,
             engine_version=request.engine.version,
             triton=self._triton,
-            kernel_hash=self._kernel_hash,
+            kernel_hash=self._kernels.hash,
             **self._measured_on(),
         )
 
@@ -135,7 +146,7 @@ class TuningRun(ABC):
 
     @property
     @abstractmethod
-    def _kernel_hash(self) -> str: ...
+    def _kernels(self) -> Kernels: ...
 
     @property
     @abstractmethod
@@ -145,12 +156,25 @@ class TuningRun(ABC):
     def _binder(self) -> Binder: ...
 
     @abstractmethod
-    def _bench_and_strategy(self) -> tuple[Bench, Strategy]: ...
+    def _search(self) -> Strategy:
+        """How configurations are tried whose times are measured or recorded."""
+
+    @abstractmethod
+    def _prediction(self) -> tuple[Bench, Strategy]:
+        """What predicts times, and which configurations it is asked for."""
 
     @abstractmethod
     def _plan(self) -> Plan: ...
 
     # Parts that families share; some have reasons for others
+
+    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
+        if self._recording:
+            replay = Replay(self._recording)
+            return SerialBench(replay, replay, self.points), self._search()
+        if self.request.source.kind is MeasureKind.GPU:
+            return self._gpu, self._search()
+        return self._prediction()
 
     def _look_up(self, store: RunStore) -> None:  # noqa: B027  # most need nothing
         """Read what a run needs to know of earlier ones, before any work."""

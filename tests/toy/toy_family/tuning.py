@@ -6,7 +6,6 @@ from functools import cached_property
 from toy_family.engine import ToyEngine, ToyKernels, toy_engine
 from toy_family.problem import Kernel, Rows, Scale
 from tuner.compile.candidates import Binder
-from tuner.measure.replay import Replay
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import (
     Compiled,
@@ -95,28 +94,22 @@ class ToyRun(TuningRun):
         return {point.size: len(SPACE) for point in self.points}
 
     @property
-    def _kernel_hash(self) -> str:
-        return self._kernels.hash
-
-    @property
     def _spaces(self) -> Mapping[Part, Space]:
         return {Kernel.SCALE: SPACE}
 
     def _binder(self) -> Binder:
         return self._kernels.binder(self._problem)
 
-    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
-        if self._recording:
-            replay = Replay(self._recording)
-            budget = budget_for(self.request.effort, len(self.points), len(SPACE))
-            seeds = {point: [self._engine.default_config()] for point in self.points}
-            search = Search(self._spaces, self.points, seeds, budget, self.request.seed)
-            return SerialBench(replay, replay, self.points), search
+    def _search(self) -> Strategy:
         if self.request.source.kind is MeasureKind.GPU:
-            return self._gpu, FixedStrategy(self._candidates())
-        return SerialBench(self._compiler, Predictor(), self.points), FixedStrategy(
-            self._candidates()
-        )
+            return FixedStrategy(self._candidates())
+        budget = budget_for(self.request.effort, len(self.points), len(SPACE))
+        seeds = {point: [self._engine.default_config()] for point in self.points}
+        return Search(self._spaces, self.points, seeds, budget, self.request.seed)
+
+    def _prediction(self) -> tuple[Bench, Strategy]:
+        bench = SerialBench(self._compiler, Predictor(), self.points)
+        return bench, FixedStrategy(self._candidates())
 
     def _candidates(self) -> list[Candidate]:
         return [Candidate(point, config) for point in self.points for config in SPACE.configs()]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.deploy.bundle.commands import Command, one_line
-from tuner.deploy.bundle.environment import folder_variables
 from tuner.deploy.bundle.scripts import (
     CONFIGS,
     HUB_CACHE,
     MOUNTED,
     container_name,
+    container_variables,
     is_folder,
     uses_rdma,
 )
@@ -31,8 +31,7 @@ def compose_file(
 ) -> str:
     """compose.yaml of one node, which starts the same container as the node's docker script."""
     program, *arguments = one_line(commands)
-    folder = folder_variables(cluster, attention=attention)
-    variables = {**dict.fromkeys(folder, MOUNTED), **environment}
+    variables = container_variables(cluster, environment, attention=attention)
     service: dict[str, Any] = {
         "image": without_variables(cluster.engine.image),
         "container_name": container_name(cluster, rank),

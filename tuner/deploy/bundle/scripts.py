@@ -80,6 +80,14 @@ def script_head(title: str) -> str:
     return _HEAD.format(title=title)
 
 
+def container_variables(
+    cluster: Cluster, environment: Mapping[str, str], *, attention: bool
+) -> dict[str, str]:
+    """A container's variables: those of the mounted config folder, then the node's own."""
+    folder = folder_variables(cluster, attention=attention)
+    return {**dict.fromkeys(folder, MOUNTED), **environment}
+
+
 def docker_script(
     cluster: Cluster,
     rank: int,
@@ -102,8 +110,7 @@ def docker_script(
         words.append("--device /dev/infiniband")
     words.append(f'--volume "$bundle/{CONFIGS}:{MOUNTED}:ro"')
     words += model_mounts(cluster)
-    folder = folder_variables(cluster, attention=attention)
-    variables = {**dict.fromkeys(folder, MOUNTED), **environment}
+    variables = container_variables(cluster, environment, attention=attention)
     words += [f"--env {quoted(f'{name}={value}')}" for name, value in variables.items()]
     program, *arguments = one_line(commands)
     words.append(f"--entrypoint {quoted(program)}")

@@ -15,7 +15,6 @@ from tuner.families.attention.problem import Attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.workloads import Workload, WorkPoint, usual_workload
-from tuner.measure.replay import Replay
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Entry, MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
@@ -89,10 +88,6 @@ class AttentionRun(TuningRun):
     def _kernels(self) -> AttentionKernels:
         return self._engine.lift(self.request.device.target.backend)
 
-    @property
-    def _kernel_hash(self) -> str:
-        return self._kernels.hash
-
     def _binder(self) -> Binder:
         return self._kernels.binder(self._problem, self.request.device.target)
 
@@ -111,14 +106,8 @@ class AttentionRun(TuningRun):
         target = self.request.device.target
         return {p: self._kernels.default_config(self._problem, p, target) for p in self.points}
 
-    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
-        request = self.request
-        if self._recording:
-            replay = Replay(self._recording)
-            return SerialBench(replay, replay, self.points), self._search()
-        if request.source.kind is MeasureKind.GPU:
-            return self._gpu, self._search()
-        predictor = AttentionPredictor(request.device, self._problem)
+    def _prediction(self) -> tuple[Bench, Strategy]:
+        predictor = AttentionPredictor(self.request.device, self._problem)
         return SerialBench(self._compiler, predictor, self.points), self._worthwhile()
 
     def _search(self) -> Strategy:

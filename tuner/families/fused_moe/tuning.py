@@ -17,7 +17,6 @@ from tuner.families.fused_moe.recording import Recording, read_recording, write_
 from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.families.fused_moe.space import space_for
-from tuner.measure.replay import Replay
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind, Trial
 from tuner.tuning.bench import Bench, SerialBench
@@ -100,10 +99,6 @@ class MoeRun(TuningRun):
     def _kernels(self) -> MoeKernels:
         return self._engine.lift(self.request.device.target.backend)
 
-    @property
-    def _kernel_hash(self) -> str:
-        return self._kernels.hash
-
     def _binder(self) -> Binder:
         return self._kernels.binder(self._problem, self.request.device.target)
 
@@ -128,13 +123,8 @@ class MoeRun(TuningRun):
             for gemm in self._gemms
         }
 
-    def _bench_and_strategy(self) -> tuple[Bench, Strategy]:
+    def _prediction(self) -> tuple[Bench, Strategy]:
         request = self.request
-        if self._recording:
-            replay = Replay(self._recording)
-            return SerialBench(replay, replay, self.points), self._search()
-        if request.source.kind is MeasureKind.GPU:
-            return self._gpu, self._search()
         predictor = Predictor(request.device, self._problem, self._corpus)
         legal = {point: self._legal(point) for point in self.points}
         one_config = not self._engine.has_down_files()
