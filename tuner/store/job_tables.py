@@ -52,15 +52,26 @@ jobs = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
+    # sglang==0.5.16; sglang where nobody knew a version when the job was posted; "" on jobs of
+    # programs before 0006.
+    Column("engine", Text, nullable=False, server_default=""),
+    # Who waits for it; [] on jobs of programs before 0006: then it is `client` alone.
+    Column("clients", JSON, nullable=False, server_default="[]"),
+    Column("trial_count", Integer, nullable=False, server_default="0"),  # stored in this attempt
+    Column("trace", Text, nullable=False, server_default=""),  # the submission's W3C traceparent
+    Column("started_at", UtcDateTime),  # the first claim
 )
 # With any filter, a keyset page is a walk along one of these indexes.
 Index("ix_jobs_page", jobs.c.created_at, jobs.c.id)
 Index("ix_jobs_page_state", jobs.c.state, jobs.c.created_at, jobs.c.id)
 Index("ix_jobs_page_device", jobs.c.device, jobs.c.created_at, jobs.c.id)
 Index("ix_jobs_page_model", jobs.c.model, jobs.c.created_at, jobs.c.id)
+Index("ix_jobs_page_client", jobs.c.client, jobs.c.created_at, jobs.c.id)
+# For the turns between clients: the first queued job of each client is one entry of these.
 Index(
-    "ix_jobs_claim",
+    "ix_jobs_turn",
     jobs.c.needs_gpu,
+    jobs.c.client,
     jobs.c.priority,
     jobs.c.created_at,
     jobs.c.id,
@@ -68,9 +79,10 @@ Index(
     postgresql_where=IS_QUEUED,
 )
 Index(
-    "ix_jobs_claim_device",
+    "ix_jobs_turn_device",
     jobs.c.needs_gpu,
     jobs.c.device,
+    jobs.c.client,
     jobs.c.priority,
     jobs.c.created_at,
     jobs.c.id,
@@ -104,8 +116,34 @@ idempotency_keys = Table(
     Column("client", Text, primary_key=True),
     Column("key", Text, primary_key=True),
     Column("body_hash", String(64), nullable=False),
-    Column("job_id", ForeignKey(jobs.c.id), nullable=False),
+    Column("job_id", ForeignKey(jobs.c.id), nullable=False),  # the first of a batch
     Column("created_at", UtcDateTime, nullable=False, index=True),
+    Column("job_ids", JSON(none_as_null=True)),  # of a batch, in its order
+)
+
+client_turns = Table(
+    "client_turns",
+    metadata,
+    Column("client", Text, primary_key=True),
+    Column("turn", Integer, nullable=False),  # the client with the lowest number is next
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),  # one for each process; jobs.owner
+    text_column("name"),  # what people call it: the same after a restart
+    text_column("host"),
+    text_column("gpu"),  # its UUID; "" without one
+    text_column("device"),  # of that GPU, by the device table
+    Column("devices", JSON(none_as_null=True)),  # whose predictions it does; None: all
+    Column("engines", JSON, nullable=False),  # sglang==0.5.16, ...
+    Column("packages", JSON, nullable=False),  # name -> version: triton, torch, engine-tuner
+    text_column("state"),
+    text_column("reason"),  # why it was set aside
+    Column("drain", Boolean, nullable=False),  # an operator asked it to take no more jobs
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("seen_at", UtcDateTime, nullable=False, index=True),
 )
 
 watches = Table(
@@ -137,10 +175,11 @@ api_keys = Table(
     Column("id", Integer, primary_key=True),
     text_column("name"),
     Column("key_hash", String(64), nullable=False),  # sha256; the key itself is never stored
-    Column("scopes", JSON, nullable=False),  # of read, submit, admin
+    Column("scopes", JSON, nullable=False),  # of read, submit, admin; and urgent
     Column("created_at", UtcDateTime, nullable=False),
     Column("last_used_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
+    Column("expires_at", UtcDateTime),
     UniqueConstraint("name"),
     UniqueConstraint("key_hash"),
 )

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, column, func, select, table, update
 from tuner.errors import UnusableStore
 from tuner.store.tables import VERSION_TABLE
 
-HEAD = "0005"
+HEAD = "0006"
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
 # `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:
