@@ -16,9 +16,10 @@ from celery.signals import worker_shutting_down
 from tuner.errors import BadInput, UnusableStore
 from tuner.store import Leases
 from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
-from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of
+from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
 from workers.nightly import run_nightly
 from workers.queue import Announcer
+from workers.registration import describe
 from workers.service import Service
 from workers.settings import read_settings
 
@@ -59,7 +60,9 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         except UnusableStore as error:  # Celery would go on; `tuner worker` restarts this
             log.error("%s", error)
             os._exit(1)
-        _service = Service(leases, Announcer(settings), gpu_of(), devices_of())
+        gpu = gpu_of()
+        info = describe(gpu, devices_of(), name_of())
+        _service = Service(leases, Announcer(settings), gpu, info, settings.limits)
         _service.start()
         if fleet := os.environ.get(FLEET_VARIABLE):
             threading.Thread(target=_follow, args=(int(fleet),), daemon=True).start()

@@ -23,7 +23,8 @@ class AttemptOutcome(str, Enum):
     DONE = "done"  # its winners are published
     FAILED = "failed"  # every attempt would fail
     RETRY = "retry"  # another attempt may succeed
-    ELSEWHERE = "elsewhere"  # another attempt may succeed on a machine that has the engine
+    REFUSED = "refused"  # nothing can be tuned here: the job is not to blame
+    STORE_FAILED = "store failed"  # neither the job nor the worker is to blame
     WAIT = "wait"  # another worker is doing the same work
     STALE = "stale"  # the lease was lost
 
@@ -45,13 +46,14 @@ class Runner:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
         self._child: ChildProcess | None = None
+        self._ready = False
         self._jobs_left = 0
 
     def start(self, lease: Lease) -> None:
         """Give the job to a child. If the child is dead, `poll` tells."""
         if self._child is None or lease.request.needs_gpu:
             self.kill()
-            self._child = ChildProcess(MODULE, self._environ)
+            self._child, self._ready = ChildProcess(MODULE, self._environ), False
             self._jobs_left = 1 if lease.request.needs_gpu else JOBS_A_CHILD
         with contextlib.suppress(ChildDied):
             self._child.send(
@@ -60,6 +62,7 @@ class Runner:
                     "owner": lease.owner,
                     "fence": lease.fence,
                     "request": lease.request.as_json(),
+                    "trace": lease.trace,
                 }
             )
 
@@ -70,8 +73,14 @@ class Runner:
             answer: dict[str, Any] | None = self._child.poll(timeout_s)
         except ChildDied as death:
             self.kill()
+            if not self._ready:
+                reason = f"the tuning process did not start: {death}"
+                return AttemptResult(AttemptOutcome.REFUSED, reason)
             return AttemptResult(AttemptOutcome.RETRY, str(death))
-        if answer is None or "ready" in answer:
+        if answer is None:
+            return None
+        if "ready" in answer:
+            self._ready = True
             return None
         self._jobs_left -= 1
         if not self._jobs_left:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tuner.jobs.job import Job
 from tuner.store import Leases
 from workers.gpus import LocalGpu, detect_gpus
+from workers.registration import describe
 from workers.service import Service
 from workers.settings import Settings
 
@@ -23,7 +24,15 @@ class EmbeddedWorker:
         self._leases = Leases.open(settings.database_url)
         found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
         self._services = [
-            Service(self._leases, self, gpu, poll_s=POLL_S) for gpu in found or (None,)
+            Service(
+                self._leases,
+                self,
+                gpu,
+                describe(gpu, None, f"serve-{number}"),
+                settings.limits,
+                poll_s=POLL_S,
+            )
+            for number, gpu in enumerate(found or (None,))
         ]
 
     def start(self) -> None:

@@ -14,7 +14,6 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
 from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
-from workers.service import job_filters
 from workers.settings import Settings
 
 RESTART_S = 2.0  # least time between two starts of a process that dies at once
@@ -59,7 +58,7 @@ class Member:
         self._command = celery_command(number, gpu, devices)
         self._environ = {
             **os.environ,
-            **worker_environ(gpu, devices),
+            **worker_environ(gpu, devices, worker_name(number, gpu)),
             FLEET_VARIABLE: str(os.getpid()),
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,13 +85,18 @@ class Member:
             self._process.wait()
 
 
+def worker_name(number: int, gpu: LocalGpu | None) -> str:
+    """What people call a fleet's worker, with the host's name behind it."""
+    return f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
+
+
 def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
     """The command of one worker process."""
     from workers.broker import CONTROL_QUEUE  # noqa: PLC0415  # Celery is an extra
     from workers.queue import queue_names  # noqa: PLC0415
 
-    queues = [*queue_names(job_filters(gpu, devices)), CONTROL_QUEUE]
-    name = f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
+    queues = [*queue_names(gpu, devices), CONTROL_QUEUE]
+    name = worker_name(number, gpu)
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
         *("--pool", "threads", "--concurrency", "1", "--loglevel", "INFO"),

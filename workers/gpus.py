@@ -13,6 +13,7 @@ from tuner.errors import UnknownDevice
 # `tuner worker` sets these for its processes.
 WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE
 DEVICES_VARIABLE = "TUNER_WORKER_DEVICES"
+NAME_VARIABLE = "TUNER_WORKER_NAME"
 FLEET_VARIABLE = "TUNER_WORKER_FLEET"  # the process id of `tuner worker`
 
 log = logging.getLogger("tuner.gpus")
@@ -68,9 +69,17 @@ def gpu_of(environ: Mapping[str, str] = os.environ) -> LocalGpu | None:
     return LocalGpu(*text.split("=", 1)) if text else None
 
 
-def worker_environ(gpu: LocalGpu | None, devices: Sequence[str] | None) -> dict[str, str]:
-    """The variables that `gpu_of` and `devices_of` read."""
+def name_of(environ: Mapping[str, str] = os.environ) -> str:
+    """What `tuner worker` calls this process."""
+    return environ.get(NAME_VARIABLE) or "worker"
+
+
+def worker_environ(
+    gpu: LocalGpu | None, devices: Sequence[str] | None, name: str
+) -> dict[str, str]:
+    """The variables that `gpu_of`, `devices_of` and `name_of` read."""
     return {
+        NAME_VARIABLE: name,
         WORKER_VARIABLE: f"{gpu.uuid}={gpu.device}" if gpu else "",
         DEVICES_VARIABLE: ",".join(devices or ()),
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
-from tuner.devices.table import devices
-from tuner.jobs.job import Job, JobFilter, Priority
+from tuner.devices.table import devices as known_devices
+from tuner.jobs.job import Job, Priority
+from workers.gpus import LocalGpu
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.queue")
@@ -21,14 +22,19 @@ def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
     return f"{kind}.{device}" + (".urgent" if priority is Priority.URGENT else "")
 
 
-def queue_names(filters: Iterable[JobFilter]) -> list[str]:
-    """The queues of a worker that does these jobs, the urgent queues first."""
-    everything = tuple(device.name for device in devices())
+def queue_names(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
+    """The queues of a worker with that GPU, the urgent queues first.
+
+    `devices` are those whose predictions and replays it does; None: all.
+    """
+    everything = [device.name for device in known_devices()]
+    others = everything if devices is None else devices
+    kinds = [(True, [gpu.device])] if gpu else []
     return [
-        queue_name(device, priority, needs_gpu=wanted.needs_gpu)
+        queue_name(device, priority, needs_gpu=needs_gpu)
         for priority in Priority
-        for wanted in filters
-        for device in (everything if wanted.devices is None else wanted.devices)
+        for needs_gpu, names in [*kinds, (False, others)]
+        for device in names
     ]
 
 

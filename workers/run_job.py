@@ -8,6 +8,7 @@ ends, with all that it has started, when its stdin ends.
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +18,13 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import (
     BadInput,
+    CompilerUnavailable,
+    MeasurerUnavailable,
     NothingFits,
     RunAlreadyActive,
     StaleLease,
+    StoreFull,
+    StoreUnreachable,
     TunerError,
     UnknownEngine,
     UnusableStore,
@@ -35,16 +40,28 @@ from workers.settings import Settings, read_settings
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
 _FINAL = (BadInput, NothingFits)
+# This worker lacks what the job needs: the engine, Triton, torch or a GPU that works.
+_NOT_HERE = (UnknownEngine, CompilerUnavailable, MeasurerUnavailable)
+STORE_AGAIN_S = 1.0
 
 
 def main() -> None:
     parent = ParentPipes()
     settings = read_settings()
-    with Leases.open(settings.database_url) as leases:
+    with open_leases(settings.database_url) as leases:
         parent.send({"ready": True})
         while True:
             result = do_job(read_lease(parent.receive()), leases, settings)
             parent.send(result.as_json())
+
+
+def open_leases(url: str) -> Leases:
+    """The store, as soon as it answers. The parent's limit ends a wait that is too long."""
+    while True:
+        try:
+            return Leases.open(url)
+        except (StoreUnreachable, StoreFull):
+            time.sleep(STORE_AGAIN_S)
 
 
 def read_lease(values: Mapping[str, Any]) -> Lease:
@@ -61,8 +78,10 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:
         return AttemptResult(AttemptOutcome.WAIT, str(error))
-    except UnknownEngine as error:
-        return AttemptResult(AttemptOutcome.ELSEWHERE, str(error))
+    except _NOT_HERE as error:
+        return AttemptResult(AttemptOutcome.REFUSED, str(error))
+    except (StoreUnreachable, StoreFull) as error:
+        return AttemptResult(AttemptOutcome.STORE_FAILED, str(error))
     except UnusableStore as error:
         return AttemptResult(AttemptOutcome.RETRY, str(error))
     except _FINAL as error:

@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tuner.jobs.job import JobFilter
+from tuner.errors import UnusableStore
+from tuner.jobs.limits import Limits
+from tuner.jobs.workers import BEAT, WorkerInfo
 from tuner.store import Leases
+from tuner.store.workers import WorkerStore
 from workers.child import child_environ
 from workers.gpus import LocalGpu
 from workers.reconcile import EVERY_S, Announces, Reconciler
+from workers.registration import Registration
 from workers.worker import Worker
 
 log = logging.getLogger("tuner.service")
 
 
 class Service:
-    """Does jobs when woken, and at least every `poll_s` seconds. Reconciles in a second thread."""
+    """Does jobs when woken, and at least every `poll_s` seconds.
+
+    Other threads keep the worker's row up to date and repair the queue.
+    """
 
     def __init__(
         self,
         leases: Leases,
         announcer: Announces,
         gpu: LocalGpu | None,
-        devices: Sequence[str] | None = None,
+        info: WorkerInfo,
+        limits: Limits,
         poll_s: float = EVERY_S,
     ) -> None:
         self._poll_s = poll_s
         self._stopping = threading.Event()
         self._woken = threading.Event()
-        name = f"gpu-{gpu.uuid}" if gpu else "cpu"
+        self._registration = Registration(WorkerStore.sharing(leases), info)
         environ = child_environ(gpu.uuid if gpu else None)
-        self.worker = Worker(leases, job_filters(gpu, devices), environ, name)
+        self.worker = Worker(leases, self._registration, environ, limits)
+        rounds: tuple[tuple[str, Callable[[], None], Callable[[], None]], ...] = (
+            ("jobs", self._look, self._sleep),
+            ("reconcile", Reconciler(leases, announcer, limits).round, self._tick),
+            ("beat", self._registration.beat, self._rest),
+        )
         self._threads = [
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
-            for name, step, pause in (
-                ("jobs", self._look, self._sleep),
-                ("reconcile", Reconciler(leases, announcer).round, self._tick),
-            )
+            for name, step, pause in rounds
         ]
 
     def start(self) -> None:
+        """Raises UnusableStore."""
+        self._registration.beat()  # a job that is posted now has a worker
         for thread in self._threads:
             thread.start()
 
@@ -61,6 +74,8 @@ class Service:
         self.worker.stop()
         for thread in self._threads:
             thread.join()
+        with contextlib.suppress(UnusableStore):
+            self._registration.stopped()
 
     def _loop(self, step: Callable[[], None], pause: Callable[[], None]) -> None:
         while not self._stopping.is_set():
@@ -80,8 +95,6 @@ class Service:
     def _tick(self) -> None:
         self._stopping.wait(EVERY_S)
 
+    def _rest(self) -> None:
+        self._stopping.wait(BEAT.total_seconds())
 
-def job_filters(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[JobFilter]:
-    """The jobs that a worker takes: with a GPU, jobs that measure on it first, then all others."""
-    others = JobFilter(needs_gpu=False, devices=tuple(devices) if devices is not None else None)
-    return [JobFilter(needs_gpu=True, devices=(gpu.device,)), others] if gpu else [others]

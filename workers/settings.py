@@ -13,9 +13,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tuner.errors import BadInput
+from tuner.jobs.limits import Limits
 from tuner.store import database_url
 
 _SCHEMES = ("redis", "rediss")
+_LONGEST_LIMIT_S = 7 * 86_400
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Settings:
     recordings: Path | None = None  # replay:NAME is a file of this folder; None: any path
     nightly: Path | None = None  # the watch list, a nightly.toml
     nightly_hour: int = 1  # UTC
+    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         if self.broker_url and urlsplit(self.broker_url).scheme not in _SCHEMES:
@@ -59,8 +62,24 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         database_url=values["database_url"] or database_url(environ),
         broker_url=values["broker_url"],
         nightly_hour=int(hour),
+        limits=_read_limits(environ),
         **{name: Path(path) if path else None for name, path in paths.items()},
     )
+
+
+def _read_limits(environ: Mapping[str, str]) -> Limits:
+    given: dict[str, float] = {}
+    for name in ("start", "first_trial", "next_trial", "attempt"):
+        text = read_value(f"TUNER_{name.upper()}_LIMIT_S", environ)
+        if text is None:
+            continue
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _LONGEST_LIMIT_S):
+            raise BadInput(
+                f"TUNER_{name.upper()}_LIMIT_S is a whole number of seconds, "
+                f"1 to {_LONGEST_LIMIT_S}, not {text!r}"
+            )
+        given[f"{name}_s"] = float(text)
+    return Limits(**given)
 
 
 def read_value(name: str, environ: Mapping[str, str]) -> str | None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from tuner.errors import StaleLease, UnusableStore
-from tuner.jobs.job import HEARTBEAT, LEASE, JobFilter, Lease
+from tuner.jobs.job import HEARTBEAT, Lease
+from tuner.jobs.limits import Limits, Phase, Stopwatch
 from tuner.store import Leases
 from workers.child import AttemptOutcome, AttemptResult, Runner
+from workers.registration import Registration
 
 log = logging.getLogger("tuner.worker")
 
 POLL_S = 2.0  # a cancel is seen after so long at most
 RETRY_EVERY_S = 1.0
+STOP_S = 10.0  # a worker that stops waits so long for a store that does not answer
 WAIT = timedelta(seconds=30)  # for another worker to finish the same work
+STORE_PAUSE = timedelta(seconds=2)  # for a store that failed
 # The pause after an attempt that another worker may succeed at. It doubles with each such attempt:
 # a broken machine must not use up the attempts of every job in the queue.
 BACKOFF_S = 2.0
@@ -28,22 +29,22 @@ LONGEST_BACKOFF_S = 60.0
 
 
 class Worker:
-    """Does one job at a time, in a child process that a cancel or a stop kills.
+    """Does one job at a time, in a child process that a cancel, a stop or a limit kills.
 
-    A job goes on while the database cannot be reached, until its lease may have expired.
+    A job goes on while the database cannot be reached. If another worker has it by then, its writes
+    are refused.
     """
 
     def __init__(
         self,
         leases: Leases,
-        filters: Sequence[JobFilter],
+        registration: Registration,
         environ: Mapping[str, str],
-        name: str = "",
+        limits: Limits | None = None,
     ) -> None:
-        self.owner = f"{name or 'worker'}@{socket.gethostname()}:{os.getpid()}"
-        self.owner += f":{secrets.token_hex(3)}"  # a reboot gives out the same process ids again
         self._leases = leases
-        self._filters = filters
+        self._registration = registration
+        self._limits = limits or Limits()
         self._runner = Runner(environ)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
@@ -59,7 +60,8 @@ class Worker:
         done = 0
         try:
             while not self._stopping.is_set():
-                lease = self._leases.claim(self._filters, self.owner)
+                info = self._registration.info
+                lease = self._leases.claim(info.filters(), info.id, info.newest())
                 if lease is None:
                     break
                 self._back_off(self._do(lease))
@@ -79,7 +81,7 @@ class Worker:
             self._runner.kill()
 
     def _back_off(self, result: AttemptResult) -> None:
-        if result.outcome is AttemptOutcome.RETRY:
+        if result.outcome in (AttemptOutcome.RETRY, AttemptOutcome.REFUSED):
             self._stopping.wait(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         elif result.outcome in (AttemptOutcome.DONE, AttemptOutcome.FAILED):
@@ -100,7 +102,8 @@ class Worker:
 
     def _watch(self, lease: Lease) -> AttemptResult:
         """Keep the lease until the attempt has ended, and store how it ended."""
-        kept = beaten = time.monotonic()
+        beaten = looked = time.monotonic()
+        watch: Stopwatch | None = None
         while True:
             result = self._runner.poll(POLL_S)
             if result is not None:
@@ -109,42 +112,59 @@ class Worker:
                 return self._abandon(lambda: self._leases.release(lease), "the worker stops")
             now = time.monotonic()
             try:
-                if self._leases.must_stop(lease):
+                held = self._leases.look(lease)
+                if held.cancel_requested:
                     return self._abandon(lambda: self._leases.cancelled(lease), "cancelled")
                 if now - beaten >= HEARTBEAT.total_seconds():
                     self._leases.heartbeat(lease)
-                    kept = beaten = now
+                    beaten = now
             except StaleLease as error:
                 return self._abandon(lambda: None, str(error))
-            except UnusableStore as error:
-                if now - kept >= LEASE.total_seconds():
-                    return self._abandon(lambda: None, str(error))
+            except UnusableStore:
+                continue  # whether the lease is lost is known when the store answers again
+            if held.began:
+                self._registration.started()
+            watch = watch or Stopwatch(held)
+            watch.look(held, now - looked)
+            looked = now
+            if why := watch.overdue(self._limits):
+                self._runner.kill()
+                starts = why.phase is Phase.START
+                outcome = AttemptOutcome.REFUSED if starts else AttemptOutcome.RETRY
+                return self._settle(lease, AttemptResult(outcome, why.reason))
 
     def _abandon(self, write: Callable[[], object], reason: str) -> AttemptResult:
         self._runner.kill()
-        _retry_until_stored(write)
+        self._until_stored(write)
         return AttemptResult(AttemptOutcome.STALE, reason)
 
     def _settle(self, lease: Lease, result: AttemptResult) -> AttemptResult:
         if result.outcome is AttemptOutcome.FAILED:
-            _retry_until_stored(lambda: self._leases.fail(lease, result.reason))
-        elif result.outcome in (AttemptOutcome.RETRY, AttemptOutcome.ELSEWHERE):
-            _retry_until_stored(lambda: self._leases.retry(lease, result.reason))
+            self._until_stored(lambda: self._leases.fail(lease, result.reason))
+        elif result.outcome is AttemptOutcome.RETRY:
+            self._until_stored(lambda: self._leases.retry(lease, result.reason))
+        elif result.outcome is AttemptOutcome.REFUSED:
+            self._until_stored(lambda: self._leases.refuse(lease, result.reason))
+            self._until_stored(lambda: self._registration.failed_to_start(result.reason))
+        elif result.outcome is AttemptOutcome.STORE_FAILED:
+            self._until_stored(lambda: self._leases.release(lease, result.reason, STORE_PAUSE))
         elif result.outcome is AttemptOutcome.WAIT:
-            _retry_until_stored(lambda: self._leases.release(lease, result.reason, WAIT))
+            self._until_stored(lambda: self._leases.release(lease, result.reason, WAIT))
         return result
 
-
-def _retry_until_stored(write: Callable[[], object]) -> None:
-    """Write to a database that may be unreachable for a moment; else the lease expires."""
-    deadline = time.monotonic() + LEASE.total_seconds()
-    while True:
-        try:
-            write()
-            return
-        except StaleLease:
-            return  # it is stored already, or another worker has the job
-        except UnusableStore:
-            if time.monotonic() > deadline:
+    def _until_stored(self, write: Callable[[], object]) -> None:
+        """Write to a database that may be unreachable for long, until this worker has to stop."""
+        deadline = None
+        while True:
+            try:
+                write()
                 return
-            time.sleep(RETRY_EVERY_S)
+            except StaleLease:
+                return  # it is stored already, or another worker has the job
+            except UnusableStore:
+                if self._stopping.is_set():
+                    # The lease then runs out, and another worker gets the job.
+                    deadline = deadline or time.monotonic() + STOP_S
+                    if time.monotonic() > deadline:
+                        return
+                time.sleep(RETRY_EVERY_S)

@@ -251,7 +251,7 @@ def _read_event(job_id: str, values: Mapping[str, Any]) -> JobEvent:
 def _read_job(values: Mapping[str, Any]) -> Job:
     times = {
         name: datetime.fromisoformat(values[name].replace("Z", "+00:00"))
-        for name in ("created_at", "updated_at", "finished_at")
+        for name in ("created_at", "updated_at", "started_at", "finished_at")
         if values[name] is not None
     }
     return Job(
@@ -260,6 +260,7 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         priority=Priority[values["priority"].upper()],
         state=JobState(values["state"]),
         client=values["client"],
+        clients=tuple(values["clients"]),
         attempts=values["attempts"],
         owner="",  # the API does not tell which worker has the job, and until when
         lease_expires_at=None,
@@ -269,5 +270,6 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         available_at=times["created_at"],
         created_at=times["created_at"],
         updated_at=times["updated_at"],
+        started_at=times.get("started_at"),
         finished_at=times.get("finished_at"),
     )

@@ -143,6 +143,7 @@ class Job:
     priority: Priority
     state: JobState
     client: str  # that posted it first: an API key's name, "nightly" or "local"
+    clients: tuple[str, ...]  # that wait for it: who cancels is no longer one of them
     attempts: int  # claims so far, without those that were given back uncounted
     owner: str  # the worker that has it, or had it last
     lease_expires_at: datetime | None
@@ -152,7 +153,13 @@ class Job:
     available_at: datetime  # no worker claims it before this
     created_at: datetime
     updated_at: datetime
+    started_at: datetime | None  # when a worker first had it
     finished_at: datetime | None
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The clients that wait for it, also where a program before schema 0006 posted it."""
+        return self.clients or (self.client,)
 
     def as_json(self) -> dict[str, Any]:
         """The job as the API and `tuner job --json` show it."""
@@ -162,13 +169,14 @@ class Job:
             "priority": self.priority.name.lower(),
             "request": self.request.as_json(),
             "client": self.client,
+            "clients": list(self.waits_for),
             "attempts": self.attempts,
             "cancel_requested": self.cancel_requested,
             "run_id": self.run_id,
             "error": self.error,
             **{
                 name: _iso(getattr(self, name))
-                for name in ("created_at", "updated_at", "finished_at")
+                for name in ("created_at", "updated_at", "started_at", "finished_at")
             },
         }
 
@@ -207,6 +215,7 @@ class Lease:
     owner: str
     fence: int
     request: JobRequest
+    trace: str = ""  # the W3C traceparent of the request that posted the job
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,7 @@ class JobFilter:
 
     needs_gpu: bool
     devices: tuple[str, ...] | None = None  # None: all devices
+    engines: tuple[str, ...] | None = None  # sglang==0.5.16, sglang (any version); None: all
 
 
 def new_job_id() -> str:

@@ -15,24 +15,29 @@ from tuner.store.job_tables import job_events, jobs
 
 
 def new_job_row(
-    request: JobRequest, priority: Priority, client: str, now: datetime
+    request: JobRequest, priority: Priority, client: str, now: datetime, trace: str = ""
 ) -> dict[str, Any]:
+    """The row of a job that has one event, `submitted`."""
     return {
         "id": new_job_id(),
         "request": request.as_json(),
         "request_key": request.key,
         "device": request.device,
+        "engine": request.engine,
         "model": request.model,
         "needs_gpu": request.needs_gpu,
         "priority": int(priority),
         "state": JobState.QUEUED.value,
         "client": client,
+        "clients": [client],
         "attempts": 0,
+        "trial_count": 0,
         "owner": "",
         "fence": 0,
         "cancel_requested": False,
-        "event_count": 0,
+        "event_count": 1,
         "error": "",
+        "trace": trace,
         "available_at": now,
         "announced_at": now,
         "created_at": now,
@@ -40,9 +45,19 @@ def new_job_row(
     }
 
 
-def read_job(row: RowMapping) -> Job:
+def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
+    """The job of a row from `new_job_row`, as reading it back would give."""
+    absent = dict.fromkeys(("lease_expires_at", "run_id", "started_at", "finished_at"))
+    return _job({**absent, **row}, request)
+
+
+def read_job(row: Mapping[Any, Any]) -> Job:
+    return _job(row, read_request(row["request"]))
+
+
+def _job(row: Mapping[Any, Any], request: JobRequest) -> Job:
     values = {field.name: row[field.name] for field in fields(Job)}
-    values["request"] = read_request(row["request"])
+    values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)
 
@@ -71,14 +86,22 @@ def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
 
 
 def append_event(
-    connection: Connection, job_id: str, now: datetime, kind: str, data: Mapping[str, Any]
+    connection: Connection,
+    job_id: str,
+    now: datetime,
+    kind: str,
+    data: Mapping[str, Any],
+    **changes: object,
 ) -> None:
-    """Number an event and add it. This locks the job's row until the transaction ends."""
+    """Number an event and add it. This locks the job's row until the transaction ends.
+
+    `changes` are values for other columns of the job.
+    """
     count = jobs.c.event_count + 1
     numbered = (
         update(jobs)
         .where(jobs.c.id == job_id)
-        .values(event_count=count, updated_at=now)
+        .values(event_count=count, updated_at=now, **changes)
         .returning(jobs.c.event_count)
     )
     seq = connection.execute(numbered).scalar_one()

@@ -10,9 +10,10 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
 
 from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
 from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
-from tuner.store.database import Clock, Database, insert_into, time_of
-from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_job, update_job
-from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
+from tuner.store.database import Clock, Database, time_of
+from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
+from tuner.store.job_tables import IS_QUEUED, idempotency_keys, job_events, jobs
+from tuner.store.submissions import Submission, find_or_add
 
 
 class JobStore(Database):
@@ -34,30 +35,56 @@ class JobStore(Database):
         idempotency_key: str | None = None,
         body_hash: str = "",
         fresh: timedelta = FRESH,
+        unmet: str = "",
+        trace: str = "",
     ) -> Submitted:
-        """Queue a job, or find the one that answers the request. It is committed on return.
+        """Queue a job, or find the one that answers the request; see `submit_all`."""
+        only = Submission(request, priority, unmet)
+        (answer,) = self.submit_all(
+            [only],
+            client=client,
+            idempotency_key=idempotency_key,
+            body_hash=body_hash,
+            fresh=fresh,
+            trace=trace,
+        )
+        return answer
 
-        A job answers the request if this client posted it with the same idempotency key, or if it
-        has the same request and is unfinished, or was done within `fresh`. Raises
-        IdempotencyConflict where the idempotency key was used before with another `body_hash`, and
-        IdempotencyKeyInUse while any process works on another submission with that key.
+    def submit_all(
+        self,
+        wanted: Sequence[Submission],
+        *,
+        client: str = "local",
+        idempotency_key: str | None = None,
+        body_hash: str = "",
+        fresh: timedelta = FRESH,
+        trace: str = "",
+    ) -> Sequence[Submitted]:
+        """For each request, queue a job or find the one that answers it: all or none.
+
+        A job answers a request if it has the same request and is unfinished, or was done within
+        `fresh`. The jobs that this client got before with the same idempotency key are answered
+        whatever became of them. All is committed on return. Raises IdempotencyConflict where the
+        idempotency key was used before with another `body_hash`, and IdempotencyKeyInUse while any
+        process works on another submission with that key.
         """
         with self._submission(client, idempotency_key) as connection:
-            now = time_of(connection, self._clock)
             if idempotency_key is None:
-                return Submitted(*_find_or_add(connection, request, priority, client, now, fresh))
-            if job := _earlier_answer(connection, client, idempotency_key, body_hash):
-                return Submitted(job, created=False, replayed=True)
-            job, created = _find_or_add(connection, request, priority, client, now, fresh)
+                return find_or_add(connection, wanted, client, self._clock, fresh, trace)[1]
+            if found := _earlier_answer(connection, client, idempotency_key, body_hash):
+                return [Submitted(job, created=False, replayed=True) for job in found]
+            now, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
+            ids = [answer.job.id for answer in answers]
             row = {
                 "client": client,
                 "key": idempotency_key,
                 "body_hash": body_hash,
-                "job_id": job.id,
+                "job_id": ids[0],
+                "job_ids": ids if len(ids) > 1 else None,
                 "created_at": now,
             }
             connection.execute(insert(idempotency_keys), row)
-            return Submitted(job, created)
+            return answers
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""
@@ -86,21 +113,35 @@ class JobStore(Database):
         with self._read() as connection:
             return [read_job(row) for row in connection.execute(query).mappings()]
 
-    def cancel(self, job_id: str) -> Job:
-        """End a job that no worker has, or ask its worker to end it. A finished job stays as it is.
+    def cancel(self, job_id: str, client: str | None = None) -> Job:
+        """Withdraw a client's interest in a job, and end the job with its last client.
 
-        Raises UnknownJob.
+        Without `client`, the job ends for all of them. A job that no worker has ends at once; a
+        worker is asked to end one that it has. A finished job stays as it is. Raises UnknownJob.
         """
         with self._write() as connection:
             job, now = get_job(connection, job_id, lock=True), time_of(connection, self._clock)
-            abandoned = job.lease_expires_at is not None and job.lease_expires_at < now
-            if job.state is JobState.QUEUED or abandoned:
+            others = [] if client is None else [one for one in job.waits_for if one != client]
+            if job.state.finished or job.cancel_requested:
+                return job
+            if others:
+                if client in job.waits_for:
+                    data = {"client": client, "remaining": len(others)}
+                    append_event(connection, job_id, now, "withdrawn", data, clients=others)
+            elif job.state is JobState.QUEUED or _abandoned(job, now):
                 move(connection, job_id, JobState.CANCELLED, now)
                 append_event(connection, job_id, now, JobState.CANCELLED.value, {})
-            elif not job.state.finished and not job.cancel_requested:
+            else:
                 update_job(connection, job_id, cancel_requested=True)
                 append_event(connection, job_id, now, "cancel_requested", {})
             return get_job(connection, job_id)
+
+    def queued_of(self, client: str, most: int) -> int:
+        """The number of queued jobs that a client posted, counted up to `most`."""
+        mine = IS_QUEUED, jobs.c.needs_gpu.in_([False, True]), jobs.c.client == client
+        some = select(jobs.c.id).where(*mine).limit(most).subquery()
+        with self._read() as connection:
+            return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""
@@ -133,60 +174,21 @@ class JobStore(Database):
         return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
 
 
-def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Job | None:
-    """The job that the key was answered with before. Raises IdempotencyConflict."""
-    query = (
-        select(jobs, idempotency_keys.c.body_hash)
-        .join(idempotency_keys, idempotency_keys.c.job_id == jobs.c.id)
-        .where(idempotency_keys.c.client == client, idempotency_keys.c.key == key)
-    )
-    row = connection.execute(query).mappings().one_or_none()
+def _abandoned(job: Job, now: datetime) -> bool:
+    return job.lease_expires_at is not None and job.lease_expires_at < now
+
+
+def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Sequence[Job]:
+    """The jobs that the key was answered with before. Raises IdempotencyConflict."""
+    mine = idempotency_keys.c.client == client, idempotency_keys.c.key == key
+    row = connection.execute(select(idempotency_keys).where(*mine)).mappings().one_or_none()
     if row is None:
-        return None
+        return []
     if row["body_hash"] != body_hash:
         raise IdempotencyConflict(
             f"idempotency key {key!r} was used before with another body: use a new key"
         )
-    return read_job(row)
-
-
-def _find_or_add(
-    connection: Connection,
-    request: JobRequest,
-    priority: Priority,
-    client: str,
-    now: datetime,
-    fresh: timedelta,
-) -> tuple[Job, bool]:
-    row = new_job_row(request, priority, client, now)
-    addition = insert_into(connection, jobs).on_conflict_do_nothing(
-        index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
-    )
-    while True:
-        if found := _equal_job(connection, request.key, now - fresh):
-            return _raise_priority(connection, found, priority), False
-        if connection.execute(addition, row).rowcount:
-            append_event(connection, row["id"], now, "submitted", {"client": client})
-            return get_job(connection, row["id"]), True
-        # Another transaction added an equal job first. The insert waited for its commit.
-
-
-def _equal_job(connection: Connection, request_key: str, done_since: datetime) -> Job | None:
-    equal = select(jobs).where(jobs.c.request_key == request_key)
-    unfinished = equal.where(IS_COALESCIBLE)
-    done = (
-        equal.where(jobs.c.state == JobState.DONE.value, jobs.c.finished_at > done_since)
-        .order_by(jobs.c.finished_at.desc())
-        .limit(1)
-    )
-    for query in (unfinished, done):
-        if row := connection.execute(query).mappings().one_or_none():
-            return read_job(row)
-    return None
-
-
-def _raise_priority(connection: Connection, job: Job, priority: Priority) -> Job:
-    if job.state is JobState.QUEUED and priority < job.priority:
-        update_job(connection, job.id, priority=int(priority))
-        return get_job(connection, job.id)
-    return job
+    ids = row["job_ids"] or [row["job_id"]]
+    found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
+    by_id = {one["id"]: read_job(one) for one in found}
+    return [by_id[job_id] for job_id in ids]

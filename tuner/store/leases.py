@@ -8,20 +8,24 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, select
+from sqlalchemy import Connection, Engine, RowMapping, func, select
 
 from tuner.errors import RunAlreadyActive, StaleLease
 from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Job, JobFilter, JobState, Lease, read_request
+from tuner.jobs.limits import Exceeded, Held, Phase
 from tuner.problems.records import Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
+from tuner.store.claims import age, due, next_queued, take_turn
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible, update_job
-from tuner.store.job_tables import IS_QUEUED, jobs
+from tuner.store.job_tables import IS_QUEUED, job_events, jobs
 from tuner.store.rows import storable
 from tuner.store.store import Store
+from tuner.store.workers import may_claim, set_worker_aside
 
 _HELD = [state.value for state in HELD]
 RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further one
+REFUSALS = 10  # of workers that could not begin to tune a job; further ones count as attempts
 UNREADABLE_DELAY = timedelta(minutes=1)  # for an upgrade to reach a worker that can read the job
 
 
@@ -36,23 +40,28 @@ class Leases(Database):
         super().__init__(engine)
         self._clock = clock
 
-    def claim(self, filters: Sequence[JobFilter], owner: str) -> Lease | None:
-        """Claim the most urgent, then oldest queued job of the first filter that has one."""
+    def claim(
+        self, filters: Sequence[JobFilter], owner: str, newest: Mapping[str, str] | None = None
+    ) -> Lease | None:
+        """Claim the next job of the first filter that has one; None also for a drained worker.
+
+        The most urgent jobs come first, and among them the one of the client that was served
+        longest ago. `newest` has the version that the worker takes of each engine, as
+        `sglang==0.5.16`: a job without a version gets it.
+        """
         with self._write() as connection:
             now = time_of(connection, self._clock)
-            while row := _next_queued(connection, filters, now):
-                values = {
-                    "owner": owner,
-                    "fence": row["fence"] + 1,
-                    "attempts": row["attempts"] + 1,
-                    "lease_expires_at": now + LEASE,
-                }
+            if not may_claim(connection, owner):
+                return None
+            while row := next_queued(connection, filters, now):
+                values = _claimed(row, owner, now, newest or {})
                 move(connection, row["id"], JobState.LEASED, now, **values)
                 data = {"owner": owner, "attempt": values["attempts"]}
                 append_event(connection, row["id"], now, JobState.LEASED.value, data)
+                take_turn(connection, row["client"])
                 try:
-                    request = read_request(row["request"])
-                    return Lease(row["id"], owner, values["fence"], request)
+                    request = read_request(values["request"])
+                    return Lease(row["id"], owner, values["fence"], request, row["trace"])
                 except UNREADABLE as error:  # a newer version's job: leave it to its workers
                     reason = f"{owner} cannot read the request: {error}"
                     _give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)
@@ -65,10 +74,10 @@ class Leases(Database):
             expiry = time_of(connection, self._clock) + LEASE
             update_job(connection, mine, lease_expires_at=expiry)
 
-    def must_stop(self, lease: Lease) -> bool:
-        """Whether a client asked to cancel the job. Writes nothing."""
+    def look(self, lease: Lease) -> Held:
+        """What the store says of the lease's job. Writes nothing."""
         with self._read() as connection:
-            return bool(_leased_row(connection, lease, lock=False)["cancel_requested"])
+            return _held(_leased_row(connection, lease, lock=False))
 
     def fail(self, lease: Lease, reason: str) -> None:
         """End the job FAILED: another attempt would fail as well."""
@@ -97,27 +106,49 @@ class Leases(Database):
             update_job(connection, row["id"], attempts=row["attempts"] - 1)
             _give_back(connection, row, now, reason, delay, capped=False)
 
-    def expire(self) -> Sequence[Job]:
-        """End the leases that have run out, and return their jobs.
+    def refuse(self, lease: Lease, reason: str) -> None:
+        """Give the job back because this worker could not begin to tune it.
 
-        A job that this version cannot read is not in the answer.
+        That counts no attempt, unless so many workers refused the job that it must be its fault.
+        """
+        with self._write() as connection:
+            row, now = _leased_row(connection, lease), time_of(connection, self._clock)
+            _refuse(connection, row, now, reason)
 
-        Several processes may do this at once.
+    def held(self) -> Mapping[str, Held]:
+        """The jobs that workers hold, by id."""
+        with self._read() as connection:
+            rows = connection.execute(select(jobs).where(jobs.c.state.in_(_HELD))).mappings()
+            return {row["id"]: _held(row) for row in rows}
+
+    def take_back(self, job_id: str, seen: Held, why: Exceeded) -> Job | None:
+        """Take a held job from its worker, unless it changed since it was `seen`.
+
+        A worker that renews its lease and never begins to tune is set aside. Several processes may
+        do this at once. Returns the job; None where it changed, or this version cannot read it.
         """
         with self._write() as connection:
             now = time_of(connection, self._clock)
-            expired = (
-                select(jobs)
-                .where(jobs.c.state.in_(_HELD), jobs.c.lease_expires_at < now)
-                .with_for_update(skip_locked=True)
-            )
-            rows = connection.execute(expired).mappings().all()
-            for row in rows:
-                reason = f"the lease of {row['owner']} expired"
-                _give_back(connection, row, now, reason, timedelta(0))
-            taken = select(jobs).where(jobs.c.id.in_([row["id"] for row in rows]))
-            found = map(read_if_possible, connection.execute(taken).mappings())
-            return [job for job in found if job is not None]
+            query = select(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(_HELD))
+            locked = query.with_for_update(skip_locked=True)
+            row = connection.execute(locked).mappings().one_or_none()
+            if row is None or _held(row) != seen:
+                return None
+            if why.phase is Phase.START:
+                _refuse(connection, row, now, why.reason)
+                set_worker_aside(connection, row["owner"], why.reason)
+            else:
+                _give_back(connection, row, now, why.reason, timedelta(0))
+            taken = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().one()
+            return read_if_possible(taken)
+
+    def age(self) -> int:
+        """Make jobs urgent that waited for long, so that urgent ones cannot hold them up for ever.
+
+        Returns their number.
+        """
+        with self._write() as connection:
+            return age(connection, time_of(connection, self._clock))
 
     def unannounced(self, since: timedelta) -> Job | None:
         """The queued job whose announcement is the oldest, if it is older than `since`.
@@ -129,7 +160,7 @@ class Leases(Database):
             now = time_of(connection, self._clock)
             query = (
                 select(jobs)
-                .where(IS_QUEUED, jobs.c.announced_at < now - since, jobs.c.available_at <= now)
+                .where(IS_QUEUED, jobs.c.announced_at < now - since, due(now))
                 .order_by(jobs.c.announced_at)
                 .limit(1)
                 .with_for_update(skip_locked=True)
@@ -188,7 +219,8 @@ class LeasedStore(Store):
         inserted = super()._add(connection, run, new)
         data = {"tried": len(new), "new": inserted, "best_us": _best(new)}
         now = time_of(connection, self._clock)
-        append_event(connection, self._lease.job_id, now, "trials", data)
+        count = jobs.c.trial_count + len(new)
+        append_event(connection, self._lease.job_id, now, "trials", data, trial_count=count)
         return inserted
 
     def _finish(
@@ -215,22 +247,45 @@ def _leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> R
     return row
 
 
-def _next_queued(
-    connection: Connection, filters: Sequence[JobFilter], now: datetime
-) -> RowMapping | None:
-    for wanted in filters:
-        query = (
-            select(jobs)
-            .where(IS_QUEUED, jobs.c.needs_gpu == wanted.needs_gpu, jobs.c.available_at <= now)
-            .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-        if wanted.devices is not None:
-            query = query.where(jobs.c.device.in_(wanted.devices))
-        if row := connection.execute(query).mappings().one_or_none():
-            return row
-    return None
+def _claimed(
+    row: RowMapping, owner: str, now: datetime, newest: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a claim changes in a job's row."""
+    request = dict(row["request"])
+    engine = newest.get(request.get("engine", "")) or row["engine"]
+    if engine:
+        request["engine"] = engine
+    return {
+        "owner": owner,
+        "fence": row["fence"] + 1,
+        "attempts": row["attempts"] + 1,
+        "trial_count": 0,
+        "lease_expires_at": now + LEASE,
+        "started_at": row["started_at"] or now,
+        "engine": engine,
+        "request": request,
+    }
+
+
+def _held(row: RowMapping) -> Held:
+    return Held(
+        fence=row["fence"],
+        owner=row["owner"],
+        began=row["state"] == JobState.RUNNING.value,
+        trial_count=row["trial_count"],
+        renewal=row["lease_expires_at"],
+        cancel_requested=row["cancel_requested"],
+    )
+
+
+def _refuse(connection: Connection, row: RowMapping, now: datetime, reason: str) -> None:
+    mine = job_events.c.job_id == row["id"], job_events.c.kind == "refused"
+    refusals = select(func.count()).select_from(job_events).where(*mine)
+    count = connection.execute(refusals).scalar_one()
+    capped = count >= REFUSALS
+    if not capped:
+        update_job(connection, row["id"], attempts=row["attempts"] - 1)
+    _give_back(connection, row, now, reason, RETRY_DELAY, kind="refused", capped=capped)
 
 
 def _give_back(
@@ -240,9 +295,13 @@ def _give_back(
     reason: str,
     delay: timedelta,
     *,
+    kind: str = "requeued",
     capped: bool = True,
 ) -> JobState:
-    """End an attempt without a result. The transaction must have locked the row."""
+    """End an attempt without a result. The transaction must have locked the row.
+
+    `kind` is the event's, if the job is queued again.
+    """
     reason = storable(reason)
     values: dict[str, Any] = {"error": reason}
     if row["cancel_requested"]:
@@ -253,8 +312,10 @@ def _give_back(
         state = JobState.QUEUED
         values.update(lease_expires_at=None, available_at=now + delay)
     move(connection, row["id"], state, now, **values)
-    kind = "requeued" if state is JobState.QUEUED else state.value
-    append_event(connection, row["id"], now, kind, {"reason": reason})
+    data = {"reason": reason, "owner": row["owner"]}
+    append_event(
+        connection, row["id"], now, kind if state is JobState.QUEUED else state.value, data
+    )
     return state
 
 

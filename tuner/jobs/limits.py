@@ -1,0 +1,119 @@
+"""How long a held job may go without progress, on the clock of the process that watches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+
+from tuner.jobs.job import LEASE
+
+# A process that was itself stopped for a while has not watched the job in that time.
+LONGEST_LOOK_S = 15.0
+
+
+class Phase(str, Enum):
+    """What a held job is to do next."""
+
+    START = "start"
+    FIRST_TRIAL = "first_trial"
+    NEXT_TRIAL = "next_trial"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds until a held job is taken back."""
+
+    lease_s: float = LEASE.total_seconds()  # without a renewal
+    # Longer than all that a measuring process may take for its imports and its first tensors.
+    start_s: float = 600.0
+    first_trial_s: float = 600.0
+    next_trial_s: float = 600.0  # the races at the end of a run store no trials
+    attempt_s: float = 21_600.0
+
+    def of(self, phase: Phase) -> float:
+        """The longest time that a phase may last."""
+        by_phase = {
+            Phase.START: self.start_s,
+            Phase.FIRST_TRIAL: self.first_trial_s,
+            Phase.NEXT_TRIAL: self.next_trial_s,
+        }
+        return by_phase[phase]
+
+    def later(self, by_s: float) -> Limits:
+        """The same limits, with more time for each phase."""
+        return replace(
+            self,
+            start_s=self.start_s + by_s,
+            first_trial_s=self.first_trial_s + by_s,
+            next_trial_s=self.next_trial_s + by_s,
+            attempt_s=self.attempt_s + by_s,
+        )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the store says of a job that a worker holds."""
+
+    fence: int
+    owner: str
+    began: bool  # its run has begun
+    trial_count: int  # stored in this attempt
+    renewal: datetime | None  # another one after each heartbeat
+    cancel_requested: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        if not self.began:
+            return Phase.START
+        return Phase.NEXT_TRIAL if self.trial_count else Phase.FIRST_TRIAL
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    """A limit that a held job exceeds."""
+
+    reason: str
+    phase: Phase | None = None  # None: the lease, or the attempt as a whole
+
+
+class Stopwatch:
+    """How long one held job has been as it is now."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._since_renewal_s = self._in_phase_s = self._held_s = 0.0
+
+    def look(self, held: Held, elapsed_s: float) -> None:
+        """Compare the job with what it was `elapsed_s` seconds ago."""
+        elapsed_s = min(elapsed_s, LONGEST_LOOK_S)
+        before, self._held = self._held, held
+        if held.fence != before.fence:
+            self._since_renewal_s = self._in_phase_s = self._held_s = 0.0
+            return
+        self._held_s += elapsed_s
+        self._since_renewal_s = (
+            self._since_renewal_s + elapsed_s if held.renewal == before.renewal else 0.0
+        )
+        same = (held.phase, held.trial_count) == (before.phase, before.trial_count)
+        self._in_phase_s = self._in_phase_s + elapsed_s if same else 0.0
+
+    def lapsed(self, limits: Limits) -> Exceeded | None:
+        """Whether the lease was not renewed for too long."""
+        if self._since_renewal_s <= limits.lease_s:
+            return None
+        return Exceeded(f"the lease of {self._held.owner} expired")
+
+    def overdue(self, limits: Limits) -> Exceeded | None:
+        """Whether the job made no progress for too long, or goes on for too long."""
+        phase = self._held.phase
+        if self._in_phase_s > limits.of(phase):
+            what = {
+                Phase.START: "did not begin to tune",
+                Phase.FIRST_TRIAL: "stored no trial",
+                Phase.NEXT_TRIAL: "stored no further trial",
+            }[phase]
+            return Exceeded(f"{self._held.owner} {what} in {limits.of(phase):g} s", phase)
+        if self._held_s > limits.attempt_s:
+            return Exceeded(f"{self._held.owner} was not done in {limits.attempt_s:g} s")
+        return None

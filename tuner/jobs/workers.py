@@ -1,0 +1,178 @@
+"""Workers: what each of them can do, and who can do a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from tuner.engines.engine import parse_spec
+from tuner.engines.versions import version_order
+from tuner.jobs.job import JobFilter
+
+BEAT = timedelta(seconds=10)
+ALIVE = timedelta(seconds=45)  # a worker that was seen within this is alive
+FORGET_AFTER = timedelta(days=30)  # since it was last seen
+
+
+class WorkerState(str, Enum):
+    """What a worker does with the jobs that it could do."""
+
+    ACTIVE = "active"
+    SET_ASIDE = "set_aside"  # it could not begin to tune, twice in a row
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker process and what it can do."""
+
+    id: str  # one for each process
+    name: str  # the same after a restart
+    host: str
+    gpu: str  # its UUID; "" without one
+    device: str  # the GPU's name in the device table; "" without one
+    devices: tuple[str, ...] | None  # whose predictions and replays it does; None: all
+    engines: tuple[str, ...]  # sglang==0.5.16, ...
+    packages: Mapping[str, str]  # name -> version: triton, torch, engine-tuner
+
+    def filters(self) -> list[JobFilter]:
+        """The jobs that it takes: the ones that measure on its GPU first, then all others."""
+        names = {parse_spec(engine)[0] for engine in self.engines}
+        engines = (*self.engines, *sorted(names))
+        others = JobFilter(needs_gpu=False, devices=self.devices, engines=engines)
+        if not self.gpu:
+            return [others]
+        return [JobFilter(needs_gpu=True, devices=(self.device,), engines=engines), others]
+
+    def newest(self) -> Mapping[str, str]:
+        """The newest version that it has of each engine: sglang -> sglang==0.5.16."""
+        in_order = sorted(self.engines, key=lambda one: version_order(parse_spec(one)[1] or ""))
+        return {parse_spec(engine)[0]: engine for engine in in_order}
+
+    def with_engines(self, engines: tuple[str, ...]) -> WorkerInfo:
+        """The same worker with other engines."""
+        return replace(self, engines=engines)
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker as the store knows it."""
+
+    info: WorkerInfo
+    state: WorkerState
+    reason: str  # why it was set aside
+    drain: bool
+    started_at: datetime
+    seen_at: datetime
+    alive: bool
+    job_id: str | None  # that it has now
+
+    @property
+    def takes_jobs(self) -> bool:
+        return self.alive and self.state is WorkerState.ACTIVE and not self.drain
+
+    @property
+    def doing(self) -> str:
+        """One word for people: idle, busy, draining, drained, set aside, stopped or lost."""
+        if self.state is WorkerState.STOPPED:
+            return "stopped"
+        if not self.alive:
+            return "lost"
+        if self.state is WorkerState.SET_ASIDE:
+            return "set aside"
+        if self.drain:
+            return "draining" if self.job_id else "drained"
+        return "busy" if self.job_id else "idle"
+
+    def as_json(self) -> dict[str, Any]:
+        """The worker as the API and `tuner workers --json` show it."""
+        info = self.info
+        return {
+            "id": info.id,
+            "name": info.name,
+            "host": info.host,
+            "gpu": info.gpu,
+            "device": info.device,
+            "devices": None if info.devices is None else list(info.devices),
+            "engines": list(info.engines),
+            "packages": dict(info.packages),
+            "state": self.doing.replace(" ", "_"),
+            "reason": self.reason,
+            "job_id": self.job_id,
+            "started_at": self.started_at.isoformat(),
+            "seen_at": self.seen_at.isoformat(),
+        }
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a worker must have to do a job."""
+
+    device: str
+    needs_gpu: bool
+    engine: str  # sglang==0.5.16, or sglang: any version
+
+    def met_by(self, info: WorkerInfo) -> bool:
+        """Whether a worker can do the job."""
+        return self._device_met_by(info) and self._engine_met_by(info)
+
+    def _device_met_by(self, info: WorkerInfo) -> bool:
+        if self.needs_gpu:
+            return info.device == self.device
+        return info.devices is None or self.device in info.devices
+
+    def _engine_met_by(self, info: WorkerInfo) -> bool:
+        name, version = parse_spec(self.engine)
+        return any(
+            parse_spec(one)[0] == name and version in (None, parse_spec(one)[1])
+            for one in info.engines
+        )
+
+    def pinned(self, workers: Iterable[WorkerStatus], here: str | None) -> Need:
+        """The same need with one version of the engine.
+
+        Without a version, it is the one `here`, unless the living workers for the device have only
+        others: then it is the newest of theirs. It stays open where nobody knows any.
+        """
+        name, version = parse_spec(self.engine)
+        if version is not None:
+            return self
+        theirs = {
+            found
+            for one in workers
+            if one.takes_jobs and self._device_met_by(one.info)
+            for found in (parse_spec(engine) for engine in one.info.engines)
+            if found[0] == name and found[1]
+        }
+        versions = {found[1] or "" for found in theirs}
+        chosen = here if here in versions or not versions else max(versions, key=version_order)
+        return self if chosen is None else Need(self.device, self.needs_gpu, f"{name}=={chosen}")
+
+    def unmet(self, workers: Sequence[WorkerStatus], now: datetime) -> str:
+        """Why no living worker can do the job; "" where one can."""
+        able = [one for one in workers if self.met_by(one.info)]
+        if any(one.takes_jobs for one in able):
+            return ""
+        name, version = parse_spec(self.engine)
+        what = f"{name} {version}" if version else name
+        card = f"with {self.device}" if self.needs_gpu else f"for predictions of {self.device}"
+        text = f"no worker {card} and {what}"
+        if not able:
+            return f"{text} was ever seen"
+        living = [one for one in able if one.alive]
+        if aside := [one for one in living if one.state is WorkerState.SET_ASIDE]:
+            return f"{text} takes jobs: {aside[0].info.name} is set aside: {aside[0].reason}"
+        if living:
+            return f"{text} takes jobs: {living[0].info.name} is drained"
+        return f"{text} is alive; last seen {_ago(now - max(one.seen_at for one in able))} ago"
+
+
+def _ago(age: timedelta) -> str:
+    seconds = max(0, int(age.total_seconds()))
+    for name, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if count := seconds // size:
+            return f"{count} {name}{'s' if count > 1 else ''}"
+    return f"{seconds} s"
