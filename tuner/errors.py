@@ -22,6 +22,10 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnusableKey
 │   ├── UnwritableOutput
 │   ├── UnusableStore
+│   │   ├── StoreUnreachable
+│   │   ├── StoreFull
+│   │   ├── StoreReadOnly
+│   │   └── NewerSchema
 │   ├── UnknownJob
 │   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
@@ -155,6 +159,22 @@ class UnwritableOutput(BadInput):
 
 class UnusableStore(BadInput):
     """The store cannot be opened for writing by this version."""
+
+
+class StoreUnreachable(UnusableStore):
+    """The store does not answer, or not in time. It may answer again soon."""
+
+
+class StoreFull(UnusableStore):
+    """The disk of the store is full."""
+
+
+class StoreReadOnly(UnusableStore):
+    """The store can be read but not written."""
+
+
+class NewerSchema(UnusableStore):
+    """A newer version has upgraded the store: this one must be upgraded too."""
 
 
 class UnknownJob(BadInput):

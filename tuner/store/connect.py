@@ -12,10 +12,10 @@ from typing import Any
 
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from tuner.errors import UnusableStore
+from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
 
 URL_VARIABLE = "TUNER_DATABASE_URL"
 
@@ -31,6 +31,21 @@ _CONNECT_TIMEOUT_S = 10
 # A process that is stopped inside a transaction must not keep a job's row locked. No transaction
 # here waits for anything but the database, so PostgreSQL may end one that is idle for so long.
 _STALLED_MS = 30_000
+# Python 3.10 does not give SQLite's codes.
+_SQLITE_ERRORS: dict[str, type[UnusableStore]] = {
+    "is locked": StoreUnreachable,
+    "disk is full": StoreFull,
+    "readonly database": StoreReadOnly,
+}
+_POSTGRES_ERRORS: dict[str, type[UnusableStore]] = {
+    "53100": StoreFull,
+    "25006": StoreReadOnly,  # also a standby, after a failover
+    "25P03": StoreUnreachable,  # the transaction was idle for too long
+    "55P03": StoreUnreachable,  # lock_timeout
+}
+# Classes of codes: a lost connection, a conflict of transactions, no memory or connection left, a
+# timeout or a server that stops, and a failure of the server's system.
+_PASSING = ("08", "40", "53", "57", "58")
 
 
 def database_url(environ: Mapping[str, str]) -> str:
@@ -96,13 +111,33 @@ def use_wal(engine: Engine) -> None:
 
 @contextlib.contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Turn a database's errors into UnusableStore, with one line that shows no password."""
+    """Turn a database's errors into UnusableStore, with one line that shows no password.
+
+    Raises StoreUnreachable for what may pass by itself, StoreFull for a full disk, and
+    StoreReadOnly for a store that takes no writes.
+    """
     try:
         yield
     except (ArgumentError, DBAPIError, NoConnectionLeft) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0]
-        raise UnusableStore(f"cannot use the store {_shown(url)}: {reason}") from error
+        raise _kind_of(error)(f"cannot use the store {_shown(url)}: {reason}") from error
+
+
+def _kind_of(error: Exception) -> type[UnusableStore]:
+    if isinstance(error, NoConnectionLeft):
+        return StoreUnreachable
+    if not isinstance(error, DBAPIError):
+        return UnusableStore
+    if isinstance(error.orig, sqlite3.Error):
+        said = str(error.orig)
+        return next((kind for part, kind in _SQLITE_ERRORS.items() if part in said), UnusableStore)
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if state in _POSTGRES_ERRORS:
+        return _POSTGRES_ERRORS[state]
+    # Without a code, an operational error comes from libpq: the server was not reached, or is gone.
+    lost = error.connection_invalidated or (isinstance(error, OperationalError) and not state)
+    return StoreUnreachable if lost or state[:2] in _PASSING else UnusableStore
 
 
 def _parse(text: str) -> URL:

@@ -1,0 +1,106 @@
+"""A database's errors: which of them pass by themselves, and which need an operator."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+from servers import Postgres
+from sqlalchemy import make_url, text
+
+from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
+from tuner.store import Store
+
+
+def run(store: Store, *statements: str) -> None:
+    with store._write() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def raising(code: str) -> str:
+    """A statement that PostgreSQL itself answers with that code."""
+    return f"DO $$ BEGIN RAISE EXCEPTION 'this' USING ERRCODE = '{code}'; END $$"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("53100", StoreFull),
+        ("25006", StoreReadOnly),
+        ("57P01", StoreUnreachable),  # the server stops
+        ("57014", StoreUnreachable),  # a statement took too long
+        ("55P03", StoreUnreachable),  # a lock was not free in time
+        ("53300", StoreUnreachable),  # too many connections
+        ("40P01", StoreUnreachable),  # a deadlock
+        ("25P03", StoreUnreachable),
+        ("42P01", UnusableStore),  # no such table
+        ("23505", UnusableStore),  # not unique
+    ],
+)
+def test_postgresql_says_by_its_codes_what_is_wrong(
+    postgres_url: str, code: str, kind: type[UnusableStore]
+) -> None:
+    with Store.open(postgres_url) as store, pytest.raises(UnusableStore) as caught:
+        run(store, raising(code))
+    assert type(caught.value) is kind
+
+
+def test_a_server_that_stops_is_unreachable_and_then_answers_again() -> None:
+    with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
+        server = Postgres(Path(home))
+        server.start()
+        with Store.open(server.url.render_as_string(hide_password=False)) as store:
+            with pytest.raises(StoreUnreachable), store._write() as connection:
+                server.stop()
+                connection.execute(text("SELECT 1"))
+            with pytest.raises(StoreUnreachable):  # a new connection
+                run(store, "SELECT 1")
+            server.start()
+            run(store, "SELECT 1")
+        server.stop()
+
+
+def test_a_server_that_does_not_let_us_in_is_unreachable(postgres_url: str) -> None:
+    name = make_url(postgres_url).set(drivername="postgresql")
+    with psycopg.connect(name.render_as_string(hide_password=False), autocommit=True) as server:
+        server.execute(f"ALTER DATABASE {name.database} CONNECTION LIMIT 0")
+        server.execute("CREATE ROLE tuner_nobody LOGIN")
+    try:
+        with pytest.raises(StoreUnreachable):
+            Store.open(name.set(username="tuner_nobody").render_as_string(hide_password=False))
+    finally:
+        with psycopg.connect(name.render_as_string(hide_password=False)) as server:
+            server.execute("DROP ROLE tuner_nobody")
+
+
+def test_a_full_disk_under_sqlite_is_said_to_be_full(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Store.open(url) as store, pytest.raises(StoreFull, match="disk is full"):
+        run(
+            store,
+            "PRAGMA max_page_count = 1",
+            "CREATE TABLE more (text TEXT)",
+            "INSERT INTO more VALUES (hex(randomblob(100000)))",
+        )
+
+
+def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Store.open(url) as first, Store.open(url) as second:
+        with second._engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+        with first._write(), pytest.raises(StoreUnreachable, match="is locked"):
+            run(second, "SELECT 1")
+
+
+def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        postgres = store._engine.dialect.name == "postgresql"
+        off = "SET TRANSACTION READ ONLY" if postgres else "PRAGMA query_only = on"
+        with pytest.raises(StoreReadOnly):
+            run(store, off, "DELETE FROM watches")
