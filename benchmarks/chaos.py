@@ -208,7 +208,7 @@ def make_parts(settings: Settings, workers: int, port: int, home: Path) -> list[
         "TUNER_DATABASE_URL": settings.database_url,
         "TUNER_BROKER_URL": str(settings.broker_url),
         "TUNER_RECORDINGS": str(settings.recordings),
-        **worker_environ(None, None),
+        **worker_environ(None, None, "cpu-0"),
     }
     beat = [sys.executable, "-m", "celery", "-A", "workers.app", "beat"]
     beat += ["--schedule", str(home / "beat"), "--pidfile", ""]

@@ -45,7 +45,7 @@ def celery_worker(
         **os.environ,
         "TUNER_DATABASE_URL": database_url,
         "TUNER_BROKER_URL": broker_url,
-        **worker_environ(None, None),
+        **worker_environ(None, None, "cpu-0"),
         **more,
     }
     with log.open("ab") as out:

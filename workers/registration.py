@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from tuner.engines.engine import engine_names
+from tuner.engines.engine import engine_names, find_engine
 from tuner.engines.locate import find_packages
+from tuner.engines.versions import version_order
 from tuner.jobs.workers import WorkerInfo, WorkerState
 from tuner.store.workers import WorkerStore
 from workers.gpus import LocalGpu
@@ -41,9 +42,15 @@ def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> 
 
 
 def engines_here() -> tuple[str, ...]:
-    """The engines on this machine, as `sglang==0.5.16`."""
-    found = {f"{name}=={one.version}" for name in engine_names() for one in find_packages(name)}
-    return tuple(sorted(found))
+    """The engines on this machine, as `sglang==0.5.16`; the one that `sglang` means comes first."""
+    found: list[str] = []
+    for name in engine_names():
+        versions = {one.version for one in find_packages(name)}
+        if versions:
+            preferred = find_engine(name).version
+            others = sorted(versions - {preferred}, key=version_order, reverse=True)
+            found += [f"{name}=={version}" for version in (preferred, *others)]
+    return tuple(found)
 
 
 class Registration:

@@ -97,4 +97,3 @@ class Service:
 
     def _rest(self) -> None:
         self._stopping.wait(BEAT.total_seconds())
-

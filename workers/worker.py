@@ -61,7 +61,7 @@ class Worker:
         try:
             while not self._stopping.is_set():
                 info = self._registration.info
-                lease = self._leases.claim(info.filters(), info.id, info.newest())
+                lease = self._leases.claim(info.filters(), info.id, info.preferred())
                 if lease is None:
                     break
                 self._back_off(self._do(lease))

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import Clock, Watcher, expire
 from job_submitter import BODY, go_on, submitter_request, submitting
 from sqlalchemy import select, text, update
 from store_writer import KEY, PROBLEM, batch, trial
@@ -54,19 +55,6 @@ REQUEST = JobRequest(
 ON_GPU = replace(REQUEST, measure="gpu")
 ANY = [JobFilter(needs_gpu=False)]
 HERE = Path(__file__).parent
-
-
-@dataclass
-class Clock:
-    """A time that goes on when it is told to."""
-
-    now: datetime = field(default=datetime(2026, 11, 1, tzinfo=timezone.utc))
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def advance(self, by: timedelta) -> None:
-        self.now += by
 
 
 @pytest.fixture
@@ -420,23 +408,22 @@ class TestLeases:
     ) -> None:
         jobs.submit(REQUEST)
         lease = claim(leases)
-        clock.advance(LEASE)
+        watcher = Watcher(leases)
+        assert watcher.watch(LEASE.total_seconds()) == []
+        clock.advance(timedelta(seconds=10))
         leases.heartbeat(lease)
-        clock.advance(LEASE)
-        assert leases.expire() == []
-        clock.advance(timedelta(seconds=1))
-        assert [job.id for job in leases.expire()] == [lease.job_id]
+        assert watcher.watch(LEASE.total_seconds()) == []
+        assert [job.id for job in watcher.watch(2)] == [lease.job_id]
 
     def test_an_expired_lease_gives_the_job_back(
         self, jobs: JobStore, leases: Leases, clock: Clock
     ) -> None:
         job_id = jobs.submit(REQUEST).job.id
         claim(leases, "killed")
-        clock.advance(LEASE + timedelta(seconds=1))
-        (expired,) = leases.expire()
+        (expired,) = expire(leases)
         assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
         assert "killed" in expired.error
-        assert leases.expire() == []
+        assert expire(leases) == []
         assert claim(leases, "next").fence == 2
         assert kinds(jobs, job_id) == ["submitted", "leased", "requeued", "leased"]
 
@@ -446,14 +433,14 @@ class TestLeases:
         jobs.submit(REQUEST)
         killed = leases.store(claim(leases))
         killed.add_trials(killed.begin_run(KEY), batch(0))
-        clock.advance(LEASE + timedelta(seconds=1))
-        leases.expire()
+        expire(leases)
         again = leases.store(claim(leases))
         assert again.trials(again.begin_run(KEY)) == batch(0)
 
     WRITES: dict[str, Callable[[Leases, Lease], object]] = {
         "heartbeat": lambda leases, lease: leases.heartbeat(lease),
-        "must_stop": lambda leases, lease: leases.must_stop(lease),
+        "look": lambda leases, lease: leases.look(lease),
+        "refuse": lambda leases, lease: leases.refuse(lease, "no"),
         "fail": lambda leases, lease: leases.fail(lease, "no"),
         "retry": lambda leases, lease: leases.retry(lease, "no"),
         "release": lambda leases, lease: leases.release(lease),
@@ -472,8 +459,7 @@ class TestLeases:
         elif loss == "cancelled":
             leases.cancelled(lost)
         else:
-            clock.advance(LEASE + timedelta(seconds=1))
-            leases.expire()
+            expire(leases)
             if loss == "claimed again":
                 assert claim(leases).job_id == job_id
         before = jobs.get(job_id), kinds(jobs, job_id), runs(store)
@@ -488,8 +474,7 @@ class TestLeases:
         jobs.submit(REQUEST)
         lost = leases.store(claim(leases))
         run = lost.begin_run(KEY)
-        clock.advance(LEASE + timedelta(seconds=1))
-        leases.expire()
+        expire(leases)
         winner = leases.store(claim(leases))
         for write in (
             lambda: lost.add_trials(run, batch(0)),
@@ -547,8 +532,7 @@ class TestLeases:
             if attempt % 2:
                 state = leases.retry(lease, f"crash {attempt}")
             else:
-                clock.advance(LEASE + timedelta(seconds=1))
-                (expired,) = leases.expire()
+                (expired,) = expire(leases)
                 state = expired.state
             clock.advance(timedelta(minutes=10))
         dead = jobs.get(job_id)
@@ -600,10 +584,9 @@ class TestLeases:
         posted = [jobs.submit(request).job.id for request in seeded(8)]
         while leases.claim(ANY, "killed"):
             pass
-        clock.advance(LEASE + timedelta(seconds=1))
         with ThreadPoolExecutor(4) as pool:
             found = [
-                job.id for jobs_ in pool.map(lambda _: leases.expire(), range(4)) for job in jobs_
+                job.id for jobs_ in pool.map(lambda _: expire(leases), range(4)) for job in jobs_
             ]
         assert sorted(found) == sorted(posted)
         assert all(kinds(jobs, job_id).count("requeued") == 1 for job_id in posted)
@@ -650,8 +633,7 @@ class TestRequestsOfANewerVersion:
             connection.execute(update(table).where(table.c.id == foreign).values(**held))
         other = jobs.submit(replace(REQUEST, seed=1)).job.id
         claim(leases)
-        clock.advance(LEASE + timedelta(seconds=1))
-        assert ids(leases.expire()) == [other]
+        assert ids(expire(leases)) == [other]
         assert self.stored(jobs, foreign).state == "queued"
 
     def test_the_others_are_announced_again(
@@ -674,11 +656,11 @@ class TestCancelling:
     def test_a_worker_is_asked(self, jobs: JobStore, leases: Leases) -> None:
         job_id = jobs.submit(REQUEST).job.id
         lease = claim(leases)
-        assert not leases.must_stop(lease)
+        assert not leases.look(lease).cancel_requested
         asked = jobs.cancel(job_id)
         assert (asked.state, asked.cancel_requested) == (JobState.LEASED, True)
         jobs.cancel(job_id)
-        assert leases.must_stop(lease)
+        assert leases.look(lease).cancel_requested
         leases.cancelled(lease)
         assert jobs.get(job_id).state is JobState.CANCELLED
         assert kinds(jobs, job_id) == ["submitted", "leased", "cancel_requested", "cancelled"]
@@ -691,8 +673,7 @@ class TestCancelling:
         lease = claim(leases)
         jobs.cancel(job_id)
         if end == "expire":
-            clock.advance(LEASE + timedelta(seconds=1))
-            leases.expire()
+            expire(leases)
         elif end == "retry":
             leases.retry(lease, "crash")
         else:
@@ -710,7 +691,7 @@ class TestCancelling:
         assert kinds(jobs, job_id)[-1] == "cancelled"
         with pytest.raises(StaleLease):
             lost.finish_run(run, [], Totals())
-        assert leases.expire() == []
+        assert expire(leases) == []
 
     def test_a_finished_job_stays_as_it_is(self, jobs: JobStore, leases: Leases) -> None:
         job_id = jobs.submit(REQUEST).job.id
@@ -767,10 +748,19 @@ def runs(store: Store) -> list[tuple[object, ...]]:
 
 
 QUERIES = {
-    "claim": (
-        "SELECT * FROM jobs WHERE state = 'queued' AND needs_gpu = false "
+    "a client's next job": (
+        "SELECT * FROM jobs WHERE state = 'queued' AND needs_gpu = false AND client = 'a' "
         "ORDER BY priority, created_at, id LIMIT 1",
-        "ix_jobs_claim",
+        "ix_jobs_turn",
+    ),
+    "the next client": (
+        "SELECT min(client) FROM jobs WHERE state = 'queued' AND needs_gpu = false "
+        "AND client > 'a'",
+        "ix_jobs_turn",
+    ),
+    "page of a client": (
+        "SELECT * FROM jobs WHERE client = 'a' ORDER BY created_at DESC, id DESC LIMIT 50",
+        "ix_jobs_page_client",
     ),
     "page": ("SELECT * FROM jobs ORDER BY created_at DESC, id DESC LIMIT 50", "ix_jobs_page"),
     "page of a state": (

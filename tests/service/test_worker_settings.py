@@ -12,9 +12,10 @@ import pytest
 from tuner.devices.table import devices
 from tuner.errors import BadInput
 from tuner.jobs.job import JobFilter, Priority, new_job_id
-from workers.gpus import LocalGpu, devices_of, gpu_of, known_gpus, worker_environ
+from tuner.jobs.limits import Limits
+from workers.gpus import LocalGpu, devices_of, gpu_of, known_gpus, name_of, worker_environ
 from workers.queue import queue_name, queue_names
-from workers.service import job_filters
+from workers.registration import describe, engines_here
 from workers.settings import read_settings
 
 L40S = LocalGpu("GPU-1", "NVIDIA_L40S")
@@ -87,26 +88,42 @@ def test_gpus_that_the_table_lacks_are_left_out() -> None:
 def test_a_worker_process_is_told_what_it_owns(
     gpu: LocalGpu | None, names: list[str] | None
 ) -> None:
-    environ = worker_environ(gpu, names)
+    environ = worker_environ(gpu, names, "cpu-3")
     assert gpu_of(environ) == gpu
+    assert name_of(environ) == "cpu-3"
     assert devices_of(environ) == names
 
 
 def test_a_gpu_s_worker_takes_its_own_jobs_first_and_anybody_s_then() -> None:
-    assert job_filters(L40S, None) == [JobFilter(True, ("NVIDIA_L40S",)), JobFilter(False, None)]
-    assert job_filters(None, ["NVIDIA_H200"]) == [JobFilter(False, ("NVIDIA_H200",))]
+    engines = (*engines_here(), "sglang")
+    assert describe(L40S, None, "w").filters() == [
+        JobFilter(True, ("NVIDIA_L40S",), engines),
+        JobFilter(False, None, engines),
+    ]
+    assert describe(None, ["NVIDIA_H200"], "w").filters() == [
+        JobFilter(False, ("NVIDIA_H200",), engines)
+    ]
+
+
+def test_limits_of_jobs_come_from_the_environment() -> None:
+    given = {"TUNER_START_LIMIT_S": "30", "TUNER_ATTEMPT_LIMIT_S": "3600"}
+    limits = read_settings({**given, "TUNER_DATABASE_URL": "sqlite://"}).limits
+    assert limits == Limits(start_s=30.0, attempt_s=3600.0)
+    for wrong in ("0", "-1", "1.5", "soon", "99999999"):
+        with pytest.raises(BadInput, match="TUNER_NEXT_TRIAL_LIMIT_S is a whole number of seconds"):
+            read_settings({"TUNER_NEXT_TRIAL_LIMIT_S": wrong})
 
 
 def test_queues() -> None:
     assert queue_name("NVIDIA_L40S", Priority.URGENT, needs_gpu=True) == "tune.NVIDIA_L40S.urgent"
-    names = queue_names(job_filters(L40S, ["NVIDIA_H200"]))
+    names = queue_names(L40S, ["NVIDIA_H200"])
     assert names == [
         "tune.NVIDIA_L40S.urgent",
         "compile.NVIDIA_H200.urgent",
         "tune.NVIDIA_L40S",
         "compile.NVIDIA_H200",
     ]
-    assert len(queue_names(job_filters(None, None))) == 2 * len(devices())
+    assert len(queue_names(None, None)) == 2 * len(devices())
 
 
 def test_job_ids_sort_by_time_and_differ() -> None:

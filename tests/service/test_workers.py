@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -27,15 +28,16 @@ from worker_processes import (
 )
 
 from tuner.engines.engine import find_engine
-from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.job_tables import idempotency_keys
 from tuner.store.job_tables import jobs as job_table
+from tuner.store.workers import WorkerStore
 from workers.child import Runner
 from workers.embedded import EmbeddedWorker
 from workers.queue import Announcer
-from workers.service import job_filters
+from workers.registration import Registration, describe
 from workers.settings import Settings
 from workers.worker import BACKOFF_S, Worker
 
@@ -96,6 +98,17 @@ def stuck(tmp_path: Path) -> JobRequest:
     return replay(recording=tmp_path / "never.csv")
 
 
+def reads(stuck: JobRequest) -> bool:
+    """Whether a process waits for the recording that never comes."""
+    path = stuck.measure.partition(":")[2]
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        assert error.errno == errno.ENXIO
+        return False
+    return True
+
+
 def test_posted_jobs_are_done_and_published(board: Board, tmp_path: Path) -> None:
     with worker(board, tmp_path) as process:
         posted = [board.post(replay(seed)) for seed in range(3)]
@@ -138,7 +151,7 @@ def test_a_running_job_is_cancelled_and_its_processes_end(
 def test_a_killed_child_costs_one_attempt(board: Board, stuck: JobRequest, tmp_path: Path) -> None:
     with worker(board, tmp_path) as process:
         job_id = board.post(stuck)
-        board.held(job_id)
+        wait_for(lambda: reads(stuck))  # until then, it is the worker's fault
         os.kill(wait_for(lambda: tuning_child(process.pid)), signal.SIGKILL)
         wait_for(lambda: "requeued" in board.kinds(job_id))
         assert "SIGKILL" in board.jobs.get(job_id).error
@@ -156,11 +169,11 @@ def test_a_killed_worker_s_job_is_done_by_another(
         killed.kill()
         killed.wait()
         wait_for(lambda: not any(map(running, below)))  # the child does not outlive its parent
-    with board.jobs._write() as connection:  # its lease's time is up
-        past = utc_now() - timedelta(seconds=1)
-        connection.execute(update(job_table).values(lease_expires_at=past))
     with worker(board, tmp_path):
-        again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
+        limit_s = 2 * LEASE.total_seconds() + 60  # nobody watched the job before this worker
+        again = wait_for(
+            lambda: job if (job := board.held(job_id)).attempts == 2 else None, limit_s
+        )
         assert again.owner != first.owner
 
 
@@ -263,54 +276,82 @@ def test_no_worker_outlives_tuner_worker(
     wait_for(lambda: not any(map(running, found)))
 
 
-def test_a_worker_on_which_nothing_works_rests_longer_and_longer(
+def registered(leases: Leases) -> Registration:
+    """A worker of this process that the store knows."""
+    made = Registration(WorkerStore.sharing(leases), describe(None, None, "test"))
+    made.beat()
+    return made
+
+
+def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     works = {**os.environ, "TUNER_DATABASE_URL": url}
     rests: list[float] = []
     with Leases.open(url) as leases:
-        jobs = JobStore.sharing(leases)
+        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
         posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
-        tired = Worker(leases, job_filters(None, None), {**works, "TUNER_DATABASE_URL": "mysql://"})
-
-        def rest(seconds: float) -> None:
-            rests.append(seconds)
-            if len(rests) == 2:  # somebody mends it
-                tired._runner = Runner(works)
-
-        monkeypatch.setattr(tired._stopping, "wait", rest)
-        tired.drain()
-        tired.stop()
-        assert "no store is kept in 'mysql'" in jobs.events(posted[0])[2].data["reason"]
-        assert jobs.get(posted[2]).state is JobState.DONE
+        registration = registered(leases)
+        broken = Worker(leases, registration, {**works, "TUNER_DATABASE_URL": "mysql://"})
+        monkeypatch.setattr(broken._stopping, "wait", rests.append)
+        assert broken.drain() == 2
+        (row,) = workers.list()
+        assert row.doing == "set aside"
+        assert "no store is kept in 'mysql'" in row.reason
+        first = jobs.events(posted[0])
+        assert [event.kind for event in first] == ["submitted", "leased", "refused"]
+        assert first[2].data["owner"] == registration.info.id
+        assert {(jobs.get(job_id).state, jobs.get(job_id).attempts) for job_id in posted} == {
+            (JobState.QUEUED, 0)
+        }
+        assert broken.drain() == 0  # until somebody mends it
+        broken._runner = Runner(works)
+        workers.resume(registration.info.name)
+        registration.beat()
+        for job_id in posted:
+            set_job(leases, job_id, available_at=utc_now())
+        assert broken.drain() == 3
+        broken.stop()
+        assert workers.list()[0].doing == "idle"
     assert rests == [BACKOFF_S, 2 * BACKOFF_S]
-    assert tired._backoff_s == BACKOFF_S
 
 
-def test_a_worker_that_lacks_a_job_s_engine_is_not_to_blame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_takes_no_job_whose_engine_it_lacks(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, job_filters(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
-        monkeypatch.setattr(worker._stopping, "wait", lambda seconds: pytest.fail("it rests"))
-        monkeypatch.setattr("tuner.store.leases.RETRY_DELAY", timedelta(hours=1))
+        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
         lacking = jobs.submit(replace(replay(), engine="sglang==99.9")).job.id
         good = jobs.submit(replay()).job.id
-        assert worker.drain() == 2
+        assert worker.drain() == 1
         worker.stop()
-        assert "99.9" in jobs.get(lacking).error
-        assert jobs.get(lacking).state is JobState.QUEUED
-        assert jobs.get(good).state is JobState.DONE
+        assert [event.kind for event in jobs.events(lacking)] == ["submitted"]
+        done = jobs.get(good)
+        assert done.state is JobState.DONE
+        assert done.request.engine == f"sglang=={find_engine('sglang').version}"
+
+
+def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(
+    board: Board, tmp_path: Path
+) -> None:
+    with worker(board, tmp_path, TUNER_NEXT_TRIAL_LIMIT_S="3", TUNER_START_LIMIT_S="60") as process:
+        job_id = board.post(replay())
+        child = wait_for(lambda: tuning_child(process.pid))
+        wait_for(lambda: "trials" in board.kinds(job_id))
+        os.kill(child, signal.SIGSTOP)
+        wait_for(lambda: not running(child))  # killed: nothing else ends a stopped process
+        assert board.finished(job_id).state is JobState.DONE
+    (given_back,) = [one for one in board.jobs.events(job_id) if one.kind == "requeued"]
+    assert "stored no further trial in 3 s" in given_back.data["reason"]
+    assert board.jobs.get(job_id).attempts == 2
 
 
 def test_a_job_whose_run_another_worker_has_waits_for_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Leases.open(url) as leases:
         jobs = JobStore.sharing(leases)
-        worker = Worker(leases, job_filters(None, None), {**os.environ, "TUNER_DATABASE_URL": url})
+        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
         first = jobs.submit(replay()).job.id
         assert worker.drain() == 1
         set_job(leases, first, state=JobState.RUNNING.value)  # as if another had it yet

@@ -35,7 +35,7 @@ class WorkerInfo:
     gpu: str  # its UUID; "" without one
     device: str  # the GPU's name in the device table; "" without one
     devices: tuple[str, ...] | None  # whose predictions and replays it does; None: all
-    engines: tuple[str, ...]  # sglang==0.5.16, ...
+    engines: tuple[str, ...]  # sglang==0.5.16, ...: the preferred version of an engine first
     packages: Mapping[str, str]  # name -> version: triton, torch, engine-tuner
 
     def filters(self) -> list[JobFilter]:
@@ -47,10 +47,9 @@ class WorkerInfo:
             return [others]
         return [JobFilter(needs_gpu=True, devices=(self.device,), engines=engines), others]
 
-    def newest(self) -> Mapping[str, str]:
-        """The newest version that it has of each engine: sglang -> sglang==0.5.16."""
-        in_order = sorted(self.engines, key=lambda one: version_order(parse_spec(one)[1] or ""))
-        return {parse_spec(engine)[0]: engine for engine in in_order}
+    def preferred(self) -> Mapping[str, str]:
+        """What each engine means here when no version is given: sglang -> sglang==0.5.16."""
+        return {parse_spec(engine)[0]: engine for engine in reversed(self.engines)}
 
     def with_engines(self, engines: tuple[str, ...]) -> WorkerInfo:
         """The same worker with other engines."""
@@ -135,21 +134,18 @@ class Need:
         """The same need with one version of the engine.
 
         Without a version, it is the one `here`, unless the living workers for the device have only
-        others: then it is the newest of theirs. It stays open where nobody knows any.
+        others: then it is the newest that one of them prefers. It stays open if nobody knows any.
         """
         name, version = parse_spec(self.engine)
         if version is not None:
             return self
-        theirs = {
-            found
-            for one in workers
-            if one.takes_jobs and self._device_met_by(one.info)
-            for found in (parse_spec(engine) for engine in one.info.engines)
-            if found[0] == name and found[1]
-        }
-        versions = {found[1] or "" for found in theirs}
-        chosen = here if here in versions or not versions else max(versions, key=version_order)
-        return self if chosen is None else Need(self.device, self.needs_gpu, f"{name}=={chosen}")
+        able = [one.info for one in workers if one.takes_jobs and self._device_met_by(one.info)]
+        everything = {engine for info in able for engine in info.engines}
+        preferred = {info.preferred().get(name) for info in able} - {None}
+        if here is not None and (f"{name}=={here}" in everything or not preferred):
+            return replace(self, engine=f"{name}=={here}")
+        newest = max((one for one in preferred if one), key=_version_order, default=self.engine)
+        return replace(self, engine=newest)
 
     def unmet(self, workers: Sequence[WorkerStatus], now: datetime) -> str:
         """Why no living worker can do the job; "" where one can."""
@@ -168,6 +164,10 @@ class Need:
         if living:
             return f"{text} takes jobs: {living[0].info.name} is drained"
         return f"{text} is alive; last seen {_ago(now - max(one.seen_at for one in able))} ago"
+
+
+def _version_order(engine: str) -> tuple[Any, ...]:
+    return version_order(parse_spec(engine)[1] or "")
 
 
 def _ago(age: timedelta) -> str:

@@ -85,7 +85,8 @@ def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -
         .where(clients.c.client.is_not(None))
     )
     found: list[Any] = [row for row in connection.execute(query).all() if row.priority is not None]
-    return [row.client for row in sorted(found, key=lambda row: (row.priority, row.turn or 0))]
+    in_turn = sorted(found, key=lambda row: (row.priority, row.turn or 0, row.client))
+    return [row.client for row in in_turn]
 
 
 def _queued_clients(needs_gpu: bool) -> CTE:

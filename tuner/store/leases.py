@@ -41,12 +41,12 @@ class Leases(Database):
         self._clock = clock
 
     def claim(
-        self, filters: Sequence[JobFilter], owner: str, newest: Mapping[str, str] | None = None
+        self, filters: Sequence[JobFilter], owner: str, preferred: Mapping[str, str] | None = None
     ) -> Lease | None:
         """Claim the next job of the first filter that has one; None also for a drained worker.
 
         The most urgent jobs come first, and among them the one of the client that was served
-        longest ago. `newest` has the version that the worker takes of each engine, as
+        longest ago. `preferred` tells what an engine without a version means to the worker, as
         `sglang==0.5.16`: a job without a version gets it.
         """
         with self._write() as connection:
@@ -54,7 +54,7 @@ class Leases(Database):
             if not may_claim(connection, owner):
                 return None
             while row := next_queued(connection, filters, now):
-                values = _claimed(row, owner, now, newest or {})
+                values = _claimed(row, owner, now, preferred or {})
                 move(connection, row["id"], JobState.LEASED, now, **values)
                 data = {"owner": owner, "attempt": values["attempts"]}
                 append_event(connection, row["id"], now, JobState.LEASED.value, data)
@@ -248,11 +248,11 @@ def _leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> R
 
 
 def _claimed(
-    row: RowMapping, owner: str, now: datetime, newest: Mapping[str, str]
+    row: RowMapping, owner: str, now: datetime, preferred: Mapping[str, str]
 ) -> dict[str, Any]:
     """What a claim changes in a job's row."""
     request = dict(row["request"])
-    engine = newest.get(request.get("engine", "")) or row["engine"]
+    engine = preferred.get(request.get("engine", "")) or row["engine"]
     if engine:
         request["engine"] = engine
     return {

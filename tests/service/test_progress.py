@@ -1,0 +1,164 @@
+"""Jobs without progress are taken back, whatever a heartbeat or a clock says, on each database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from clocks import Clock, Watcher
+from store_writer import KEY, PROBLEM, batch
+
+from tuner.jobs.job import MAX_ATTEMPTS, JobFilter, JobRequest, JobState, Lease
+from tuner.jobs.limits import Limits
+from tuner.jobs.workers import WorkerInfo
+from tuner.store import JobStore, Leases, Store
+from tuner.store.leases import REFUSALS
+from tuner.store.workers import WorkerStore
+from workers.reconcile import GRACE_S
+
+REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+ANY = [JobFilter(needs_gpu=False)]
+LIMITS = Limits(start_s=100.0, first_trial_s=200.0, next_trial_s=300.0, attempt_s=1000.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def jobs(store: Store, clock: Clock) -> JobStore:
+    return JobStore(store._engine, clock)
+
+
+@pytest.fixture
+def leases(store: Store, clock: Clock) -> Leases:
+    return Leases(store._engine, clock)
+
+
+@pytest.fixture
+def lease(jobs: JobStore, leases: Leases) -> Lease:
+    jobs.submit(REQUEST)
+    found = leases.claim(ANY, "worker")
+    assert found is not None
+    return found
+
+
+def renew(leases: Leases, lease: Lease, clock: Clock, watcher: Watcher, seconds: float) -> list:
+    """Watch for some time in which a parent sends its heartbeats."""
+    taken = []
+    for _ in range(int(seconds / 10)):
+        clock.advance(timedelta(seconds=10))
+        leases.heartbeat(lease)
+        taken += watcher.watch(10)
+        if taken:
+            break
+    return taken
+
+
+def test_a_worker_that_renews_its_lease_and_never_begins_is_set_aside(
+    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock, store: Store
+) -> None:
+    workers = WorkerStore(store._engine, clock)
+    workers.beat(WorkerInfo("worker", "w@here", "here", "", "", None, (), {}))
+    watcher = Watcher(leases, LIMITS)
+    assert renew(leases, lease, clock, watcher, LIMITS.start_s + GRACE_S - 5) == []
+    (taken,) = renew(leases, lease, clock, watcher, 20)
+    assert (taken.state, taken.attempts) == (JobState.QUEUED, 0)
+    assert "did not begin to tune in 115 s" in taken.error
+    assert workers.list()[0].reason == taken.error
+    clock.advance(timedelta(minutes=1))
+    assert leases.claim(ANY, "worker") is None
+    assert leases.claim(ANY, "another") is not None
+
+
+@pytest.mark.parametrize("with_trials", [False, True])
+def test_a_child_that_hangs_loses_its_job(
+    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock, with_trials: bool
+) -> None:
+    watcher = Watcher(leases, LIMITS)
+    leased = leases.store(lease)
+    run = leased.begin_run(KEY)
+    limit_s = LIMITS.first_trial_s
+    if with_trials:
+        watcher.watch(5)
+        leased.add_trials(run, batch(0))
+        limit_s = LIMITS.next_trial_s
+    assert renew(leases, lease, clock, watcher, limit_s + GRACE_S - 5) == []
+    (taken,) = renew(leases, lease, clock, watcher, 30)
+    assert (taken.state, taken.attempts) == (JobState.QUEUED, 1)
+    assert "trial in" in taken.error
+
+
+def test_each_trial_is_progress_until_the_attempt_takes_too_long(
+    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock
+) -> None:
+    watcher = Watcher(leases, LIMITS)
+    leased = leases.store(lease)
+    run = leased.begin_run(KEY)
+    for at in range(4):
+        leased.add_trials(run, batch(at))
+        assert renew(leases, lease, clock, watcher, 240) == []
+    leased.add_trials(run, batch(5))
+    (taken,) = renew(leases, lease, clock, watcher, 240)
+    assert "was not done in 1015 s" in taken.error
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), -timedelta(hours=1), timedelta(minutes=5)])
+def test_no_clock_takes_a_living_worker_s_job(
+    leases: Leases, lease: Lease, clock: Clock, jump: timedelta
+) -> None:
+    watcher = Watcher(leases)
+    watcher.watch(10)
+    clock.advance(jump)
+    assert watcher.watch(30) == []
+    assert renew(leases, lease, clock, watcher, 120) == []
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), -timedelta(hours=1)])
+def test_no_clock_keeps_a_dead_worker_s_job(
+    leases: Leases, lease: Lease, clock: Clock, jump: timedelta
+) -> None:
+    watcher = Watcher(leases)
+    clock.advance(jump)
+    assert len(watcher.watch(60)) == 1
+    again = leases.claim(ANY, "another")
+    assert again is not None
+
+
+def test_a_reconciler_that_slept_takes_nothing_when_it_wakes(leases: Leases, lease: Lease) -> None:
+    watcher = Watcher(leases)
+    watcher.watch(5)
+    watcher.now += 3600
+    assert watcher.watch(5) == []
+
+
+def test_a_job_that_changed_since_it_was_seen_is_left_alone(
+    jobs: JobStore, leases: Leases, lease: Lease
+) -> None:
+    seen = leases.held()[lease.job_id]
+    leases.store(lease).begin_run(KEY)
+    from tuner.jobs.limits import Exceeded  # noqa: PLC0415
+
+    assert leases.take_back(lease.job_id, seen, Exceeded("too late")) is None
+    assert jobs.get(lease.job_id).state is JobState.RUNNING
+
+
+def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(
+    jobs: JobStore, leases: Leases, clock: Clock
+) -> None:
+    job_id = jobs.submit(REQUEST).job.id
+    refused = 0
+    while (found := leases.claim(ANY, f"worker {refused}")) is not None:
+        leases.refuse(found, "no torch")
+        refused += 1
+        clock.advance(timedelta(minutes=1))
+    assert jobs.get(job_id).state is JobState.DEAD
+    assert refused == REFUSALS + MAX_ATTEMPTS
