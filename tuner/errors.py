@@ -25,7 +25,9 @@ TunerError                      the root: catch this to catch them all
 │   │   ├── StoreUnreachable
 │   │   ├── StoreFull
 │   │   ├── StoreReadOnly
-│   │   └── NewerSchema
+│   │   ├── StoreReplaced
+│   │   └── WrongSchema
+│   │       └── NewerSchema
 │   ├── UnknownJob
 │   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
@@ -173,7 +175,15 @@ class StoreReadOnly(UnusableStore):
     """The store can be read but not written."""
 
 
-class NewerSchema(UnusableStore):
+class StoreReplaced(UnusableStore):
+    """The store's file was deleted or replaced while it was open."""
+
+
+class WrongSchema(UnusableStore):
+    """The store's schema is not the one that this version knows."""
+
+
+class NewerSchema(WrongSchema):
     """A newer version has upgraded the store: this one must be upgraded too."""
 
 

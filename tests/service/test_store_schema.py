@@ -18,7 +18,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, make_url, text
 from store_writer import ENVIRONMENT, KEY, PROBLEM, trial
 
-from tuner.errors import UnusableStore
+from tuner.errors import NewerSchema, UnusableStore, WrongSchema
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Point
 from tuner.problems.results import Totals
@@ -191,7 +191,38 @@ def test_a_newer_schema_is_refused_and_left_alone(store_url: str) -> None:
     Store.open(store_url).close()
     execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
     before = snapshot(store_url)
-    assert "schema 9999 is newer" in refusal(store_url)
+    said = refusal(store_url)
+    assert said == (
+        f"the store was upgraded to schema 9999 and this program knows {HEAD}: "
+        "upgrade and restart it"
+    )
+    assert snapshot(store_url) == before
+
+
+def test_an_open_program_sees_that_the_schema_is_another_one(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        store.check_schema()
+        for version, kind, said in [
+            ("9999", NewerSchema, f"to schema 9999 and this program knows {HEAD}: upgrade"),
+            ("0005", WrongSchema, f"set back to schema 0005 and this program needs {HEAD}"),
+        ]:
+            execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
+            with pytest.raises(WrongSchema, match=said) as caught:
+                store.check_schema()
+            assert type(caught.value) is kind
+        execute(store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
+        with pytest.raises(WrongSchema, match="schema is gone"):
+            store.check_schema()
+
+
+@pytest.mark.parametrize("version", ["0001", "0005"])
+def test_a_version_that_was_set_back_is_named(store_url: str, version: str) -> None:
+    Store.open(store_url).close()
+    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
+    before = snapshot(store_url)
+    said = refusal(store_url)
+    assert f"says that its schema is {version}, but it holds more (" in said
+    assert "restore a backup" in said
     assert snapshot(store_url) == before
 
 

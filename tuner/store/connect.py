@@ -6,16 +6,16 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
-from sqlalchemy.exc import TimeoutError as NoConnectionLeft
+from sqlalchemy.exc import ArgumentError
 
-from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
+from tuner.errors import StoreUnreachable, UnusableStore
+from tuner.store.failures import shown, translated
+from tuner.store.pool import PATIENT, Limits, check_before_use, refuse_another_file
 
 URL_VARIABLE = "TUNER_DATABASE_URL"
 
@@ -26,26 +26,10 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",  # some hosting services write it so
 }
-_LOCK_TIMEOUT_S = 30  # how long a SQLite writer waits for another
-_CONNECT_TIMEOUT_S = 10
+SQLITE_LOCK_S = 30.0  # how long a SQLite writer waits for another
 # A process that is stopped inside a transaction must not keep a job's row locked. No transaction
 # here waits for anything but the database, so PostgreSQL may end one that is idle for so long.
 _STALLED_MS = 30_000
-# Python 3.10 does not give SQLite's codes.
-_SQLITE_ERRORS: dict[str, type[UnusableStore]] = {
-    "is locked": StoreUnreachable,
-    "disk is full": StoreFull,
-    "readonly database": StoreReadOnly,
-}
-_POSTGRES_ERRORS: dict[str, type[UnusableStore]] = {
-    "53100": StoreFull,
-    "25006": StoreReadOnly,  # also a standby, after a failover
-    "25P03": StoreUnreachable,  # the transaction was idle for too long
-    "55P03": StoreUnreachable,  # lock_timeout
-}
-# Classes of codes: a lost connection, a conflict of transactions, no memory or connection left, a
-# timeout or a server that stops, and a failure of the server's system.
-_PASSING = ("08", "40", "53", "57", "58")
 
 
 def database_url(environ: Mapping[str, str]) -> str:
@@ -54,38 +38,72 @@ def database_url(environ: Mapping[str, str]) -> str:
     return environ.get(URL_VARIABLE) or f"sqlite:///{file}"
 
 
-def connect(text: str) -> Engine:
+def connect(text: str, limits: Limits = PATIENT) -> Engine:
     """An engine for a URL. It makes a SQLite file's folder, and connects when first used.
 
     Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's, for a folder that
     cannot be made, and where psycopg is missing.
     """
     url = _parse(text)
-    if url.get_backend_name() == "sqlite":
+    sqlite, file = url.get_backend_name() == "sqlite", file_of(url)
+    lock_s = limits.lock_s or SQLITE_LOCK_S
+    if sqlite:
         _make_folder(url)
-        options: dict[str, Any] = {"connect_args": {"timeout": _LOCK_TIMEOUT_S}}
+        options: dict[str, Any] = {"connect_args": {"timeout": lock_s}}
     else:
-        # The methods are written for this level; a server may have another default.
-        options = {"connect_args": _postgres_options(url), "isolation_level": "READ COMMITTED"}
+        options = {"connect_args": _postgres_options(url, limits)}
+    if file or not sqlite:
+        # Those that were used last are used first: the others then show that they are not needed.
+        options |= {"pool_size": limits.connections, "max_overflow": 0, "pool_use_lifo": True}
+        options["pool_timeout"] = limits.connection_s
     try:
         with translated(url):
-            engine = create_engine(url, pool_pre_ping=True, **options)
+            engine = create_engine(url, **options)
     except ImportError:
         raise UnusableStore(
             "a PostgreSQL store needs psycopg: pip install 'engine-tuner[postgres]'"
         ) from None
-    if url.get_backend_name() == "sqlite":
-        _take_over_transactions(engine)
-        # SQLite's writers sleep and try again, for up to 0.1 s each time, and some wait long. This
-        # lock spares the threads of one process that.
-        engine.update_execution_options(write_lock=threading.Lock())
+    if not sqlite:
+        check_before_use(engine)
+        return engine
+    _take_over_transactions(engine)
+    if file:
+        refuse_another_file(engine, file)
+    # SQLite's writers sleep and try again, for up to 0.1 s each time, and some wait long. This
+    # lock spares the threads of one process that.
+    engine.update_execution_options(write_lock=threading.Lock(), lock_s=lock_s)
     return engine
 
 
-def write_lock_of(writer: Engine) -> AbstractContextManager[object]:
-    """The lock that a writing transaction of this process takes first."""
-    lock: AbstractContextManager[object] | None = writer.get_execution_options().get("write_lock")
-    return lock or contextlib.nullcontext()
+@contextlib.contextmanager
+def write_lock_of(writer: Engine) -> Iterator[None]:
+    """The lock that a writing transaction of this process takes first.
+
+    Raises StoreUnreachable where the others keep it for too long.
+    """
+    options = writer.get_execution_options()
+    lock: threading.Lock | None = options.get("write_lock")
+    if lock is None:
+        yield
+        return
+    if not lock.acquire(timeout=options["lock_s"]):
+        raise StoreUnreachable(f"cannot use the store {shown(writer.url)}: it is being written")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def reader(engine: Engine) -> Engine:
+    """The same engine and pool, for reading.
+
+    On PostgreSQL, each statement is a transaction of its own, which saves the round trips of BEGIN
+    and ROLLBACK. At the level of READ COMMITTED, several statements in one transaction would see
+    as many states of the database.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def writer(engine: Engine) -> Engine:
@@ -109,37 +127,6 @@ def use_wal(engine: Engine) -> None:
         connection.cursor().execute("PRAGMA journal_mode = WAL")
 
 
-@contextlib.contextmanager
-def translated(url: URL) -> Iterator[None]:
-    """Turn a database's errors into UnusableStore, with one line that shows no password.
-
-    Raises StoreUnreachable for what may pass by itself, StoreFull for a full disk, and
-    StoreReadOnly for a store that takes no writes.
-    """
-    try:
-        yield
-    except (ArgumentError, DBAPIError, NoConnectionLeft) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        reason = str(cause).strip().partition("\n")[0]
-        raise _kind_of(error)(f"cannot use the store {_shown(url)}: {reason}") from error
-
-
-def _kind_of(error: Exception) -> type[UnusableStore]:
-    if isinstance(error, NoConnectionLeft):
-        return StoreUnreachable
-    if not isinstance(error, DBAPIError):
-        return UnusableStore
-    if isinstance(error.orig, sqlite3.Error):
-        said = str(error.orig)
-        return next((kind for part, kind in _SQLITE_ERRORS.items() if part in said), UnusableStore)
-    state = getattr(error.orig, "sqlstate", None) or ""
-    if state in _POSTGRES_ERRORS:
-        return _POSTGRES_ERRORS[state]
-    # Without a code, an operational error comes from libpq: the server was not reached, or is gone.
-    lost = error.connection_invalidated or (isinstance(error, OperationalError) and not state)
-    return StoreUnreachable if lost or state[:2] in _PASSING else UnusableStore
-
-
 def _parse(text: str) -> URL:
     forms = "use sqlite:///FILE or postgresql://USER@HOST/NAME"
     try:
@@ -151,24 +138,34 @@ def _parse(text: str) -> URL:
     return url.set(drivername=_DRIVERS[url.drivername])
 
 
-def _postgres_options(url: URL) -> dict[str, object]:
-    """libpq's parameters, without the ones that the URL sets."""
+def _postgres_options(url: URL, limits: Limits) -> dict[str, object]:
+    """libpq's parameters. The ones that the URL sets come first."""
+    session = {
+        "idle_in_transaction_session_timeout": _STALLED_MS,
+        "statement_timeout": round(limits.statement_s * 1000),
+        "lock_timeout": round(limits.lock_s * 1000),
+        # The methods are written for this level; a server may have another default.
+        "default_transaction_isolation": "read\\ committed",
+    }
+    given = url.normalized_query.get("options", ())
+    settings = [f"-c {name}={value}" for name, value in session.items()]
     options: dict[str, object] = {
-        "connect_timeout": _CONNECT_TIMEOUT_S,
-        "options": f"-c idle_in_transaction_session_timeout={_STALLED_MS}",
+        "connect_timeout": limits.connect_s,
         # An unreachable server is given up after half a minute; the kernel would take 15 minutes.
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
         "tcp_user_timeout": 25_000,
     }
-    return {name: value for name, value in options.items() if name not in url.query}
+    options = {name: value for name, value in options.items() if name not in url.query}
+    # Of two values for a setting, PostgreSQL takes the later one: the URL's.
+    return {**options, "options": " ".join([*settings, *given])}
 
 
-def _shown(url: URL) -> str:
-    if url.get_backend_name() == "sqlite":
-        return url.database or "in memory"
-    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+def file_of(url: URL) -> str | None:
+    """The path of a SQLite database; None for one in memory and for PostgreSQL."""
+    plain = url.database not in (None, "", ":memory:") and "uri" not in url.query
+    return url.database if plain and url.get_backend_name() == "sqlite" else None
 
 
 def _make_folder(url: URL) -> None:

@@ -10,9 +10,11 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tuner.store.connect import connect, translated, use_wal, write_lock_of, writer
+from tuner.store.connect import connect, reader, use_wal, write_lock_of, writer
+from tuner.store.failures import translated
 from tuner.store.locks import try_file_lock, try_transaction_lock
-from tuner.store.schema import bring_to_head
+from tuner.store.pool import PATIENT, Limits
+from tuner.store.schema import bring_to_head, check_head
 
 D = TypeVar("D", bound="Database")
 Clock = Callable[[], datetime]
@@ -23,16 +25,18 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
 
     @classmethod
-    def open(cls: type[D], url: str) -> D:
+    def open(cls: type[D], url: str, limits: Limits = PATIENT) -> D:
         """Open the store at `url` (see `database_url`), made or migrated as needed.
 
-        Raises UnusableStore, with nothing written, for a URL that names no SQLite or PostgreSQL
-        database, one that cannot be reached or written, or one with a newer version's schema.
+        A migration takes its time, whatever the limits. Raises UnusableStore, with nothing written,
+        for a URL that names no SQLite or PostgreSQL database, one that cannot be reached or
+        written, or one with a newer version's schema.
         """
-        engine = connect(url)
+        engine = connect(url, limits)
         with translated(engine.url):
             bring_to_head(writer(engine))
             use_wal(engine)
@@ -52,9 +56,18 @@ class Database:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def check_schema(self) -> None:
+        """Raises NewerSchema once a newer version has migrated the store, WrongSchema for an older.
+
+        A program that goes on would write what the newer version does not expect.
+        """
+        with self._read() as connection:
+            check_head(connection)
+
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        with translated(self._engine.url), self._engine.connect() as connection:
+        """A connection that sees what is committed: with SQLite one state, else one a statement."""
+        with translated(self._engine.url), self._reader.connect() as connection:
             yield connection
 
     @contextmanager

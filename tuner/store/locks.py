@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, Engine, func, select
 
-from tuner.errors import UnusableStore
+from tuner.store.connect import file_of
+from tuner.store.failures import kind_of
 
 
 def try_transaction_lock(connection: Connection, name: str) -> bool:
@@ -37,9 +38,8 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     database itself would end SQLite's own locks. Raises UnusableStore where the file cannot be
     opened.
     """
-    path = engine.url.database
-    has_file = path not in (None, "", ":memory:") and "uri" not in engine.url.query
-    if engine.dialect.name != "sqlite" or not has_file:
+    path = file_of(engine.url)
+    if path is None:
         yield True
         return
     # The lock belongs to the open file, not to the process: it keeps threads apart as well.
@@ -47,7 +47,7 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     try:
         file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UnusableStore(f"cannot lock {path}-names: {error.strerror}") from None
+        raise kind_of(error)(f"cannot lock {path}-names: {error.strerror}") from None
     try:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)

@@ -17,7 +17,6 @@ from tuner.store.current_winners import current_points
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
 from tuner.store.rows import read_environment, read_points, read_trial, read_winner
-from tuner.store.schema import check_head
 from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
 
@@ -177,11 +176,6 @@ class Lookups(Database):
         )
         with self._read() as connection:
             return {(state, device): count for state, device, count in connection.execute(query)}
-
-    def ping(self) -> None:
-        """Raises UnusableStore where the database does not answer, or has another schema."""
-        with self._read() as connection:
-            check_head(connection)
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, column, func, select, table, update
+from sqlalchemy import Connection, Engine, column, func, select, table, text, update
+from sqlalchemy.exc import DBAPIError
 
-from tuner.errors import UnusableStore
+from tuner.errors import NewerSchema, UnusableStore, WrongSchema
 from tuner.store.tables import VERSION_TABLE
 
 HEAD = "0006"
@@ -25,7 +27,7 @@ _LOCK = 0x74756E6572  # "tuner", as PostgreSQL's advisory locks are numbers
 def bring_to_head(engine: Engine) -> None:
     """Migrate an empty or older database in one transaction, and prove that it can be written.
 
-    Raises UnusableStore for a newer version's schema, and leaves it as it is.
+    Raises NewerSchema for a newer version's schema, and leaves it as it is.
     """
     with engine.begin() as connection:
         if _heads(connection) == (HEAD,):
@@ -33,15 +35,18 @@ def bring_to_head(engine: Engine) -> None:
             return
         # On SQLite, the transaction has the write lock already.
         if connection.dialect.name == "postgresql":
+            # A migration must not be cut off, whatever limits the session has.
+            for limit in ("statement_timeout", "lock_timeout"):
+                connection.execute(text(f"SET LOCAL {limit} = 0"))
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         _upgrade(connection)
 
 
 def check_head(connection: Connection) -> None:
-    """Raises UnusableStore where the schema is no longer this version's."""
+    """Raises NewerSchema where a newer version has migrated the store, WrongSchema for others."""
     found = connection.execute(select(_VERSION.c.version_num)).scalars().all()
     if found != [HEAD]:
-        raise UnusableStore(f"the store's schema is {', '.join(found) or 'gone'}, not {HEAD}")
+        raise _wrong(found)
 
 
 def alembic_config() -> Config:
@@ -56,15 +61,46 @@ def _heads(connection: Connection) -> tuple[str, ...]:
 
 
 def _upgrade(connection: Connection) -> None:
-    config = alembic_config()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    newer = sorted(set(_heads(connection)) - known)
-    if newer:
-        raise UnusableStore(
-            f"the store's schema {newer[0]} is newer than this version's {HEAD}: upgrade the tuner"
-        )
+    config, found = alembic_config(), _heads(connection)
+    if set(found) - _known():
+        raise _wrong(found)
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except DBAPIError as error:
+        # PostgreSQL's codes and SQLite's words for a table or a column that is there already.
+        code, reason = getattr(error.orig, "sqlstate", None), str(error.orig).partition("\n")[0]
+        if code in ("42P07", "42701") or "already exists" in reason or "duplicate column" in reason:
+            raise _set_back(found, reason) from error
+        raise
+
+
+def _known() -> set[str]:
+    scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    return {script.revision for script in scripts}
+
+
+def _wrong(found: Sequence[str]) -> WrongSchema:
+    newer = sorted(set(found) - _known())
+    if newer:
+        return NewerSchema(
+            f"the store was upgraded to schema {newer[0]} and this program knows {HEAD}: "
+            "upgrade and restart it"
+        )
+    if found:
+        return WrongSchema(
+            f"the store was set back to schema {found[0]} and this program needs {HEAD}: "
+            "restart it, and it upgrades the store"
+        )
+    return WrongSchema("the store's schema is gone: restore a backup, or restart this program")
+
+
+def _set_back(found: Sequence[str], reason: str) -> UnusableStore:
+    said = f"says that its schema is {found[0]}" if found else "does not say which schema it has"
+    return UnusableStore(
+        f"the store {said}, but it holds more ({reason}): restore a backup, or, if another "
+        "program's tables are in it, use a database of its own"
+    )
 
 
 def _prove_writable(connection: Connection) -> None:

@@ -1,0 +1,40 @@
+"""What a program of the previous release does on a store that was upgraded under it.
+
+`test_upgrade.py` runs it on that release's code: it prints "open", waits for a line, posts a job,
+does it and prints the job's id.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from store_writer import KEY, POINTS, PROBLEM, batch, say
+
+from tuner.jobs.job import JobFilter, JobRequest, JobState
+from tuner.problems.results import Entry, Status, Totals
+from tuner.store import JobStore, Leases
+
+
+def main(url: str) -> None:
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        say("open")
+        sys.stdin.readline()
+        job = jobs.submit(JobRequest(PROBLEM, "L40S", measure="predict")).job
+        lease = leases.claim([JobFilter(needs_gpu=False)], "previous")
+        assert lease and lease.job_id == job.id
+        store = leases.store(lease)
+        run, trials = store.begin_run(KEY), batch(0)
+        store.add_trials(run, trials)
+        leases.heartbeat(lease)
+        best = trials[0]
+        entry = Entry(
+            POINTS[0], best.candidate.config, Status.OK, 0.5, best.compiled, {}, "the fastest"
+        )
+        store.finish_run(run, [entry], Totals(measurements=len(trials)))
+        assert jobs.get(job.id).state is JobState.DONE
+        say(job.id)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,185 @@
+"""The connections of a store: how often they ask the server, how long they wait, when they end."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from servers import Postgres
+from sqlalchemy import make_url, text
+from store_writer import PROBLEM
+
+from tuner.errors import StoreReplaced, StoreUnreachable
+from tuner.jobs.job import JobRequest
+from tuner.store import JobStore, Store
+from tuner.store.keys import KeyStore, Scope
+from tuner.store.pool import IDLE_S, Limits
+from tuner.store.schema import HEAD
+from tuner.store.tables import VERSION_TABLE
+
+REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+IMPATIENT = Limits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
+
+
+def round_trips(store: Store, tmp_path: Path, call: Callable[[], object]) -> int:
+    """How often the store's connection waited for its server, by libpq's own trace."""
+    with store._engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+    with (tmp_path / "trace").open("w+b") as trace:
+        driver.pgconn.trace(trace.fileno())
+        call()
+        driver.pgconn.untrace()
+        trace.seek(0)
+        return sum(b"ReadyForQuery" in line for line in trace)
+
+
+def age(store: Store, seconds: float) -> None:
+    """Let the store's connection look as if nobody had used it for so long."""
+    with store._engine.connect() as connection:
+        record: Any = connection.connection._connection_record  # type: ignore[attr-defined]
+    record.info["since"] -= seconds
+
+
+def superuser(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    plain = make_url(url).set(drivername="postgresql")
+    return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
+
+
+class TestRoundTrips:
+    """What a request costs on a server that is far away."""
+
+    def test_one_for_what_one_statement_reads(self, postgres_url: str, tmp_path: Path) -> None:
+        with JobStore.open(postgres_url) as jobs:
+            keys = KeyStore.sharing(jobs)
+            token, job_id = keys.add("team", Scope.READ), jobs.submit(REQUEST).job.id
+            keys.find(token)  # its first use is stored
+            assert round_trips(jobs, tmp_path, lambda: keys.find(token)) == 1
+            assert round_trips(jobs, tmp_path, lambda: jobs.get(job_id)) == 1
+            assert round_trips(jobs, tmp_path, lambda: jobs.list()) == 1
+
+    def test_an_idle_connection_is_asked_whether_it_lives(
+        self, postgres_url: str, tmp_path: Path
+    ) -> None:
+        with JobStore.open(postgres_url) as jobs:
+            jobs.counts()
+            age(jobs, IDLE_S + 1)
+            assert round_trips(jobs, tmp_path, jobs.counts) == 1  # `round_trips` itself asked
+            with jobs._engine.connect() as connection:
+                first: Any = connection.connection.driver_connection
+            age(jobs, IDLE_S + 1)
+            first.pgconn.finish()  # as a firewall does: without a word
+            assert jobs.counts() == {}
+
+
+class TestRestarts:
+    def test_a_restart_of_the_server_fails_no_later_call(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
+            server = Postgres(Path(home))
+            server.start()
+            url = server.url.render_as_string(hide_password=False)
+            with JobStore.open(url) as jobs:
+                with jobs._read(), jobs._read():
+                    jobs.counts()  # three connections in the pool
+                server.stop()
+                server.start()
+                with jobs._read(), jobs._read():
+                    assert jobs.counts() == {}
+            server.stop()
+
+
+class TestLimits:
+    def test_a_locked_table_is_given_up(self, postgres_url: str) -> None:
+        with JobStore.open(postgres_url, IMPATIENT) as jobs, superuser(postgres_url) as other:
+            with other.transaction():
+                other.execute("LOCK TABLE jobs")
+                with pytest.raises(StoreUnreachable, match="lock timeout"):
+                    jobs.counts()
+                with pytest.raises(StoreUnreachable, match="lock timeout"):
+                    jobs.submit(REQUEST)
+            assert jobs.submit(REQUEST).created
+
+    def test_a_statement_that_takes_too_long_is_given_up(self, postgres_url: str) -> None:
+        with (
+            JobStore.open(postgres_url, Limits(statement_s=0.2)) as jobs,
+            pytest.raises(StoreUnreachable, match="statement timeout"),
+            jobs._read() as connection,
+        ):
+            connection.execute(text("SELECT pg_sleep(60)"))
+
+    def test_a_pool_without_a_free_connection_is_given_up(self, store_url: str) -> None:
+        with (
+            JobStore.open(store_url, IMPATIENT) as jobs,
+            jobs._read(),
+            jobs._read(),
+            pytest.raises(StoreUnreachable, match="limit of size 2"),
+        ):
+            jobs.counts()
+
+    def test_sqlite_s_writers_of_one_process_give_up_too(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'tuner.db'}"
+        with JobStore.open(url, IMPATIENT) as jobs, jobs._write():
+            with pytest.raises(StoreUnreachable, match="it is being written"):
+                jobs.submit(REQUEST)
+            assert jobs.counts() == {}
+
+    def test_by_default_nothing_is_cut_off(self, postgres_url: str) -> None:
+        with Store.open(postgres_url) as store, store._read() as connection:
+            for name in ("statement_timeout", "lock_timeout"):
+                assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
+
+    def test_a_migration_takes_its_time(self, postgres_url: str) -> None:
+        with superuser(postgres_url) as server:
+            server.execute(
+                "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_sleep(0.5); END $$"
+            )
+            server.execute(
+                "CREATE EVENT TRIGGER slow ON ddl_command_end WHEN TAG IN ('CREATE TABLE') "
+                "EXECUTE FUNCTION slow()"
+            )
+            short = Limits(statement_s=0.2, lock_s=0.2)
+            with Store.open(postgres_url, short) as store, store._read() as connection:
+                version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
+                assert connection.execute(version).scalar_one() == HEAD
+
+    def test_the_url_s_own_options_win(self, postgres_url: str) -> None:
+        url = make_url(postgres_url).update_query_dict({"options": "-c lock_timeout=7s"})
+        text_of_url = url.render_as_string(hide_password=False)
+        with Store.open(text_of_url, IMPATIENT) as store, store._read() as connection:
+            for name, value in (("lock_timeout", "7s"), ("statement_timeout", "20s")):
+                assert connection.execute(text(f"SHOW {name}")).scalar_one() == value
+
+
+class TestFiles:
+    """SQLite goes on with a deleted file, and all that it writes is lost in the end."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        return tmp_path / "tuner.db"
+
+    def test_a_deleted_file_is_refused(self, file: Path) -> None:
+        with JobStore.open(f"sqlite:///{file}") as jobs:
+            jobs.submit(REQUEST)
+            for one in file.parent.glob("tuner.db*"):
+                one.unlink()
+            for call in (jobs.counts, lambda: jobs.submit(REQUEST)):
+                with pytest.raises(StoreReplaced, match="deleted or replaced"):
+                    call()
+            jobs._engine.dispose()  # new connections make no new file
+            with pytest.raises(StoreReplaced):
+                jobs.submit(REQUEST)
+            assert not file.exists()
+
+    def test_another_file_in_its_place_is_refused(self, file: Path) -> None:
+        other = file.with_name("other.db")
+        Store.open(f"sqlite:///{other}").close()
+        with JobStore.open(f"sqlite:///{file}") as jobs:
+            other.replace(file)
+            with pytest.raises(StoreReplaced, match="deleted or replaced"):
+                jobs.submit(REQUEST)
+        with JobStore.open(f"sqlite:///{file}") as jobs:  # as after a restart
+            assert jobs.submit(REQUEST).created
