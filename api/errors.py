@@ -174,7 +174,7 @@ def _mistake(error: Mapping[str, Any], body: object) -> Mistake:
     elif kind == UNKNOWN_FIELD:
         place.append(error["ctx"]["name"])
     if source != "body":
-        return Mistake(pointer=str(place[-1]), detail=text)
+        return Mistake(pointer=str(place[0]), detail=text)
     if not place:
         text = "send a JSON object" if body is None else f"send a JSON object, not {_kind(body)}"
     return Mistake(pointer=_pointer(place, body, kind == "missing"), detail=text)

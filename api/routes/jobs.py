@@ -10,13 +10,12 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader, Submitter
 from api.errors import responses
-from api.paging import next_cursor, read_cursor, read_time_and_id
+from api.paging import job_position, page_of, read_job_cursor
 from api.requests import job_request
 from api.schemas_in import JobPage, SubmitJob
 from api.schemas_out import JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.text import JobId
-from tuner.devices.table import find_device
 from tuner.jobs.job import Job, Priority, Submitted
 from tuner.models.serving import Note
 from tuner.store.keys import Scope
@@ -87,16 +86,11 @@ def submit(
 
 @router.get("", response_model=JobsOut, response_model_exclude_unset=True, responses=responses())
 def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List jobs, the newest first."""
-    found = api.jobs.list(
-        device=find_device(page.device).name if page.device else None,
-        model=page.model,
-        state=page.state,
-        after=read_cursor(page.after, read_time_and_id),
-        limit=page.limit,
-    )
-    cursor = next_cursor(found, page.limit, lambda job: [job.created_at.isoformat(), job.id])
-    return {"jobs": [job.as_json() for job in found], "next": cursor}
+    """List jobs, by default the newest first."""
+    query = page.query()
+    found = api.jobs.list(query, after=read_job_cursor(page.after, query), limit=page.limit + 1)
+    jobs, cursor = page_of(found, page.limit, job_position(query))
+    return {"jobs": [job.as_json() for job in jobs], "next": cursor}
 
 
 @router.get(

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Engine, delete, func, insert, select
 
 from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
 from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.store.database import Clock, Database, insert_into, time_of
+from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_job, update_job
 from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
 
@@ -66,25 +68,15 @@ class JobStore(Database):
 
     def list(
         self,
+        query: JobQuery = ALL_JOBS,
         *,
-        device: str | None = None,
-        model: str | None = None,
-        state: JobState | None = None,
         after: tuple[datetime, str] | None = None,
         limit: int = 50,
     ) -> Sequence[Job]:
-        """A page of jobs, the newest first; `after` is the last page's last (created_at, id)."""
-        wanted = {jobs.c.device: device, jobs.c.model: model, jobs.c.state: state and state.value}
-        query = (
-            select(jobs)
-            .where(*(column == value for column, value in wanted.items() if value is not None))
-            .order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
-            .limit(limit)
-        )
-        if after is not None:
-            query = query.where(tuple_(jobs.c.created_at, jobs.c.id) < after)
+        """A page of jobs; `after` is the (created_at, id) of the last one on the page before."""
         with self._read() as connection:
-            return [read_job(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(select_page(query, after, limit))
+            return [read_job(row) for row in rows.mappings()]
 
     def cancel(self, job_id: str) -> Job:
         """End a job that no worker has, or ask its worker to end it. A finished job stays as it is.
