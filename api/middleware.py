@@ -55,7 +55,8 @@ class Observe:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
-                self._count(scope, status, time.perf_counter() - started)
+                waited_s = scope["state"].get("waited_s", 0.0)  # as the client asked for
+                self._count(scope, status, time.perf_counter() - started - waited_s)
             await send(message)
 
         try:
@@ -109,6 +110,7 @@ class TakeTurns:
         await self._turns.acquire()
         with contextlib.ExitStack() as turn:
             turn.callback(self._turns.release)
+            scope.setdefault("state", {})["end_turn"] = turn.close  # before a handler waits
 
             async def send_out_of_turn(message: Message) -> None:
                 turn.close()  # the work is done, or the answer is an event stream

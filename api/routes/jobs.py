@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader, Submitter
@@ -30,6 +32,15 @@ IdempotencyKey = Annotated[
         max_length=200,
         pattern=r"^[!-~]+$",
         description="Any text that identifies this submission: sent twice, it makes one job.",
+    ),
+]
+Wait = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=60,
+        description="Answer when the job has ended, or after so many seconds. The server may "
+        "answer sooner: look at the job's state.",
     ),
 ]
 
@@ -99,9 +110,19 @@ def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) ->
     response_model_exclude_unset=True,
     responses=responses(404),
 )
-def show(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show a job."""
-    return api.jobs.get(job_id).as_json()
+async def get_job(
+    job_id: JobId, caller: Reader, request: Request, api: ApiDep, wait: Wait = 0
+) -> dict[str, Any]:
+    """Show a job, at once or when it has ended."""
+    job = await run_in_threadpool(api.jobs.get, job_id)
+    if wait and not job.state.finished:
+        state, began = request.scope["state"], time.monotonic()
+        state["end_turn"]()
+        seconds = min(wait, api.settings.wait_s)
+        await api.waits.until_ended(job_id, request, caller.name, seconds)
+        state["waited_s"] = time.monotonic() - began
+        job = await run_in_threadpool(api.jobs.get, job_id)
+    return job.as_json()
 
 
 @router.post(

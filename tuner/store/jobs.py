@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 
 from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
-from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.job import (
+    FRESH,
+    UNFINISHED,
+    Job,
+    JobEvent,
+    JobRequest,
+    JobState,
+    Priority,
+    Submitted,
+)
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.store.database import Clock, Database, insert_into, time_of
 from tuner.store.job_pages import select_page
@@ -93,6 +102,13 @@ class JobStore(Database):
                 update_job(connection, job_id, cancel_requested=True)
                 append_event(connection, job_id, now, "cancel_requested", {})
             return get_job(connection, job_id)
+
+    def ended(self, job_ids: Collection[str]) -> set[str]:
+        """Which of these jobs have ended."""
+        unfinished = [state.value for state in UNFINISHED]
+        query = select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.state.not_in(unfinished))
+        with self._read() as connection:
+            return set(connection.execute(query).scalars())
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""
