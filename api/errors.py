@@ -25,6 +25,7 @@ from tuner.errors import (
     WorkFailed,
     did_you_mean,
 )
+from tuner.problems.fields import UNKNOWN_FIELD
 
 log = logging.getLogger("tuner.api")
 
@@ -44,7 +45,10 @@ _STATUSES: dict[type[BaseException], int] = {
 class Mistake(BaseModel):
     """One thing wrong with a request."""
 
-    pointer: str = Field(description="Where: a JSON pointer into the body, or a parameter's name.")
+    pointer: str = Field(
+        description="Where: a JSON pointer into the body (RFC 6901), or a parameter's name.",
+        examples=["/tp", "limit"],
+    )
     detail: str
 
 
@@ -143,6 +147,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    for one in error.errors():
+        if one["loc"] == ("path", "job_id"):
+            text = f"there is no job {one['input'][:100]!r}: an id has 26 letters and digits"
+            return await _on_tuner_error(request, UnknownJob(text))
+        if one["loc"][0] == "path":
+            text = f"there is nothing at {request.url.path[:200]!r}: {one['loc'][1]}: {one['msg']}"
+            return await _on_http_error(request, HTTPException(404, text))
     found = [_mistake(one, error.body) for one in error.errors()[:20]]
     mistakes = [one for at, one in enumerate(found) if one not in found[:at]]
     detail = "; ".join(_line(mistake) for mistake in mistakes[:3])
@@ -155,15 +166,23 @@ def request_id(request: Request) -> str:
 
 
 def _mistake(error: Mapping[str, Any], body: object) -> Mistake:
-    place = [str(part) for part in error["loc"]]
-    text = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] in ("enum", "literal_error") and isinstance(error["input"], str):
+    source, *place = error["loc"]
+    kind, text = error["type"], str(error["msg"]).removeprefix("Value error, ")
+    if kind in ("enum", "literal_error") and isinstance(error["input"], str):
         choices = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
         text += did_you_mean(error["input"][:100], choices)
-    if place[0] == "body":
-        missing = error["type"] == "missing"
-        return Mistake(pointer=_pointer(error["loc"][1:], body, missing), detail=text)
-    return Mistake(pointer=place[-1], detail=text)
+    elif kind == UNKNOWN_FIELD:
+        place.append(error["ctx"]["name"])
+    if source != "body":
+        return Mistake(pointer=str(place[0]), detail=text)
+    if not place:
+        text = "send a JSON object" if body is None else f"send a JSON object, not {_kind(body)}"
+    return Mistake(pointer=_pointer(place, body, kind == "missing"), detail=text)
+
+
+def _kind(body: object) -> str:
+    kinds = {list: "a list", str: "a string", bool: "true or false", int: "a number"}
+    return kinds.get(type(body), "a number")
 
 
 def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
@@ -180,7 +199,7 @@ def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
             case _:
                 continue
         pointer += "/" + str(part).replace("~", "~0").replace("/", "~1")
-    return pointer or "/"
+    return pointer
 
 
 def _line(mistake: Mistake) -> str:

@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import time
+from collections import Counter
 from typing import NoReturn
 
 import anyio
@@ -54,7 +55,8 @@ class Observe:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
-                self._count(scope, status, time.perf_counter() - started)
+                waited_s = scope["state"].get("waited_s", 0.0)  # as the client asked for
+                self._count(scope, status, time.perf_counter() - started - waited_s)
             await send(message)
 
         try:
@@ -108,6 +110,7 @@ class TakeTurns:
         await self._turns.acquire()
         with contextlib.ExitStack() as turn:
             turn.callback(self._turns.release)
+            scope.setdefault("state", {})["end_turn"] = turn.close  # before a handler waits
 
             async def send_out_of_turn(message: Message) -> None:
                 turn.close()  # the work is done, or the answer is an event stream
@@ -180,7 +183,11 @@ def check_json(body: bytes) -> None:
     """Raises Refused for a body that is not plain JSON, or that a database cannot store."""
     try:
         value = json.loads(
-            body.decode(), parse_constant=_no_number, parse_int=_bounded, parse_float=_finite
+            body.decode(),
+            object_pairs_hook=_each_key_once,
+            parse_constant=_no_number,
+            parse_int=_bounded,
+            parse_float=_finite,
         )
     except RecursionError:
         raise Refused(400, f"the JSON is nested more than {DEEPEST} deep") from None
@@ -211,6 +218,14 @@ def _check_text(text: str) -> None:
         raise Refused(400, "a string holds half a character")
     if "\0" in text:  # valid JSON, and valid in the schema, but PostgreSQL cannot store it
         raise Refused(422, "a string holds a NUL")
+
+
+def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise Refused(400, f"the key {twice[:100]!r} stands twice in one object")
+    return found
 
 
 def _bounded(text: str) -> int:

@@ -9,21 +9,28 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from tuner.errors import BadInput
+from tuner.jobs.job import Job
+from tuner.jobs.listing import JobQuery
 
 T = TypeVar("T")
 
 
-def next_cursor(
-    page: Sequence[T], limit: int, position: Callable[[T], Sequence[Any]]
-) -> str | None:
-    """The cursor behind a page's last item; None where the page is certainly the last."""
-    if len(page) < limit:
-        return None
-    return base64.urlsafe_b64encode(json.dumps(position(page[-1])).encode()).decode().rstrip("=")
+def page_of(
+    found: Sequence[T], limit: int, position: Callable[[T], Sequence[Any]]
+) -> tuple[Sequence[T], str | None]:
+    """A page, and the cursor behind its last item; None where nothing comes after it.
+
+    `found` holds one item more than `limit`, if there are so many: it shows that there is more.
+    """
+    page = found[:limit]
+    if len(found) <= limit:
+        return page, None
+    place = json.dumps(position(page[-1])).encode()
+    return page, base64.urlsafe_b64encode(place).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, read: Callable[[Any], T]) -> T | None:
-    """The position that `next_cursor` encoded. Raises BadInput for any other text."""
+    """The position that `page_of` encoded. Raises BadInput for any other text."""
     if text is None:
         return None
     try:
@@ -49,13 +56,34 @@ def read_one(values: Any) -> int:  # noqa: ANN401 (JSON)
     raise BadInput
 
 
-def read_time_and_id(values: Any) -> tuple[datetime, str]:  # noqa: ANN401 (JSON)
-    """The position of a job in the list of jobs: when it was created, and its id."""
+def job_position(query: JobQuery) -> Callable[[Job], Sequence[Any]]:
+    """How a job's place in the list of a query is written into a cursor."""
+    return lambda job: [job.created_at.isoformat(), job.id, query.digest]
+
+
+def read_job_cursor(text: str | None, query: JobQuery) -> tuple[datetime, str] | None:
+    """The (created_at, id) behind which the next page of the query's jobs begins.
+
+    Raises BadInput for a cursor of another query: its page would begin at a place without meaning.
+    """
+    place = read_cursor(text, _read_job_place)
+    if place is None:
+        return None
+    created_at, job_id, digest = place
+    if digest != query.digest:
+        raise BadInput(
+            "after: this cursor belongs to a list with other filters or another order: send them "
+            "again as they were, or leave `after` out to begin a new list"
+        )
+    return created_at, job_id
+
+
+def _read_job_place(values: Any) -> tuple[datetime, str, str]:  # noqa: ANN401 (JSON)
     match values:
-        case [str(at), str(job_id)] if job_id.isascii() and job_id.isalnum():
+        case [str(at), str(job_id), str(digest)] if job_id.isascii() and job_id.isalnum():
             time = datetime.fromisoformat(at)
             if time.tzinfo is not None:
-                return time.astimezone(timezone.utc), job_id
+                return time.astimezone(timezone.utc), job_id, digest
     raise BadInput
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, create_model
 
-from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
+from api.text import PLAIN, Cursor, DeviceName, EngineSpec, Measure, Name, Time
+from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
+from tuner.jobs.listing import JobQuery, Order
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families
@@ -20,7 +22,7 @@ ModelText = Annotated[
     Field(
         min_length=1,
         max_length=2000,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
+        pattern=PLAIN,
         description="A preset of GET /v1/models, a problem (fused_moe:E=..,N=..,K=..,top_k=..,"
         "dtype=.. or decode_attention:q_heads=..,kv_heads=..,Lq=..,Lv=..,dtype=..), or an engine's "
         "warning that it found no config file. Never a path.",
@@ -100,7 +102,27 @@ class JobPage(Page):
 
     device: DeviceName | None = None
     model: Name | None = Field(None, description="As the job's request names it.")
-    state: JobState | None = None
+    client: Name | None = Field(
+        None, description="Who posted it first: a key's name, nightly or local."
+    )
+    state: list[JobState] = Field(
+        [], max_length=len(JobState), description="One of these, as state=failed&state=dead."
+    )
+    created_after: Time | None = None
+    created_before: Time | None = None
+    order: Order = Order.NEWEST
+
+    def query(self) -> JobQuery:
+        """The query of the store. Raises UnknownDevice."""
+        return JobQuery(
+            device=find_device(self.device).name if self.device else None,
+            model=self.model,
+            client=self.client,
+            states=frozenset(self.state),
+            created_after=self.created_after,
+            created_before=self.created_before,
+            order=self.order,
+        )
 
 
 class StoredPage(Page):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import date, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
+
+Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 
 
 class RequestOut(BaseModel):
@@ -51,10 +53,10 @@ class SubmittedOut(JobOut):
 
 
 class JobsOut(BaseModel):
-    """A page of jobs, the newest first."""
+    """A page of jobs, in the order that was asked for."""
 
     jobs: list[JobOut]
-    next: str | None = Field(description="`after` of the next page; null on the last.")
+    next: Next
 
 
 class EventOut(BaseModel):
@@ -121,7 +123,7 @@ class TrialsOut(BaseModel):
     """A page of trials, by gemm or stage, size and configuration."""
 
     trials: list[TrialOut]
-    next: str | None
+    next: Next
 
 
 class WinnersOut(BaseModel):
@@ -162,7 +164,7 @@ class HeldPageOut(BaseModel):
     """A page of what is stored."""
 
     stored: list[HeldOut]
-    next: str | None
+    next: Next
 
 
 class WatchedOut(BaseModel):
@@ -182,7 +184,7 @@ class WatchedPageOut(BaseModel):
     """A page of what is watched."""
 
     watched: list[WatchedOut]
-    next: str | None
+    next: Next
 
 
 class WatchOut(BaseModel):

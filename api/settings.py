@@ -27,6 +27,7 @@ class ApiSettings:
     submit_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("300/minute"))
     stream_s: int = 3600  # an event stream ends after so many seconds, and its client reconnects
     streams: int = 200  # event streams at once
+    wait_s: int = 60  # a request waits at most so long for its job's end
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
@@ -51,6 +52,7 @@ def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
         rate=rate("RATE", defaults.rate),
         submit_rate=rate("SUBMIT_RATE", defaults.submit_rate),
         stream_s=whole("STREAM_S", 1, 86_400, defaults.stream_s),
+        wait_s=whole("WAIT_S", 0, 60, defaults.wait_s),
         streams=whole("STREAMS", 1, 10_000, defaults.streams),
     )
 

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from api.metrics import Metrics
 from api.settings import ApiSettings
+from api.waits import Waits
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
@@ -32,6 +33,7 @@ class Api:
         self.nights = NightStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
         self.lookups = Lookups.sharing(self.store)
+        self.waits = Waits(self.jobs)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from sqlalchemy import Engine, event
 
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
+from tuner.jobs.listing import ALL_JOBS, JobQuery, Order
 from tuner.store import JobStore, Store
 from tuner.store.lookups import Lookups
 
@@ -79,15 +80,18 @@ def reads(url: str) -> dict[str, Any]:
     """Pages of a large store, for one client and for eight at once."""
     with JobStore.open(url) as jobs:
         middle = jobs.list(limit=1)[0].created_at.replace(month=2)
-        finished = jobs.list(state=JobState.DONE, limit=1000)
+        finished = jobs.list(JobQuery(states=frozenset({JobState.DONE})), limit=1000)
     done = finished[0].id
     tuned = list(dict.fromkeys(job.request.problem.spec() for job in finished))[:10]
-    after = cursor([middle.isoformat(), "z" * 26])
+    after = cursor([middle.isoformat(), "z" * 26, ALL_JOBS.digest])
     pages = {
         "list": "/v1/jobs",
         "list, in the middle": f"/v1/jobs?after={after}",
         "list, by device": "/v1/jobs?device=L40S",
         "list, by state": "/v1/jobs?state=failed",
+        "list, by two states": "/v1/jobs?state=failed&state=dead",
+        "list, by client, oldest": "/v1/jobs?client=local&order=oldest",
+        "list, since February": "/v1/jobs?created_after=2026-02-01T00:00:00Z&order=oldest",
         "list, by model": "/v1/jobs?model=mixtral-8x7b",
         "list, by device and state": "/v1/jobs?device=L40S&state=failed",
         "list, by all three": "/v1/jobs?device=L40S&state=failed&model=kimi-k2",
@@ -202,13 +206,19 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
         job, device = jobs.get(job_id), find_device("L40S").name
         run_id = job.run_id or 0
         problem = job.request.problem
+        failed = frozenset({JobState.FAILED})
+        ended_badly = failed | {JobState.DEAD}
         calls: dict[str, Callable[[], object]] = {
             "list": lambda: jobs.list(),
             "list, in the middle": lambda: jobs.list(after=(job.created_at, job.id)),
-            "list, by device": lambda: jobs.list(device=device),
-            "list, by state": lambda: jobs.list(state=JobState.FAILED),
-            "list, by model": lambda: jobs.list(model="kimi-k2"),
-            "list, by device and state": lambda: jobs.list(device=device, state=JobState.FAILED),
+            "list, by device": lambda: jobs.list(JobQuery(device=device)),
+            "list, by state": lambda: jobs.list(JobQuery(states=failed)),
+            "list, by two states": lambda: jobs.list(JobQuery(states=ended_badly)),
+            "list, by model": lambda: jobs.list(JobQuery(model="kimi-k2")),
+            "list, by client, oldest": lambda: jobs.list(
+                JobQuery(client="local", order=Order.OLDEST)
+            ),
+            "list, by device and state": lambda: jobs.list(JobQuery(device=device, states=failed)),
             "a job": lambda: jobs.get(job_id),
             "a job's events": lambda: jobs.events(job_id, 0, 500),
             "a job's trials": lambda: lookups.trials(run_id, ("up", 1, 0, 0, ""), 100),

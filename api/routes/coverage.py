@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from api.auth import Admin, Reader
 from api.coverage import stored_rows, watched_rows
 from api.errors import responses
-from api.paging import next_cursor, read_cursor, read_one, read_pair
+from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
 from api.schemas_in import StoredPage, WatchedPage, WatchIn
 from api.schemas_out import HeldPageOut, NightOut, WatchedPageOut, WatchesOut, WatchOut
@@ -26,12 +26,11 @@ router = APIRouter(prefix="/v1", tags=["coverage"])
 def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
-    found = api.lookups.stored_summaries(device, read_cursor(page.after, read_pair), page.limit)
-    seen = api.lookups.environments({one.environment.device for one in found})
-    return {
-        "stored": stored_rows(found, seen),
-        "next": next_cursor(found, page.limit, lambda summary: summary.cursor),
-    }
+    after = read_cursor(page.after, read_pair)
+    found = api.lookups.stored_summaries(device, after, page.limit + 1)
+    summaries, cursor = page_of(found, page.limit, lambda summary: summary.cursor)
+    seen = api.lookups.environments({one.environment.device for one in summaries})
+    return {"stored": stored_rows(summaries, seen), "next": cursor}
 
 
 @router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())
@@ -40,8 +39,9 @@ def watched(page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep) 
     device = find_device(page.device).name if page.device else None
     skip = read_cursor(page.after, read_one) or 0
     watch_list = watch_list_of(api.settings.service, api.nights)
-    rows = watched_rows(watch_list, device, skip, page.limit, api.lookups)
-    return {"watched": rows, "next": next_cursor(rows, page.limit, lambda _: [skip + page.limit])}
+    found = watched_rows(watch_list, device, skip, page.limit + 1, api.lookups)
+    rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit])
+    return {"watched": rows, "next": cursor}
 
 
 @router.get("/watches", response_model=WatchesOut, responses=responses())

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader, Submitter
 from api.errors import responses
-from api.paging import next_cursor, read_cursor, read_time_and_id
+from api.paging import job_position, page_of, read_job_cursor
 from api.requests import job_request
 from api.schemas_in import JobPage, SubmitJob
 from api.schemas_out import JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.text import JobId
-from tuner.devices.table import find_device
 from tuner.jobs.job import Job, Priority, Submitted
 from tuner.models.serving import Note
 from tuner.store.keys import Scope
@@ -31,6 +32,15 @@ IdempotencyKey = Annotated[
         max_length=200,
         pattern=r"^[!-~]+$",
         description="Any text that identifies this submission: sent twice, it makes one job.",
+    ),
+]
+Wait = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=60,
+        description="Answer when the job has ended, or after so many seconds. The server may "
+        "answer sooner: look at the job's state.",
     ),
 ]
 
@@ -87,16 +97,11 @@ def submit(
 
 @router.get("", response_model=JobsOut, response_model_exclude_unset=True, responses=responses())
 def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List jobs, the newest first."""
-    found = api.jobs.list(
-        device=find_device(page.device).name if page.device else None,
-        model=page.model,
-        state=page.state,
-        after=read_cursor(page.after, read_time_and_id),
-        limit=page.limit,
-    )
-    cursor = next_cursor(found, page.limit, lambda job: [job.created_at.isoformat(), job.id])
-    return {"jobs": [job.as_json() for job in found], "next": cursor}
+    """List jobs, by default the newest first."""
+    query = page.query()
+    found = api.jobs.list(query, after=read_job_cursor(page.after, query), limit=page.limit + 1)
+    jobs, cursor = page_of(found, page.limit, job_position(query))
+    return {"jobs": [job.as_json() for job in jobs], "next": cursor}
 
 
 @router.get(
@@ -105,9 +110,19 @@ def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) ->
     response_model_exclude_unset=True,
     responses=responses(404),
 )
-def show(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show a job."""
-    return api.jobs.get(job_id).as_json()
+async def get_job(
+    job_id: JobId, caller: Reader, request: Request, api: ApiDep, wait: Wait = 0
+) -> dict[str, Any]:
+    """Show a job, at once or when it has ended."""
+    job = await run_in_threadpool(api.jobs.get, job_id)
+    if wait and not job.state.finished:
+        state, began = request.scope["state"], time.monotonic()
+        state["end_turn"]()
+        seconds = min(wait, api.settings.wait_s)
+        await api.waits.until_ended(job_id, request, caller.name, seconds)
+        state["waited_s"] = time.monotonic() - began
+        job = await run_in_threadpool(api.jobs.get, job_id)
+    return job.as_json()
 
 
 @router.post(

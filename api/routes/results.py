@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Reader
 from api.errors import responses
-from api.paging import next_cursor, read_cursor
+from api.paging import page_of, read_cursor
 from api.schemas_in import ExportIn, Page
 from api.schemas_out import TrialsOut, WinnersOut
 from api.state import ApiDep
@@ -61,9 +61,10 @@ def trials(
 ) -> dict[str, Any]:
     """List what a job tried, by gemm or stage, size and configuration."""
     job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_cursor)
-    found = api.lookups.trials(job.run_id, after, page.limit) if job.run_id is not None else []
-    cursor = next_cursor(found, page.limit, trial_cursor)
-    return {"trials": [_trial(trial) for trial in found], "next": cursor}
+    run_id, most = job.run_id, page.limit + 1
+    found = api.lookups.trials(run_id, after, most) if run_id is not None else []
+    tried, cursor = page_of(found, page.limit, trial_cursor)
+    return {"trials": [_trial(trial) for trial in tried], "next": cursor}
 
 
 @router.get(

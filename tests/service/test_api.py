@@ -158,7 +158,7 @@ class TestSubmit:
             ({"engine": "sglagn"}, "did you mean 'sglang'?"),
             ({"measure": "predikt"}, "did you mean 'predict'?"),
             ({"gemms": ["upp"]}, "gemms/0: Input should be 'up' or 'down'; did you mean 'up'?"),
-            ({"efort": "quick"}, "unknown field 'efort'; did you mean 'effort'?"),
+            ({"efort": "quick"}, "efort: unknown field; did you mean 'effort'?"),
             ({"tp": 3}, "the nearest that works is tp="),
             ({"tp": "8"}, "tp: should be a number"),
             ({"tp": True}, "tp: should be a number"),

@@ -42,6 +42,7 @@ from tuner.jobs.job import (
     Submitted,
     read_request,
 )
+from tuner.jobs.listing import JobQuery
 from tuner.problems.records import RunState
 from tuner.problems.results import Totals
 from tuner.store import JobStore, LeasedStore, Leases, Store
@@ -294,11 +295,12 @@ class TestListing:
         mine = jobs.submit(REQUEST).job
         other = jobs.submit(replace(REQUEST, device="H200", model="qwen3")).job
         cancelled = jobs.cancel(jobs.submit(replace(REQUEST, seed=1)).job.id)
-        assert ids(jobs.list(device="NVIDIA_H200")) == [other.id]
-        assert ids(jobs.list(model="qwen3")) == [other.id]
-        assert ids(jobs.list(state=JobState.CANCELLED)) == [cancelled.id]
-        assert ids(jobs.list(device="NVIDIA_L40S", state=JobState.QUEUED)) == [mine.id]
-        assert ids(jobs.list(device="NVIDIA_A10")) == []
+        assert ids(jobs.list(JobQuery(device="NVIDIA_H200"))) == [other.id]
+        assert ids(jobs.list(JobQuery(model="qwen3"))) == [other.id]
+        assert ids(jobs.list(JobQuery(states=frozenset({JobState.CANCELLED})))) == [cancelled.id]
+        l40s = JobQuery(device="NVIDIA_L40S", states=frozenset({JobState.QUEUED}))
+        assert ids(jobs.list(l40s)) == [mine.id]
+        assert ids(jobs.list(JobQuery(device="NVIDIA_A10"))) == []
 
     def test_counts(self, jobs: JobStore) -> None:
         first, *_ = [jobs.submit(request).job.id for request in seeded(3)]

@@ -19,6 +19,7 @@ from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest, JobState
+from tuner.jobs.listing import JobQuery
 from tuner.jobs.targets import _engine_version_here
 from tuner.problems.points import Config, Point
 from tuner.problems.records import RunKey
@@ -260,7 +261,7 @@ class TestRound:
         tuned(store, PROBLEMS[0])
         first = run_nightly(settings, today=DAY)
         assert (len(first["missing"]), len(first["revalidated"])) == (1, 1)
-        queued = JobStore.sharing(store).list(state=JobState.QUEUED)
+        queued = JobStore.sharing(store).list(JobQuery(states=frozenset({JobState.QUEUED})))
         assert sorted(job.id for job in queued) == sorted(first["submitted"])
         assert {job.client for job in queued} == {SCHEDULE}
         assert last_night(settings) == first

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +36,14 @@ FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long
 PAUSE_S = 10.0  # longest pause between two tries
 
+CreatedAt = Annotated[
+    datetime | None,
+    typer.Option(
+        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S"],
+        metavar="TIME",
+        help="As 2026-11-20 or 2026-11-20T05:00:00, in UTC; default: any time.",
+    ),
+]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The id that `submit` printed.")]
 
 
@@ -104,9 +113,16 @@ def submit(
 def jobs(
     device: Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")] = None,
     model: Annotated[str | None, typer.Option(help="Only for this model; default: all.")] = None,
-    state: Annotated[
-        str | None, typer.Option(help="Only queued, running, done, ...; default: all.")
+    client: Annotated[
+        str | None, typer.Option(help="Only of this client, as a key's name; default: all.")
     ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="Only queued, running, done, ...; may be repeated; default: all."),
+    ] = None,
+    created_after: CreatedAt = None,
+    created_before: CreatedAt = None,
+    order: Annotated[str, typer.Option(help="newest or oldest first; default: newest.")] = "newest",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs to list.")] = 50,
     server: Server = None,
     as_json: Json = False,
@@ -114,14 +130,19 @@ def jobs(
     """List jobs, newest first."""
     from tuner.devices.table import find_device
     from tuner.jobs.job import parse_state
+    from tuner.jobs.listing import JobQuery, parse_order
 
+    query = JobQuery(
+        device=find_device(device).name if device else None,
+        model=model,
+        client=client,
+        states=frozenset(parse_state(one) for one in state or ()),
+        created_after=_in_utc(created_after),
+        created_before=_in_utc(created_before),
+        order=parse_order(order),
+    )
     with open_jobs(server) as queue:
-        found = queue.list(
-            device=find_device(device).name if device else None,
-            model=model,
-            state=parse_state(state) if state else None,
-            limit=limit,
-        )
+        found = queue.list(query, limit=limit)
     show(as_json, lambda: [job.as_json() for job in found], lambda: _job_table(found))
 
 
@@ -159,6 +180,10 @@ def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
         typer.echo(f"{found.id} is {found.state.value}")
     else:
         typer.echo(f"{found.id} is {found.state.value}: its worker was asked to stop")
+
+
+def _in_utc(time: datetime | None) -> datetime | None:
+    return time and time.replace(tzinfo=timezone.utc)
 
 
 def _follow(queue: Queue, found: Job) -> Job:

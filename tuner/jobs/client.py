@@ -24,6 +24,7 @@ import platformdirs
 
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted, read_request
+from tuner.jobs.listing import ALL_JOBS, JobQuery
 
 KEY_VARIABLE = "TUNER_API_KEY"
 TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
@@ -38,14 +39,7 @@ class Queue(Protocol):
 
     def get(self, job_id: str) -> Job: ...
 
-    def list(
-        self,
-        *,
-        device: str | None = None,
-        model: str | None = None,
-        state: JobState | None = None,
-        limit: int = 50,
-    ) -> Sequence[Job]: ...
+    def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]: ...
 
     def cancel(self, job_id: str) -> Job: ...
 
@@ -84,18 +78,10 @@ class RemoteQueue:
         with self._expecting_this_version():
             return _read_job(answer)
 
-    def list(
-        self,
-        *,
-        device: str | None = None,
-        model: str | None = None,
-        state: JobState | None = None,
-        limit: int = 50,
-    ) -> Sequence[Job]:
-        """List jobs, the newest first."""
-        wanted = {"device": device, "model": model, "state": state and state.value, "limit": limit}
-        query = urllib.parse.urlencode({k: v for k, v in wanted.items() if v is not None})
-        answer = self._ask("GET", f"/v1/jobs?{query}")
+    def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]:
+        """List at most `limit` jobs, which is 1 to 1000."""
+        wanted = {**query.parameters(), "limit": str(limit)}
+        answer = self._ask("GET", f"/v1/jobs?{urllib.parse.urlencode(wanted, doseq=True)}")
         with self._expecting_this_version():
             return [_read_job(values) for values in answer["jobs"]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from tuner.errors import did_you_mean
 
@@ -27,6 +28,9 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(refuse_words)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
+UNKNOWN_FIELD = "unknown_field"  # the type of the error, whose context has the field's `name`
+
+
 class Strict(BaseModel):
     """A model that refuses unknown fields by name."""
 
@@ -38,6 +42,7 @@ class Strict(BaseModel):
         if isinstance(values, dict):
             for name in values:
                 if name not in cls.model_fields:
-                    near = did_you_mean(str(name)[:100], cls.model_fields)
-                    raise ValueError(f"unknown field {str(name)[:100]!r}{near}")
+                    short = str(name)[:100]
+                    context = {"name": short, "near": did_you_mean(short, cls.model_fields)}
+                    raise PydanticCustomError(UNKNOWN_FIELD, "unknown field{near}", context)
         return values

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Engine, delete, func, insert, select
 
 from tuner.errors import IdempotencyConflict, IdempotencyKeyInUse
-from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.job import (
+    FRESH,
+    UNFINISHED,
+    Job,
+    JobEvent,
+    JobRequest,
+    JobState,
+    Priority,
+    Submitted,
+)
+from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.store.database import Clock, Database, time_of
+from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
 from tuner.store.job_tables import IS_QUEUED, idempotency_keys, job_events, jobs
 from tuner.store.submissions import Submission, find_or_add
@@ -93,25 +104,15 @@ class JobStore(Database):
 
     def list(
         self,
+        query: JobQuery = ALL_JOBS,
         *,
-        device: str | None = None,
-        model: str | None = None,
-        state: JobState | None = None,
         after: tuple[datetime, str] | None = None,
         limit: int = 50,
     ) -> Sequence[Job]:
-        """A page of jobs, the newest first; `after` is the last page's last (created_at, id)."""
-        wanted = {jobs.c.device: device, jobs.c.model: model, jobs.c.state: state and state.value}
-        query = (
-            select(jobs)
-            .where(*(column == value for column, value in wanted.items() if value is not None))
-            .order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
-            .limit(limit)
-        )
-        if after is not None:
-            query = query.where(tuple_(jobs.c.created_at, jobs.c.id) < after)
+        """A page of jobs; `after` is the (created_at, id) of the last one on the page before."""
         with self._read() as connection:
-            return [read_job(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(select_page(query, after, limit))
+            return [read_job(row) for row in rows.mappings()]
 
     def cancel(self, job_id: str, client: str | None = None) -> Job:
         """Withdraw a client's interest in a job, and end the job with its last client.
@@ -142,6 +143,13 @@ class JobStore(Database):
         some = select(jobs.c.id).where(*mine).limit(most).subquery()
         with self._read() as connection:
             return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+
+    def ended(self, job_ids: Collection[str]) -> set[str]:
+        """Which of these jobs have ended."""
+        unfinished = [state.value for state in UNFINISHED]
+        query = select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.state.not_in(unfinished))
+        with self._read() as connection:
+            return set(connection.execute(query).scalars())
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """A job's events with numbers above `after`, in order; none for an unknown job."""

@@ -1,0 +1,105 @@
+"""How the API answers what is not a request: it points at the mistake and says what to send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api_server import JOB, NEVER, Server, serving
+
+from api.settings import ApiSettings
+from workers.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For requests that must not get as far as the store."""
+    file: Path = tmp_path_factory.mktemp("api") / "tuner.db"
+    with serving(ApiSettings(Settings(f"sqlite:///{file}"))) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "said"),
+    [
+        ({"tpp": 8}, "/tpp", "unknown field; did you mean 'tp'?"),
+        ({"a/b~c": 8}, "/a~1b~0c", "unknown field"),
+        (
+            {"workload": [{"batch_size": 1, "new_tokns": 1}]},
+            "/workload/0/new_tokns",
+            "unknown field; did you mean 'new_tokens'?",
+        ),
+    ],
+)
+def test_an_unknown_field_is_pointed_at(
+    server: Server, change: dict[str, object], pointer: str, said: str
+) -> None:
+    answer = server.call("POST", "/v1/jobs", {**JOB, **change})
+    assert said in answer.problem(422)
+    assert said in {one["pointer"]: one["detail"] for one in answer.json["errors"]}[pointer]
+
+
+def test_an_unknown_parameter_is_named(server: Server) -> None:
+    answer = server.call("GET", "/v1/jobs?stat=done")
+    assert answer.problem(422) == "stat: unknown field; did you mean 'state'?"
+    assert [one["pointer"] for one in answer.json["errors"]] == ["stat"]
+
+
+def test_a_name_without_end_is_not_repeated(server: Server) -> None:
+    answer = server.call("POST", "/v1/jobs", {**JOB, "x" * 50_000: 1})
+    assert "unknown field" in answer.problem(422)
+    assert len(answer.body) < 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "send a JSON object"),
+        (b"null", "send a JSON object"),
+        (b"[]", "send a JSON object, not a list"),
+        (b'"deepseek-r1"', "send a JSON object, not a string"),
+        (b"0.5", "send a JSON object, not a number"),
+        (b"true", "send a JSON object, not true or false"),
+    ],
+)
+def test_a_body_is_an_object(server: Server, body: bytes, said: str) -> None:
+    answer = server.call("POST", "/v1/jobs", body)
+    assert answer.problem(422) == said
+    assert answer.json["errors"] == [{"pointer": "", "detail": said}]  # RFC 6901's whole document
+
+
+def test_a_key_stands_once_in_an_object(server: Server) -> None:
+    for body in (b'{"tp": 8, "tp": 16}', b'{"model": {"a": [{"tp": 1, "b": 2, "tp": 1}]}}'):
+        assert "the key 'tp' stands twice" in server.call("POST", "/v1/jobs", body).problem(400)
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "\u009b31mred", "\u202edlo", "a\u2028b", "\x7f"])
+def test_a_name_steers_no_terminal(server: Server, name: str) -> None:
+    for change in ({"name": name}, {"model": name}):
+        answer = server.call("POST", "/v1/jobs", {**JOB, **change})
+        answer.problem(422)
+        assert answer.json["errors"][0]["pointer"] == f"/{next(iter(change))}"
+    plain = {"model": "naïve 模型", "device": "L40S"}  # not refused as text, but known to nobody
+    assert "no preset" in server.call("POST", "/v1/jobs", plain).problem(422)
+
+
+@pytest.mark.parametrize("name", ["abc", "0" * 27, "%00" * 26, "U" * 26])
+@pytest.mark.parametrize(
+    ("method", "rest"), [("GET", ""), ("GET", "/events"), ("GET", "/trials"), ("POST", "/cancel")]
+)
+def test_a_text_that_is_no_id_is_the_id_of_no_job(
+    server: Server, name: str, method: str, rest: str
+) -> None:
+    unknown = server.call(method, f"/v1/jobs/{NEVER}{rest}")
+    answer = server.call(method, f"/v1/jobs/{name}{rest}")
+    assert "there is no job" in answer.problem(404)
+    assert "an id has 26 letters and digits" in answer.problem(404)
+    assert answer.json["type"] == unknown.json["type"] == "urn:engine-tuner:error:unknown-job"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "/v1/watches/x"), ("GET", "/v1/exports/%2e%2e.tar")]
+)
+def test_a_path_that_cannot_be_is_not_found(server: Server, method: str, path: str) -> None:
+    assert "there is nothing at" in server.call(method, path).problem(404)

@@ -1,0 +1,199 @@
+"""`GET /v1/jobs/{id}?wait=...`: the answer comes when the job ends, and waiting costs nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from api_server import NEVER, Answer, Server, serving, work
+from sqlalchemy import update
+from store_writer import PROBLEM
+from test_api import eventually
+
+from api import waits
+from api.metrics import Metrics
+from api.middleware import Observe
+from api.settings import ApiSettings
+from api.waits import MOST, MOST_OF_ONE, Waits
+from tuner.errors import UnusableStore
+from tuner.jobs.job import JobRequest, JobState
+from tuner.store import JobStore, Leases, Store
+from tuner.store.job_tables import jobs as table
+from workers.settings import Settings
+
+STATES = tuple(enumerate(JobState))
+
+
+@pytest.fixture
+def server(store_url: str) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(store_url))) as running:
+        yield running
+
+
+@pytest.fixture
+def clients() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(MOST_OF_ONE) as pool:
+        yield pool
+
+
+def waiting(server: Server, clients: ThreadPoolExecutor, job_id: str) -> Future[Answer]:
+    before = server.app.state.api.waits.count
+    future = clients.submit(server.call, "GET", f"/v1/jobs/{job_id}?wait=60")
+    eventually(lambda: server.app.state.api.waits.count > before)
+    return future
+
+
+def test_the_answer_comes_when_the_job_ends(
+    server: Server, store_url: str, clients: ThreadPoolExecutor
+) -> None:
+    done, cancelled = server.submit(seed=1)["id"], server.submit(seed=2)["id"]
+    asked = [waiting(server, clients, job_id) for job_id in (done, done, cancelled)]
+    with Leases.open(store_url) as leases:
+        work(leases)
+    server.call("POST", f"/v1/jobs/{cancelled}/cancel")
+    answers = [future.result(30).json for future in asked]
+    assert [one["state"] for one in answers] == ["done", "done", "cancelled"]
+    assert answers[0] == server.call("GET", f"/v1/jobs/{done}").json
+    eventually(lambda: server.app.state.api.waits.count == 0)
+    assert server.call("GET", f"/v1/jobs/{done}?wait=60").json["state"] == "done"  # at once
+
+
+def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
+    settings = replace(ApiSettings(Settings(store_url)), wait_s=1)
+    with serving(settings) as server:
+        job_id = server.submit()["id"]
+        assert server.call("GET", f"/v1/jobs/{job_id}?wait=60").json["state"] == "queued"
+        assert server.call("GET", f"/v1/jobs/{job_id}?wait=0").json["state"] == "queued"
+        server.call("GET", f"/v1/jobs/{NEVER}?wait=60").problem(404)
+        for wrong in ("61", "-1", "x", "1.5"):
+            assert "wait: " in server.call("GET", f"/v1/jobs/{job_id}?wait={wrong}").problem(422)
+
+
+def test_those_who_wait_hold_neither_threads_nor_turns(
+    server: Server, clients: ThreadPoolExecutor
+) -> None:
+    job_id = server.submit()["id"]
+    asked = [waiting(server, clients, job_id) for _ in range(MOST_OF_ONE)]  # 40 threads work
+    assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
+    one_more = server.call("GET", f"/v1/jobs/{job_id}?wait=60")
+    assert one_more.json["state"] == "queued"  # too many wait: it was answered at once
+    server.call("POST", f"/v1/jobs/{job_id}/cancel")
+    assert {future.result(30).json["state"] for future in asked} == {"cancelled"}
+
+
+class Jobs:
+    """Jobs that end when the test says so; the store may be away."""
+
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+        self.away = False
+        self.asked: list[set[str]] = []
+
+    def ended(self, job_ids: Collection[str]) -> set[str]:
+        self.asked.append(set(job_ids))
+        if self.away:
+            raise UnusableStore("it is away")
+        return self.done & set(job_ids)
+
+
+class Client:
+    """A request whose client goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.gone = anyio.Event()
+
+    async def receive(self) -> Any:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+@pytest.mark.anyio
+class TestWaits:
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture(autouse=True)
+    def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waits, "POLL_S", 0.0)
+
+    async def test_one_look_is_for_all_and_a_store_that_is_away_comes_back(self) -> None:
+        jobs, ended = Jobs(), []
+        waiting = Waits(jobs)
+        jobs.away = True
+
+        async def wait(job_id: str) -> None:
+            await waiting.until_ended(job_id, Client(), "a", 600)  # type: ignore[arg-type]
+            ended.append(job_id)
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                for job_id in ("x", "x", "y"):
+                    tasks.start_soon(wait, job_id)
+                while {"x", "y"} not in jobs.asked:
+                    await anyio.sleep(0)
+                jobs.done, jobs.away = {"y"}, False
+                while not ended:
+                    await anyio.sleep(0)
+                assert (ended, waiting.count) == (["y"], 2)
+                jobs.done = {"x"}
+        assert (ended, waiting.count) == (["y", "x", "x"], 0)
+
+    async def test_a_client_that_has_gone_waits_no_more(self) -> None:
+        waiting, client = Waits(Jobs()), Client()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiting.until_ended, "x", client, "a", 600)
+                await anyio.sleep(0)
+                assert waiting.count == 1
+                client.gone.set()
+        assert waiting.count == 0
+
+    async def test_more_than_the_most_are_answered_at_once(self) -> None:
+        waiting = Waits(Jobs())
+        async with anyio.create_task_group() as tasks:
+            for number in range(MOST):
+                client = f"client-{number // MOST_OF_ONE}"
+                tasks.start_soon(waiting.until_ended, "x", Client(), client, 600)
+            await anyio.sleep(0)
+            assert waiting.count == MOST
+            with anyio.fail_after(30):
+                await waiting.until_ended("x", Client(), "another", 600)  # type: ignore[arg-type]
+            tasks.cancel_scope.cancel()
+        assert waiting.count == 0
+
+    async def test_waiting_does_not_count_as_a_slow_answer(self) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            scope["state"]["waited_s"] = 1000.0
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: Any) -> None:
+            """Nobody listens."""
+
+        metrics = Metrics(dict)
+        state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
+        scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        scope["app"] = type("App", (), {"state": state})
+        await Observe(app)(scope, send, send)  # type: ignore[arg-type]
+        (line,) = (
+            one for one in metrics.text().decode().splitlines() if "request_seconds_sum" in one
+        )
+        assert float(line.split()[-1]) < -900
+
+
+def test_a_job_has_ended_in_each_last_state(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        jobs = JobStore.sharing(store)
+        request = JobRequest(PROBLEM, "L40S")
+        made = {state: jobs.submit(replace(request, seed=n)).job.id for n, state in STATES}
+        with store._write() as connection:
+            for state, job_id in made.items():
+                one = update(table).where(table.c.id == job_id)
+                connection.execute(one.values(state=state.value))
+        last = (JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
+        assert jobs.ended(made.values()) == {made[state] for state in last}
+        assert jobs.ended([NEVER]) == set()

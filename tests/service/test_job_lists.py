@@ -1,0 +1,249 @@
+"""Lists of jobs: filters, orders and pages, in the store on each database and over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from api_server import Server, serving, work
+from sqlalchemy import text, update
+from store_writer import PROBLEM
+
+from api.settings import ApiSettings
+from tuner.jobs.client import RemoteQueue
+from tuner.jobs.job import JobRequest, JobState
+from tuner.jobs.listing import ALL_JOBS, JobQuery, Order
+from tuner.store import JobStore, Leases, Store
+from tuner.store.job_pages import select_page
+from tuner.store.job_tables import jobs as table
+from workers.settings import Settings
+
+REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
+NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
+DEAD, FAILED, QUEUED = JobState.DEAD, JobState.FAILED, JobState.QUEUED
+
+
+class Hourly:
+    """A clock that is read once for each job, and goes on an hour each second time."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __call__(self) -> datetime:
+        return NOON + self.reads * HOUR
+
+
+@pytest.fixture
+def jobs(store_url: str) -> Iterator[JobStore]:
+    """Twelve jobs, two each hour, in turns of three states and two clients."""
+    clock = Hourly()
+    with Store.open(store_url) as store:
+        opened = JobStore(store._engine, clock)
+        for number in range(12):
+            clock.reads = number // 2
+            job = opened.submit(replace(REQUEST, seed=number), client="ab"[number % 2]).job
+            with store._write() as connection:
+                state = (QUEUED, DEAD, FAILED)[number % 3].value
+                connection.execute(update(table).where(table.c.id == job.id).values(state=state))
+        yield opened
+
+
+def seeds(found: Any) -> list[int]:
+    return [job.request.seed for job in found]
+
+
+def in_pages(jobs: JobStore, query: JobQuery, limit: int) -> list[int]:
+    found, after = [], None
+    while page := jobs.list(query, after=after, limit=limit):
+        found += seeds(page)
+        after = page[-1].created_at, page[-1].id
+    return found
+
+
+def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> None:
+    every = jobs.list(limit=50)
+    assert every == sorted(every, key=lambda job: (job.created_at, job.id), reverse=True)
+    for states in ({DEAD}, {DEAD, FAILED}, {DEAD, FAILED, QUEUED}, set(JobState)):
+        wanted = seeds(job for job in every if job.state in states)
+        query = JobQuery(states=frozenset(states))
+        for limit in (1, 2, 5, 50):
+            assert in_pages(jobs, query, limit) == wanted
+            assert in_pages(jobs, replace(query, order=Order.OLDEST), limit) == wanted[::-1]
+
+
+def test_times_and_clients_filter(jobs: JobStore) -> None:
+    def found(**fields: Any) -> set[int]:
+        return set(seeds(jobs.list(JobQuery(**fields))))
+
+    assert found(created_after=NOON + 4 * HOUR) == {10, 11}  # not what is of that very moment
+    assert found(created_before=NOON + HOUR) == {0, 1}
+    assert found(created_after=NOON, created_before=NOON + 2 * HOUR) == {2, 3}
+    assert found(created_after=NOON, created_before=NOON) == set()
+    assert found(client="a", states=frozenset({DEAD, FAILED})) == {2, 4, 8, 10}
+    assert found(client="c") == set()
+
+
+WALKS = (
+    (ALL_JOBS, ["ix_jobs_page"]),
+    (JobQuery(order=Order.OLDEST), ["ix_jobs_page"]),
+    (JobQuery(created_after=NOON, order=Order.OLDEST), ["ix_jobs_page"]),
+    (JobQuery(client="a"), ["ix_jobs_page_client"]),
+    (JobQuery(states=frozenset({DEAD, FAILED})), ["ix_jobs_page_state"] * 2),
+)
+
+
+def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
+    on_postgres = jobs._engine.dialect.name == "postgresql"
+    word = "EXPLAIN" if on_postgres else "EXPLAIN QUERY PLAN"
+    with jobs._read() as connection:
+        if on_postgres:
+            connection.execute(text("SET LOCAL enable_seqscan = off"))
+            connection.execute(text("SET LOCAL enable_bitmapscan = off"))
+        for query, indexes in WALKS:
+            statement = select_page(query, (NOON, "x"), 50)
+            sql = statement.compile(connection, compile_kwargs={"literal_binds": True})
+            plan = [str(row[-1]) for row in connection.exec_driver_sql(f"{word} {sql}")]
+            walked = [line for line in plan if "ix_jobs" in line]
+            assert len(walked) == len(indexes), plan
+            for line, index in zip(walked, indexes, strict=True):
+                assert f"{index} " in line, plan
+            if not query.states:
+                assert not any("Sort" in line or "TEMP B-TREE" in line for line in plan), plan
+
+
+@pytest.fixture
+def server(store_url: str) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(store_url))) as running:
+        yield running
+
+
+@pytest.fixture
+def leases(server: Server, store_url: str) -> Iterator[Leases]:
+    with Leases.open(store_url) as opened:
+        yield opened
+
+
+def pages(server: Server, path: str, name: str) -> list[list[dict[str, Any]]]:
+    """The pages of a list, to the one that says that it is the last."""
+    found, after = [], ""
+    while True:
+        page = server.call("GET", f"{path}{after}").json
+        found.append(page[name])
+        if page["next"] is None:
+            return found
+        after = f"&after={page['next']}"
+
+
+class TestOverHttp:
+    def test_filters_and_order(self, server: Server, leases: Leases) -> None:
+        made = [server.submit(seed=seed) for seed in range(4)]
+        done = work(leases)
+        server.call("POST", f"/v1/jobs/{made[3]['id']}/cancel")
+        ids = [job["id"] for job in made]
+
+        def found(query: str) -> list[str]:
+            return [job["id"] for job in server.call("GET", f"/v1/jobs?{query}").json["jobs"]]
+
+        assert found("state=done&state=cancelled") == [ids[3], ids[0]] == [ids[3], done.id]
+        assert found("state=done&state=cancelled&order=oldest") == [ids[0], ids[3]]
+        assert found("client=local&order=oldest") == ids
+        assert found("client=team") == []
+        second = quote(made[1]["created_at"])
+        assert found(f"created_after={second}") == [ids[3], ids[2]]
+        assert found(f"created_before={second}") == [ids[0]]
+        elsewhere = quote("9999-12-31T23:59:59-14:00")  # as UTC, it has no year of four digits
+        assert found(f"created_after={elsewhere}") == []
+
+    def test_a_cursor_belongs_to_its_list(self, server: Server) -> None:
+        for seed in range(3):
+            server.submit(seed=seed)
+        first = server.call("GET", "/v1/jobs?limit=1&device=l40s").json
+        after = f"after={first['next']}"
+        rest = server.call("GET", f"/v1/jobs?device=NVIDIA_L40S&limit=5&{after}").json
+        assert len(rest["jobs"]) == 2
+        for other in ("order=oldest&device=L40S", "", "device=L40S&state=queued", "device=H200"):
+            said = server.call("GET", f"/v1/jobs?{other}&{after}").problem(422)
+            assert "with other filters or another order" in said
+            assert "leave `after` out" in said
+
+    def test_the_command_line_s_client_asks_for_the_same(
+        self, server: Server, leases: Leases
+    ) -> None:
+        for seed in range(3):
+            server.submit(seed=seed)
+        work(leases)
+        store, remote = JobStore.sharing(leases), RemoteQueue(server.url, None)
+        second = store.list(JobQuery(order=Order.OLDEST))[1]
+        for query in (
+            ALL_JOBS,
+            JobQuery(order=Order.OLDEST),
+            JobQuery(states=frozenset({JobState.DONE, JobState.CANCELLED})),
+            JobQuery(client="local", device="NVIDIA_L40S", model="deepseek-r1"),
+            JobQuery(created_after=second.created_at),
+            JobQuery(created_before=second.created_at, order=Order.OLDEST),
+        ):
+            here, there = store.list(query), remote.list(query)
+            assert here
+            assert [job.id for job in there] == [job.id for job in here]
+
+
+class TestTheLastPage:
+    """`next` is null exactly where no page follows, also behind a full one."""
+
+    def test_of_jobs(self, server: Server) -> None:
+        for seed in range(4):
+            server.submit(seed=seed)
+        for order in ("newest", "oldest"):
+            found = pages(server, f"/v1/jobs?limit=2&order={order}", "jobs")
+            assert [len(page) for page in found] == [2, 2]
+        assert [len(page) for page in pages(server, "/v1/jobs?limit=3", "jobs")] == [3, 1]
+
+    def test_of_trials(self, server: Server, leases: Leases) -> None:
+        job_id = server.submit()["id"]
+        work(leases)
+        found = pages(server, f"/v1/jobs/{job_id}/trials?limit=50", "trials")
+        assert [len(page) for page in found] == [50, 50]
+        assert len({json.dumps(one["config"]) for page in found for one in page}) == 100
+
+    def test_of_what_is_stored(self, server: Server, leases: Leases) -> None:
+        server.submit()
+        work(leases)
+        assert [len(page) for page in pages(server, "/v1/coverage?limit=1", "stored")] == [1]
+
+    def test_of_what_is_watched(self, server: Server) -> None:
+        watch = {"models": ["deepseek-r1"], "devices": ["L40S", "H200"], "tp": [8, 16]}
+        server.call("POST", "/v1/watches", {**watch, "dtypes": ["int8_w8a8"]})
+        found = pages(server, "/v1/coverage/watched?limit=2", "watched")
+        assert [len(page) for page in found] == [2, 2]
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For requests that must not get as far as the store."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'tuner.db'}"
+    with serving(ApiSettings(Settings(url))) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer", "said"),
+    [
+        ("order=newst", "order", "did you mean 'newest'?"),
+        ("state=done&state=runing", "state", "did you mean 'running'?"),
+        ("created_after=yesterday", "created_after", "a time is like 2026-11-20T05:00:00Z"),
+        ("created_after=1700000000", "created_after", "a time is like"),
+        ("created_before=2026-11-20T05:00:00", "created_before", "a time is like"),
+        ("created_before=2026-11-20T05:00:00+01:00", "created_before", "+ is %2B in a URL"),
+        ("created_before=2026-02-30T05:00:00Z", "created_before", "day"),
+    ],
+)
+def test_a_mistake_is_named(untouched: Server, query: str, pointer: str, said: str) -> None:
+    answer = untouched.call("GET", f"/v1/jobs?{query}")
+    assert said in answer.problem(422)
+    assert [one["pointer"] for one in answer.json["errors"]] == [pointer]

@@ -1,0 +1,67 @@
+"""Which jobs to list, and in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tuner.errors import BadInput, did_you_mean
+from tuner.jobs.job import JobState
+
+
+class Order(str, Enum):
+    """The order of a list of jobs, by the time at which they were created."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
+@dataclass(frozen=True)
+class JobQuery:
+    """Which jobs to list. A field that is None or empty excludes none."""
+
+    device: str | None = None  # the device table's name
+    model: str | None = None  # as the job's request names it
+    client: str | None = None  # who posted it first
+    states: frozenset[JobState] = frozenset()
+    created_after: datetime | None = None  # with a zone; a job of that very moment is left out
+    created_before: datetime | None = None  # the same
+    order: Order = Order.NEWEST
+
+    def parameters(self) -> dict[str, str | list[str]]:
+        """The query as the parameters of GET /v1/jobs; fields with their default are left out."""
+        values: dict[str, str | list[str] | None] = {
+            "device": self.device,
+            "model": self.model,
+            "client": self.client,
+            "state": sorted(state.value for state in self.states),
+            "created_after": _iso(self.created_after),
+            "created_before": _iso(self.created_before),
+            "order": None if self.order is Order.NEWEST else self.order.value,
+        }
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits that are equal for equal queries: a cursor remembers them."""
+        text = json.dumps(self.parameters(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+ALL_JOBS = JobQuery()
+
+
+def parse_order(text: str) -> Order:
+    """Read an order's name. Raises BadInput, which names the nearest."""
+    try:
+        return Order(text)
+    except ValueError:
+        near = did_you_mean(text, [order.value for order in Order])
+        raise BadInput(f"unknown order {text!r}: newest or oldest{near}") from None
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
