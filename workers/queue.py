@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 
 from tuner.devices.table import devices
 from tuner.jobs.job import Job, JobFilter, Priority
+from workers.outages import Outage
 from workers.settings import Settings
-
-log = logging.getLogger("tuner.queue")
 
 BACKOFF_S = 5.0
 
@@ -35,9 +33,10 @@ def queue_names(filters: Iterable[JobFilter]) -> list[str]:
 class Announcer:
     """Tells workers that there is a job. A lost message costs time, never a job."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, outage: Outage | None = None) -> None:
         self._send: Callable[[str], None] | None = None
         self._again_at = 0.0
+        self._outage = outage or Outage("the broker")
         if settings.broker_url:
             from workers.broker import sender  # noqa: PLC0415  # Celery is an extra
 
@@ -56,4 +55,6 @@ class Announcer:
             self._send(queue)
         except ConnectionError as error:
             self._again_at = time.monotonic() + BACKOFF_S
-            log.warning("job %s: nobody was woken: %s", job.id, error, extra={"job_id": job.id})
+            self._outage.begin(error, job.id)
+        else:
+            self._outage.end()

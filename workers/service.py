@@ -6,10 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from tuner.errors import UnusableStore
 from tuner.jobs.job import JobFilter
 from tuner.store import Leases
 from workers.child import child_environ
 from workers.gpus import LocalGpu
+from workers.outages import Outage
 from workers.reconcile import EVERY_S, Announces, Reconciler
 from workers.worker import Worker
 
@@ -26,8 +28,11 @@ class Service:
         gpu: LocalGpu | None,
         devices: Sequence[str] | None = None,
         poll_s: float = EVERY_S,
+        outage: Outage | None = None,
     ) -> None:
         self._poll_s = poll_s
+        self._outage = outage or Outage("the store")
+        self._reconciler = Reconciler(leases, announcer)
         self._stopping = threading.Event()
         self._woken = threading.Event()
         name = f"gpu-{gpu.uuid}" if gpu else "cpu"
@@ -37,7 +42,7 @@ class Service:
             threading.Thread(target=self._loop, args=(step, pause), name=name, daemon=True)
             for name, step, pause in (
                 ("jobs", self._look, self._sleep),
-                ("reconcile", Reconciler(leases, announcer).round, self._tick),
+                ("reconcile", self._reconcile, self._tick),
             )
         ]
 
@@ -48,6 +53,13 @@ class Service:
     def wake(self) -> None:
         """Look for jobs now, in this service's own thread."""
         self._woken.set()
+
+    def drain(self) -> None:
+        """Do the queued jobs in the caller's thread, if the store answers."""
+        try:
+            self.worker.drain()
+        except UnusableStore as error:
+            self._outage.begin(error)
 
     def ask_to_stop(self) -> None:
         """Begin to give back the running job. Only sets flags: signal handlers call it."""
@@ -66,13 +78,19 @@ class Service:
         while not self._stopping.is_set():
             try:
                 step()
-            except Exception:  # mostly an unreachable database: the next round tries again
+            except UnusableStore as error:  # the next round tries again
+                self._outage.begin(error)
+            except Exception:
                 log.exception("%s: a round failed", threading.current_thread().name)
             pause()
 
     def _look(self) -> None:
         self._woken.clear()
         self.worker.drain(wait=False)
+
+    def _reconcile(self) -> None:
+        self._reconciler.round()
+        self._outage.end()  # only here: a look may return without a word to the store
 
     def _sleep(self) -> None:
         self._woken.wait(self._poll_s)
