@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import OPEN_PATHS, Caller
 from api.errors import problem_response
-from api.logs import current_request
+from workers.logs import current_request
 
 log = logging.getLogger("tuner.api.access")
 

@@ -12,11 +12,11 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
-from api.logs import log_json
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store.keys import KeyStore
 from workers.embedded import EmbeddedWorker
+from workers.logs import log_json
 
 GRACE_S = 5  # for open event streams, when the process is asked to stop
 

@@ -7,17 +7,27 @@ import os
 import signal
 import threading
 import time
+import warnings
 from typing import Any
 
 from celery import bootsteps
+from celery.exceptions import CPendingDeprecationWarning
 from celery.schedules import crontab
-from celery.signals import worker_shutting_down
+from celery.signals import (
+    after_task_publish,
+    celeryd_after_setup,
+    celeryd_init,
+    setup_logging,
+    worker_shutting_down,
+)
 
-from tuner.errors import BadInput, UnusableStore
+from tuner.errors import BadInput, TunerError, UnusableStore
 from tuner.store import Leases
-from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
+from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, BrokerErrors, make_app
 from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
+from workers.logs import log_json
 from workers.nightly import run_nightly
+from workers.outages import Outage
 from workers.queue import Announcer
 from workers.registration import describe
 from workers.service import Service
@@ -39,6 +49,24 @@ app.conf.beat_schedule = {
     }
 }
 _service: Service | None = None
+_broker = Outage("the broker")
+
+
+@celeryd_init.connect  # type: ignore[untyped-decorator]  # before a worker's first warning
+@setup_logging.connect  # type: ignore[untyped-decorator]  # Celery then sets up no logs itself
+def _log_json(loglevel: int | None = None, **_: Any) -> None:  # noqa: ANN401 (Celery's signature)
+    log_json(loglevel or logging.INFO, BrokerErrors(_broker))
+
+
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]
+def _hush(**_: Any) -> None:  # noqa: ANN401
+    # At each outage, Celery announces another default of a setting that is set here.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+
+
+@after_task_publish.connect  # type: ignore[untyped-decorator]
+def _published(**_: Any) -> None:  # noqa: ANN401
+    _broker.end()
 
 
 def _follow(fleet: int) -> None:
@@ -55,15 +83,15 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, worker: object) -> None:
         global _service
+        gpu = gpu_of()
+        info = describe(gpu, devices_of(), name_of())
         try:
             leases = Leases.open(settings.database_url)
+            _service = Service(leases, Announcer(settings, _broker), gpu, info, settings.limits)
+            _service.start()
         except UnusableStore as error:  # Celery would go on; `tuner worker` restarts this
             log.error("%s", error)
             os._exit(1)
-        gpu = gpu_of()
-        info = describe(gpu, devices_of(), name_of())
-        _service = Service(leases, Announcer(settings), gpu, info, settings.limits)
-        _service.start()
         if fleet := os.environ.get(FLEET_VARIABLE):
             threading.Thread(target=_follow, args=(int(fleet),), daemon=True).start()
 
@@ -75,7 +103,17 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         self.stop(worker)
 
 
+class Connected(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Notes each new connection to the broker."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: object) -> None:
+        _broker.end()
+
+
 app.steps["worker"].add(Jobs)
+app.steps["consumer"].add(Connected)
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
@@ -88,10 +126,13 @@ def _ask_to_stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
 def wake() -> None:
     """Do the queued jobs, in a thread of this process."""
     if _service is not None:
-        _service.worker.drain()
+        _service.drain()
 
 
 @app.task(name=NIGHTLY)  # type: ignore[untyped-decorator]
 def nightly() -> None:
     """Do tonight's round, unless another process has done it."""
-    run_nightly(settings)
+    try:
+        run_nightly(settings)
+    except TunerError as error:
+        log.error("tonight's round was not done: %s", error)

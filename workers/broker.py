@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from workers.outages import Outage
 from workers.settings import Settings
 
 WAKE = "tuner.wake"
@@ -23,6 +25,7 @@ CONNECT_S = 2  # a submission must not hang on a broker that cannot be reached
 ANSWER_S = 2  # a reconciler must not hang on a broker that does not answer
 WAITING = 100  # most messages in a queue: enough to wake many workers, too few to fill Redis
 SHUTDOWN_S = 30  # for giving back the running job
+_AWAY = (OperationalError, RedisError, ConnectionError, TimeoutError)
 
 
 def make_app(settings: Settings) -> Celery:
@@ -80,6 +83,34 @@ def sender(settings: Settings) -> Callable[[str], None]:
             raise ConnectionError(str(error)) from None
 
     return send
+
+
+class BrokerErrors(logging.Filter):
+    """Takes Celery's records of a broker that does not answer for the begin of an outage.
+
+    Celery logs one at each try to connect, and some with a traceback.
+    """
+
+    def __init__(self, outage: Outage) -> None:
+        super().__init__()
+        self._outage = outage
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(("celery", "kombu")):
+            return True
+        error = next((one for one in _errors_of(record) if isinstance(one, _AWAY)), None)
+        if error is not None:
+            self._outage.begin(error)
+        return error is None
+
+
+def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
+    """The exceptions that a record was made with, and what they were raised from."""
+    given = record.args if isinstance(record.args, tuple) else ()
+    for error in (record.exc_info and record.exc_info[1], *given):
+        while isinstance(error, BaseException):
+            yield error
+            error = error.__cause__ or error.__context__
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

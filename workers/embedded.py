@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tuner.jobs.job import Job
 from tuner.store import Leases
 from workers.gpus import LocalGpu, detect_gpus
+from workers.outages import Outage
 from workers.registration import describe
 from workers.service import Service
 from workers.settings import Settings
@@ -23,6 +24,7 @@ class EmbeddedWorker:
     def __init__(self, settings: Settings, gpus: Sequence[LocalGpu] | None = None) -> None:
         self._leases = Leases.open(settings.database_url)
         found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
+        outage = Outage("the store")
         self._services = [
             Service(
                 self._leases,
@@ -31,6 +33,7 @@ class EmbeddedWorker:
                 describe(gpu, None, f"serve-{number}"),
                 settings.limits,
                 poll_s=POLL_S,
+                outage=outage,
             )
             for number, gpu in enumerate(found or (None,))
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,7 +15,10 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.store import Store
 from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
+from workers.logs import log_json
 from workers.settings import Settings
+
+log = logging.getLogger("tuner.worker")
 
 RESTART_S = 2.0  # least time between two starts of a process that dies at once
 POLL_S = 0.5
@@ -32,6 +36,11 @@ def run_fleet(
         raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
     Store.open(settings.database_url).close()  # migrate it once, or fail before any process starts
     names = [find_device(device).name for device in devices] if devices else None
+    log_json()
+    for gpu in gpus:
+        log.info("%s: jobs for %s", gpu.uuid, gpu.device)
+    if not gpus:
+        log.info("no GPU here: replay and predict jobs only")
     members = [Member(i, gpu, names) for i, gpu in enumerate(gpus or (None,) * processes)]
     stopping = False
 
@@ -73,6 +82,7 @@ class Member:
                 self._command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # Celery's banner; the log goes to stderr
                 start_new_session=True,  # Ctrl-C reaches the fleet alone, which stops its members
             )
 
@@ -96,7 +106,8 @@ def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | N
     from workers.queue import queue_names  # noqa: PLC0415
 
     queues = [*queue_names(gpu, devices), CONTROL_QUEUE]
-    name = worker_name(number, gpu)
+    # With this process's id, Celery's names of two fleets on one host are not the same.
+    name = f"{gpu.device if gpu else 'cpu'}-{os.getpid()}-{number}"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
         *("--pool", "threads", "--concurrency", "1", "--loglevel", "INFO"),

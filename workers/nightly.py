@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
-from enum import Enum
-from functools import lru_cache
+from datetime import date, timedelta
 from typing import Any
 
-from tuner.engines.engine import find_engine, kernel_hash
-from tuner.errors import TunerError, UnknownEngine, UnsupportedKernel
+from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import engine_version_here
-from tuner.problems.records import Published
-from tuner.problems.registry import family_of
-from tuner.problems.results import MeasureKind, Status
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
+from workers.coverage import WatchState, WatchStatus, watch_statuses
 from workers.queue import Announcer
 from workers.settings import Settings
 from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 
 SCHEDULE = "nightly"
-_OF_KERNELS = ("engine_version", "kernel_hash", "triton")
-_OF_GPU = ("torch", "cuda", "driver")
 NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
-
-
-class WatchState(str, Enum):
-    """How up to date a watched request is in the store."""
-
-    TUNED = "tuned"
-    MISSING = "missing"
-    STALE = "stale"
-    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be lifted
-
-
-@dataclass(frozen=True)
-class WatchStatus:
-    """A watched request, its state, and the reason for it."""
-
-    request: JobRequest
-    standing: WatchState
-    why: str = ""
-    tuned_at: datetime | None = None  # the time of its oldest result
 
 
 @dataclass(frozen=True)
@@ -132,106 +104,6 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     ]
     judged = [one for one in judged if one.standing is not WatchState.ERROR]
     return NightPlan(judged, _oldest(judged, watch_list.revalidate, day), errors)
-
-
-def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
-    """The state of each request in the store."""
-    found = lookups.published(
-        {request.device for request in requests},
-        {_engine(request) for request in requests},
-        {request.problem for request in requests},
-    )
-    stored = {place: _answers(found, *place) for place in map(_result_source, requests)}
-    return [_judge(request, stored[_result_source(request)]) for request in requests]
-
-
-def _engine(request: JobRequest) -> str:
-    return request.engine.partition("==")[0].strip()
-
-
-def _result_source(request: JobRequest) -> tuple[str, str, str]:
-    return request.device, _engine(request), request.measure.partition(":")[0]
-
-
-def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
-    """The results that answer such requests. Measured results answer requests to predict too."""
-    here = [
-        one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
-    ]
-    if measure == MeasureKind.PREDICT.value:
-        return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
-    # Replays are told by the driver in their environment: they are no results of the GPU.
-    replayed = measure == MeasureKind.REPLAY.value
-    return [
-        one
-        for one in here
-        if one.status is Status.OK and one.environment.driver.startswith("recording") == replayed
-    ]
-
-
-def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
-    kernels = _kernels_now(request)
-    if kernels.error:
-        return WatchStatus(request, WatchState.ERROR, kernels.error)
-    stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
-    mine = {point: one for one in stored if one.problem == request.problem for point in one.points}
-    wanted = request.points or set(mine)  # a replay tunes the points of its recording
-    lacking = wanted - set(mine)
-    if lacking or not wanted:
-        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
-        return WatchStatus(request, WatchState.MISSING, why)
-    used = {mine[point] for point in wanted}
-    if stale := _why_stale(request, used, stored, kernels):
-        return WatchStatus(request, WatchState.STALE, stale)
-    return WatchStatus(request, WatchState.TUNED, tuned_at=min(one.published_at for one in used))
-
-
-def _why_stale(
-    request: JobRequest,
-    used: Iterable[Published],
-    stored: Sequence[Published],
-    kernels: _Kernels,
-) -> str | None:
-    """What has changed since the results: the engine here, or the device at its newest result."""
-    newest = max(stored, key=lambda one: (one.published_at, one.run_id)).environment
-    changes = {"engine_version": kernels.version, "kernel_hash": kernels.hash}
-    now = replace(newest, **{name: value for name, value in changes.items() if value})
-    for one in used:
-        for name in _OF_KERNELS + (_OF_GPU if request.needs_gpu else ()):
-            old, new = getattr(one.environment, name), getattr(now, name)
-            if old != new:
-                return f"{name} {old[:12]} is now {new[:12]}"
-    return None
-
-
-@dataclass(frozen=True)
-class _Kernels:
-    """An engine's kernels on this machine. None: it is not here, the newest results tell instead.
-
-    `error` says why the kernels cannot be lifted from the engine's sources.
-    """
-
-    version: str | None
-    hash: str | None = None
-    error: str = ""
-
-
-def _kernels_now(request: JobRequest) -> _Kernels:
-    version = engine_version_here(request.engine)
-    family = family_of(request.problem).name
-    return _kernels(request.engine, version, family, int(time.monotonic() // 60))
-
-
-@lru_cache(maxsize=64)
-def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
-    """At most a minute old: a worker runs for weeks, while the sources may change in place."""
-    try:
-        found = kernel_hash(find_engine(spec), family)
-    except UnknownEngine:
-        return _Kernels(version)
-    except UnsupportedKernel as error:
-        return _Kernels(version, error=str(error))
-    return _Kernels(version, found)
 
 
 def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:

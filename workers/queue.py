@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from tuner.devices.table import devices as known_devices
 from tuner.jobs.job import Job, Priority
 from workers.gpus import LocalGpu
+from workers.outages import Outage
 from workers.settings import Settings
-
-log = logging.getLogger("tuner.queue")
 
 BACKOFF_S = 5.0
 
@@ -41,9 +39,10 @@ def queue_names(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str
 class Announcer:
     """Tells workers that there is a job. A lost message costs time, never a job."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, outage: Outage | None = None) -> None:
         self._send: Callable[[str], None] | None = None
         self._again_at = 0.0
+        self._outage = outage or Outage("the broker")
         if settings.broker_url:
             from workers.broker import sender  # noqa: PLC0415  # Celery is an extra
 
@@ -62,4 +61,6 @@ class Announcer:
             self._send(queue)
         except ConnectionError as error:
             self._again_at = time.monotonic() + BACKOFF_S
-            log.warning("job %s: nobody was woken: %s", job.id, error, extra={"job_id": job.id})
+            self._outage.begin(error, job.id)
+        else:
+            self._outage.end()

@@ -78,7 +78,8 @@ class Reconciler:
     def round(self) -> None:
         """Do one round of repairs. Raises UnusableStore."""
         for job in self._overdue.take_back():
-            log.warning("job %s: %s: now %s", job.id, job.error, job.state.value)
+            extra = {"job_id": job.id}
+            log.warning("job %s: %s: now %s", job.id, job.error, job.state.value, extra=extra)
             if not job.state.finished:
                 self._announcer.announce(job)
         if forgotten := self._leases.unannounced(ANNOUNCE_AGAIN):

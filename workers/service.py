@@ -14,6 +14,7 @@ from tuner.store import Leases
 from tuner.store.workers import WorkerStore
 from workers.child import child_environ
 from workers.gpus import LocalGpu
+from workers.outages import Outage
 from workers.reconcile import EVERY_S, Announces, Reconciler
 from workers.registration import Registration
 from workers.worker import Worker
@@ -35,8 +36,11 @@ class Service:
         info: WorkerInfo,
         limits: Limits,
         poll_s: float = EVERY_S,
+        outage: Outage | None = None,
     ) -> None:
         self._poll_s = poll_s
+        self._outage = outage or Outage("the store")
+        self._reconciler = Reconciler(leases, announcer, limits)
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._registration = Registration(WorkerStore.sharing(leases), info)
@@ -44,7 +48,7 @@ class Service:
         self.worker = Worker(leases, self._registration, environ, limits)
         rounds: tuple[tuple[str, Callable[[], None], Callable[[], None]], ...] = (
             ("jobs", self._look, self._sleep),
-            ("reconcile", Reconciler(leases, announcer, limits).round, self._tick),
+            ("reconcile", self._reconcile, self._tick),
             ("beat", self._registration.beat, self._rest),
         )
         self._threads = [
@@ -61,6 +65,13 @@ class Service:
     def wake(self) -> None:
         """Look for jobs now, in this service's own thread."""
         self._woken.set()
+
+    def drain(self) -> None:
+        """Do the queued jobs in the caller's thread, if the store answers."""
+        try:
+            self.worker.drain()
+        except UnusableStore as error:
+            self._outage.begin(error)
 
     def ask_to_stop(self) -> None:
         """Begin to give back the running job. Only sets flags: signal handlers call it."""
@@ -81,13 +92,19 @@ class Service:
         while not self._stopping.is_set():
             try:
                 step()
-            except Exception:  # mostly an unreachable database: the next round tries again
+            except UnusableStore as error:  # the next round tries again
+                self._outage.begin(error)
+            except Exception:
                 log.exception("%s: a round failed", threading.current_thread().name)
             pause()
 
     def _look(self) -> None:
         self._woken.clear()
         self.worker.drain(wait=False)
+
+    def _reconcile(self) -> None:
+        self._reconciler.round()
+        self._outage.end()  # only here: a look may return without a word to the store
 
     def _sleep(self) -> None:
         self._woken.wait(self._poll_s)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Path, Query
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
-from api.coverage import stored_rows, watched_rows
 from api.errors import responses
 from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
@@ -17,6 +16,7 @@ from api.schemas_in import StoredPage, WatchedPage, WatchIn
 from api.schemas_out import HeldPageOut, NightOut, WatchedPageOut, WatchesOut, WatchOut
 from api.state import ApiDep
 from tuner.devices.table import find_device
+from workers.coverage import stored_rows, watched_rows
 from workers.nightly import watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"])

@@ -20,7 +20,8 @@ from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.store import Leases, NightStore, Store
 from workers.child import AttemptOutcome
-from workers.nightly import WatchState, plan, watch_list_of
+from workers.coverage import WatchState
+from workers.nightly import plan, watch_list_of
 from workers.run_job import do_job
 from workers.settings import Settings
 from workers.watches import Watch

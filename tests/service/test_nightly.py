@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from real_sglang import kernel_source
 
-from api.coverage import stored_rows, watched_rows
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.families.attention.problem import Stage
@@ -29,16 +28,8 @@ from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
-from workers.nightly import (
-    SCHEDULE,
-    WatchState,
-    _kernels,
-    last_night,
-    plan,
-    run_nightly,
-    watch_list_of,
-    watch_statuses,
-)
+from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
+from workers.nightly import SCHEDULE, last_night, plan, run_nightly, watch_list_of
 from workers.settings import Settings
 from workers.watches import Watch, WatchList
 
@@ -174,9 +165,9 @@ class TestPlan:
     def test_an_engine_upgraded_below_a_running_worker_is_seen(
         self, settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        new = find_engine("sglang==0.5.16")
-        kernel_hash = lift_fused_moe(new).lifted.hash
-        environment = replace(ENVIRONMENT, engine_version=new.version, kernel_hash=kernel_hash)
+        old = find_engine("sglang==0.5.12")
+        kernel_hash = lift_fused_moe(old).lifted.hash
+        environment = replace(ENVIRONMENT, engine_version=old.version, kernel_hash=kernel_hash)
         tuned(store, PROBLEMS[0], environment)
         request = JobRequest(PROBLEMS[0], "L40S", selection=MoeSelection((1, 2)))
         monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
@@ -188,7 +179,7 @@ class TestPlan:
             here.symlink_to(find_engine(f"sglang=={version}").root)
             _engine_version_here.cache_clear()  # a minute later
             standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
-        assert standings == [WatchState.STALE, WatchState.TUNED]
+        assert standings == [WatchState.TUNED, WatchState.STALE]
 
     def test_sources_that_change_in_place_are_seen(
         self,
@@ -208,7 +199,7 @@ class TestPlan:
         for minute, changed in enumerate((text, text.replace("tl.dot(", "tl.dot( "), text)):
             engine_here.write_text(changed)
             clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
-            monkeypatch.setattr("workers.nightly.time", clock)
+            monkeypatch.setattr("workers.coverage.time", clock)
             standings += [one.standing for one in watch_statuses([request], Lookups.sharing(store))]
         assert standings == [WatchState.TUNED, WatchState.STALE, WatchState.TUNED]
 
@@ -235,6 +226,57 @@ class TestPlan:
     def test_another_engine_version_is_stale(self, settings: Settings, store: Store) -> None:
         tuned(store, PROBLEMS[0], replace(ENVIRONMENT, engine_version="9.9.8"))
         assert standings(settings, store)[0] is WatchState.STALE
+
+    @pytest.mark.parametrize("order", [("9.9.8", "9.9.16"), ("9.9.16", "9.9.8")])
+    def test_the_night_and_the_coverage_agree_on_two_engine_versions(
+        self, store: Store, order: tuple[str, str]
+    ) -> None:
+        """The higher version is the newest, whatever was measured last and is on this machine."""
+        at = {version: replace(ENVIRONMENT, engine_version=version) for version in order}
+        tuned(store, PROBLEMS[0], at["9.9.8"])  # this problem has no other result
+        for version in order:
+            tuned(store, PROBLEMS[1], at[version])
+        lookups = Lookups.sharing(store)
+        rows = stored_rows(
+            lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
+        )
+        found = {
+            (row["problem"], row["environment"]["engine_version"]): row["standing"] for row in rows
+        }
+        assert found == {
+            (PROBLEMS[0].spec(), "9.9.8"): "stale",
+            (PROBLEMS[1].spec(), "9.9.8"): "stale",
+            (PROBLEMS[1].spec(), "9.9.16"): "tuned",
+        }
+        judged = plan(WatchList((replace(WATCH, engine="sglang"),)), store, DAY).watched
+        assert [(one.standing, one.why) for one in judged] == [
+            (WatchState.STALE, "engine_version 9.9.8 is now 9.9.16"),
+            (WatchState.TUNED, ""),
+        ]
+
+    def test_a_watch_of_one_version_asks_for_that_version(self, store: Store) -> None:
+        newer = replace(ENVIRONMENT, engine_version="9.9.16", triton="3.7.0", torch="2.12.0")
+        tuned(store, PROBLEMS[0])
+        tuned(store, PROBLEMS[0], newer)
+        tuned(store, PROBLEMS[1], newer)
+        judged = plan(WatchList((WATCH,)), store, DAY).watched
+        assert [(one.standing, one.why) for one in judged] == [
+            (WatchState.TUNED, ""),
+            (WatchState.STALE, "engine_version 9.9.16 is now 9.9.9"),
+        ]
+
+    def test_predictions_are_as_stale_for_the_night_as_for_the_coverage(self, store: Store) -> None:
+        predicted = replace(ENVIRONMENT, torch="", cuda="", driver="")
+        tuned(store, PROBLEMS[0], predicted, status=Status.PREDICTED)
+        tuned(store, PROBLEMS[1], replace(ENVIRONMENT, engine_version="9.9.16"))
+        lookups = Lookups.sharing(store)
+        rows = stored_rows(
+            lookups.stored_summaries(None, None, 9), lookups.environments(["NVIDIA_L40S"])
+        )
+        assert [row["standing"] for row in rows] == ["stale", "tuned"]
+        watch = replace(WATCH, engine="sglang", measure="predict")
+        judged = plan(WatchList((watch,)), store, DAY).watched
+        assert [one.standing.value for one in judged] == ["stale", "tuned"]
 
     def test_the_oldest_is_measured_again_as_a_run_of_its_own(
         self, settings: Settings, store: Store

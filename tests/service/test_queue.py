@@ -57,9 +57,9 @@ def test_a_redis_that_does_not_answer_holds_nobody_up(
     announces = announcer(redis)
     announces.announce(job)  # it is connected
     redis.freeze()
-    with caplog.at_level(logging.WARNING, "tuner.queue"):
+    with caplog.at_level(logging.WARNING, "tuner.outages"):
         announces.announce(job)
-        assert "nobody was woken" in caplog.text
+        assert "the broker does not answer" in caplog.text
         caplog.clear()
         announces.announce(job)  # at rest: not tried
         assert caplog.text == ""

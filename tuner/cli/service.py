@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tuner.cli.app import command, refuse_foreign, say, show
+from tuner.cli.app import command, refuse_foreign, show
 from tuner.cli.options import Json
 
 
@@ -28,14 +28,7 @@ def worker(
     from workers.gpus import detect_gpus
     from workers.settings import read_settings
 
-    settings = read_settings()
-    gpus = detect_gpus()
-    if gpus:
-        for gpu in gpus:
-            say(f"{gpu.uuid}: jobs for {gpu.device}")
-    else:
-        say("no GPU here: running replay and predict jobs only")
-    run_fleet(settings, gpus, device, processes)
+    run_fleet(read_settings(), detect_gpus(), device, processes)
 
 
 @command

@@ -20,6 +20,7 @@ from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possible, update_job
 from tuner.store.job_tables import IS_QUEUED, job_events, jobs
 from tuner.store.rows import storable
+from tuner.store.schema import check_head
 from tuner.store.store import Store
 from tuner.store.workers import may_claim, set_worker_aside
 
@@ -47,9 +48,11 @@ class Leases(Database):
 
         The most urgent jobs come first, and among them the one of the client that was served
         longest ago. `preferred` tells what an engine without a version means to the worker, as
-        `sglang==0.5.16`: a job without a version gets it.
+        `sglang==0.5.16`: a job without a version gets it. Raises UnusableStore, too, where the
+        schema is no longer this program's.
         """
         with self._write() as connection:
+            check_head(connection)  # a newer program's jobs are for its own workers
             now = time_of(connection, self._clock)
             if not may_claim(connection, owner):
                 return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select, tuple_
 
@@ -107,7 +109,8 @@ class Lookups(Database):
     ) -> Sequence[Published]:
         """The current results of some problems, and the newest result of each environment.
 
-        The latter may be of any problem, and has no points. It tells which environment is newest.
+        Each engine version has current results. The newest result of an environment may be of any
+        problem, and has no points. It tells which environment is newest.
         """
         here = environments.c.device.in_(devices) & environments.c.engine.in_(engines)
         specs = [problem.spec() for problem in wanted]
@@ -124,7 +127,10 @@ class Lookups(Database):
 
             newest = read(winners.c.id.in_([row["newest"] for row in rows]))
             known = [replace(one, points=frozenset()) for one in newest]
-            return current_points(read(mine)) + known
+            by_version: dict[str, list[Published]] = defaultdict(list)
+            for one in read(mine):
+                by_version[one.environment.engine_version].append(one)
+            return [*chain.from_iterable(map(current_points, by_version.values())), *known]
 
     def environments(self, devices: Collection[str]) -> Sequence[EnvironmentSeen]:
         """The environments that have winners, of some devices."""

@@ -1,4 +1,4 @@
-"""Logs as JSON, one object a line, with the ids of requests and jobs."""
+"""Logs of the service as JSON, one object a line, with the ids of requests and jobs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_json(level: int = logging.INFO) -> None:
-    """Send every logger's records to stderr as JSON."""
+def log_json(level: int = logging.INFO, *filters: logging.Filter) -> None:
+    """Send every logger's records that pass the filters, and Python's warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    for one in filters:
+        handler.addFilter(one)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # at INFO it logs every start

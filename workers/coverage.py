@@ -1,0 +1,259 @@
+"""Which stored results and which watched requests are tuned, stale or missing.
+
+A device's newest environment is the one with the highest engine version, and among several of that
+version the one with the newest result. What was measured in another environment is stale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from packaging.version import Version
+
+from tuner.engines.engine import find_engine, kernel_hash, parse_spec
+from tuner.engines.versions import version_order
+from tuner.errors import UnknownEngine, UnsupportedKernel
+from tuner.jobs.job import JobRequest
+from tuner.jobs.targets import engine_version_here
+from tuner.problems.records import Published
+from tuner.problems.registry import family_named, family_of
+from tuner.problems.results import Environment, MeasureKind, Status
+from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
+from workers.watches import Unresolved, WatchList
+
+_OF_KERNELS = ("engine_version", "kernel_hash", "triton")
+_OF_GPU = ("torch", "cuda", "driver")
+_PREDICTED, _RECORDED, _GPU = "", "recording", "gpu"  # sources of times
+VersionOrder = tuple[Version, bool, str]
+
+
+class WatchState(str, Enum):
+    """How up to date a watched request is in the store."""
+
+    TUNED = "tuned"
+    MISSING = "missing"
+    STALE = "stale"
+    ERROR = "error"  # no job can be made of it: the engine's kernels cannot be lifted
+
+
+@dataclass(frozen=True)
+class WatchStatus:
+    """A watched request, its state, and the reason for it."""
+
+    request: JobRequest
+    standing: WatchState
+    why: str = ""
+    tuned_at: datetime | None = None  # the time of its oldest result
+
+
+def stored_rows(
+    summaries: Iterable[StoredSummary], environments: Iterable[EnvironmentSeen]
+) -> list[dict[str, Any]]:
+    """What is stored, and whether its environment is its device's newest."""
+    newest: dict[tuple[str, str, str, str], EnvironmentSeen] = {}
+    for seen in sorted(environments, key=_newness):
+        environment, family = seen.environment, seen.family
+        newest[_kind(environment, family)] = seen
+        if _source(environment) == _GPU:  # measured results answer requests to predict too
+            newest[_kind(environment, family, _PREDICTED)] = seen
+    return [
+        _stored_row(one, newest[_kind(one.environment, one.problem.family)].environment)
+        for one in summaries
+    ]
+
+
+def watched_rows(
+    watch_list: WatchList, device: str | None, skip: int, limit: int, lookups: Lookups
+) -> list[dict[str, Any]]:
+    """A page of the watched requests and their states, in the order of the watch list."""
+    every = (request for watch in watch_list.watches for request in watch.requests())
+    wanted = (request for request in every if device in (None, request.device))
+    page = list(islice(wanted, skip, skip + limit))
+    resolved = [request for request in page if isinstance(request, JobRequest)]
+    statuses = iter(watch_statuses(resolved, lookups))
+    return [
+        _error_row(one) if isinstance(one, Unresolved) else _watched_row(next(statuses))
+        for one in page
+    ]
+
+
+def _newness(one: EnvironmentSeen | Published) -> tuple[VersionOrder, datetime]:
+    """A sorting key: the newest environment comes last."""
+    at = one.newest if isinstance(one, EnvironmentSeen) else one.published_at
+    return version_order(one.environment.engine_version), at
+
+
+def _source(environment: Environment) -> str:
+    """Where an environment's times come from: recordings and predictions have their own."""
+    first = environment.driver.partition(" ")[0]
+    return first if first in (_PREDICTED, _RECORDED) else _GPU
+
+
+def _kind(
+    environment: Environment, family: str, source: str | None = None
+) -> tuple[str, str, str, str]:
+    source = _source(environment) if source is None else source
+    return environment.device, environment.engine, source, family_named(family).name
+
+
+def _stored_row(summary: StoredSummary, newest: Environment) -> dict[str, Any]:
+    old, new = vars(summary.environment), vars(newest)
+    names = _OF_KERNELS + (_OF_GPU if _source(summary.environment) == _GPU else ())
+    changed = [name for name in names if old[name] != new[name]]
+    return {
+        "device": summary.environment.device,
+        "problem": summary.problem.spec(),
+        "environment": old,
+        "standing": (WatchState.STALE if changed else WatchState.TUNED).value,
+        "why": "; ".join(f"{name} is now {new[name][:40]}" for name in changed),
+        "points": {status.value: count for status, count in sorted(summary.points.items())},
+        "oldest": summary.oldest,
+        "newest": summary.newest,
+    }
+
+
+def _watched_row(status: WatchStatus) -> dict[str, Any]:
+    request = status.request
+    return {
+        "model": request.model,
+        "problem": request.problem.spec(),
+        "device": request.device,
+        "engine": request.engine,
+        "measure": request.measure,
+        "standing": status.standing.value,
+        "why": status.why,
+        "tuned_at": status.tuned_at,
+    }
+
+
+def _error_row(unresolved: Unresolved) -> dict[str, Any]:
+    return {
+        "model": unresolved.model,
+        "problem": "",
+        "device": unresolved.device,
+        "engine": "",
+        "measure": "",
+        "standing": WatchState.ERROR.value,
+        "why": unresolved.error.in_api_words(),
+        "tuned_at": None,
+    }
+
+
+def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
+    """The state of each request in the store."""
+    found = lookups.published(
+        {request.device for request in requests},
+        {_engine(request) for request in requests},
+        {request.problem for request in requests},
+    )
+    stored = {place: _answers(found, *place) for place in map(_result_source, requests)}
+    return [_judge(request, stored[_result_source(request)]) for request in requests]
+
+
+def _engine(request: JobRequest) -> str:
+    return request.engine.partition("==")[0].strip()
+
+
+def _result_source(request: JobRequest) -> tuple[str, str, str]:
+    return request.device, _engine(request), request.measure.partition(":")[0]
+
+
+def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
+    """The results that answer such requests. Measured results answer requests to predict too."""
+    here = [
+        one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
+    ]
+    if measure == MeasureKind.PREDICT.value:
+        return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
+    replayed = measure == MeasureKind.REPLAY.value
+    return [
+        one
+        for one in here
+        if one.status is Status.OK and (_source(one.environment) == _RECORDED) == replayed
+    ]
+
+
+def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
+    kernels = _kernels_now(request)
+    if kernels.error:
+        return WatchStatus(request, WatchState.ERROR, kernels.error)
+    stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
+    now = _environment_now(request, stored, kernels)
+    version = now and now.engine_version
+    mine = sorted(
+        (one for one in stored if one.problem == request.problem),
+        key=lambda one: (one.environment.engine_version == version, _newness(one)),
+    )
+    at = {point: one for one in mine for point in one.points}
+    wanted = request.points or set(at)  # a replay tunes the points of its recording
+    lacking = wanted - set(at)
+    if lacking or not wanted or now is None:
+        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
+        return WatchStatus(request, WatchState.MISSING, why)
+    used = {at[point] for point in wanted}
+    names = _OF_KERNELS + (_OF_GPU if request.needs_gpu else ())
+    for one in used:
+        for name in names:
+            old, new = getattr(one.environment, name), getattr(now, name)
+            if old != new:
+                why = f"{name} {old[:12]} is now {new[:12]}"
+                return WatchStatus(request, WatchState.STALE, why)
+    return WatchStatus(request, WatchState.TUNED, tuned_at=min(one.published_at for one in used))
+
+
+def _environment_now(
+    request: JobRequest, stored: Sequence[Published], kernels: _Kernels
+) -> Environment | None:
+    """The environment that results should have been made in; None where nothing is stored.
+
+    It is the newest one that is stored, with the engine of this machine where that is not older.
+    A request for one version asks for that version, whatever else is stored.
+    """
+    _, pinned = parse_spec(request.engine)
+    of_version = [one for one in stored if one.environment.engine_version == pinned]
+    newest = max(of_version or stored, key=_newness, default=None)
+    if newest is None:
+        return None
+    environment = newest.environment
+    here = kernels.version
+    if here and (pinned or version_order(here) >= version_order(environment.engine_version)):
+        changes = {"engine_version": here, "kernel_hash": kernels.hash or environment.kernel_hash}
+        return replace(environment, **changes)
+    return environment
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """An engine's kernels on this machine. None: it is not here, the newest results tell instead.
+
+    `error` says why the kernels cannot be lifted from the engine's sources.
+    """
+
+    version: str | None
+    hash: str | None = None
+    error: str = ""
+
+
+def _kernels_now(request: JobRequest) -> _Kernels:
+    version = engine_version_here(request.engine)
+    family = family_of(request.problem).name
+    return _kernels(request.engine, version, family, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=64)
+def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
+    """At most a minute old: a worker runs for weeks, while the sources may change in place."""
+    try:
+        found = kernel_hash(find_engine(spec), family)
+    except UnknownEngine:
+        return _Kernels(version)
+    except UnsupportedKernel as error:
+        return _Kernels(version, error=str(error))
+    return _Kernels(version, found)
