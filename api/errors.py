@@ -103,30 +103,39 @@ def problem_response(
         request_id=request_id,
         errors=list(errors),
     )
-    content = problem.model_dump(exclude_defaults=True)
-    return JSONResponse(content, status, headers, media_type=MEDIA_TYPE)
+    return _response(problem, headers)
+
+
+def problem_of(error: TunerError, request_id: str) -> ProblemDetails:
+    """An error as problem details. What it says of the store is for the server's log alone."""
+    kinds = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+    status, detail = next(kinds), error.in_api_words()
+    if status >= 500:
+        log.error("%s", error)
+        detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
+    refused = error.by_field if isinstance(error, OptionsRefused) else {}
+    return ProblemDetails(
+        type=f"urn:engine-tuner:error:{_kebab(type(error).__name__)}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        request_id=request_id,
+        errors=[Mistake(pointer=f"/{name}", detail=text) for name, text in refused.items()],
+    )
 
 
 async def _on_tuner_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TunerError)
-    kinds = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
-    status, detail, headers = next(kinds), error.in_api_words(), {}
-    if status >= 500:
-        # The message names the store's URL, which is for the server's log alone.
-        log.error("%s", error)
-        detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
-        headers["Retry-After"] = str(RETRY_S)
+    problem = problem_of(error, request_id(request))
+    headers = {"Retry-After": str(RETRY_S)} if problem.status >= 500 else {}
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
-    refused = error.by_field if isinstance(error, OptionsRefused) else {}
-    return problem_response(
-        request_id(request),
-        status,
-        detail,
-        kind=f"urn:engine-tuner:error:{_kebab(type(error).__name__)}",
-        headers=headers,
-        errors=[Mistake(pointer=f"/{name}", detail=text) for name, text in refused.items()],
-    )
+    return _response(problem, headers)
+
+
+def _response(problem: ProblemDetails, headers: Mapping[str, str] | None) -> JSONResponse:
+    content = problem.model_dump(exclude_defaults=True)
+    return JSONResponse(content, problem.status, headers, media_type=MEDIA_TYPE)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from api.schemas_in import SubmitJob, WatchIn
@@ -11,25 +12,31 @@ from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import TuningTarget, engine_version_here, reader_of, resolve_target
-from tuner.models.serving import Serving
+from tuner.jobs.workers import Need, WorkerStatus
+from tuner.models.serving import Note, Serving
 from tuner.models.table import find_preset
 from tuner.problems.registry import families, find_family
+from tuner.problems.results import MeasureKind
 from workers.settings import Settings
 from workers.watches import Watch
 
 
-def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[str, ...]]:
-    """The job, and what was assumed of its model.
+def job_request(
+    body: SubmitJob, settings: Settings, workers: Sequence[WorkerStatus]
+) -> tuple[JobRequest, list[str]]:
+    """The job, for one version of its engine, and what was assumed of its model.
 
     Raises BadInput; for fields that do not apply to the problem, OptionsRefused.
     """
     check_measure(body.measure, settings)
-    target, label = _target(body)
+    asked = Need(find_device(body.device).name, body.measure == MeasureKind.GPU.value, body.engine)
+    engine = asked.pinned(workers, engine_version_here(body.engine)).engine
+    target, label = _target(body, engine)
     (problem,) = target.problems
     request = JobRequest(
         problem=problem,
         device=body.device,
-        engine=body.engine,
+        engine=engine,
         measure=body.measure,
         selection=target.family.read_selection(problem, body.fields(target.family.selecting)),
         effort=body.effort,
@@ -37,7 +44,8 @@ def job_request(body: SubmitJob, settings: Settings) -> tuple[JobRequest, tuple[
         seed=body.seed,
         model=body.name or label,
     )
-    return request, target.notes
+    notes = [note.api if isinstance(note, Note) else note for note in target.notes]
+    return request, notes
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
@@ -56,13 +64,13 @@ def check_measure(measure: str, settings: Settings) -> None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 
 
-def _target(body: SubmitJob) -> tuple[TuningTarget, str]:
+def _target(body: SubmitJob, engine: str) -> tuple[TuningTarget, str]:
     """The resolved problem, and the model's name where it has one."""
     shaping = tuple(option for family in families() for option in family.shaping)
-    name, _ = parse_spec(body.engine)
+    name, version = parse_spec(engine)
     serving = Serving(
         engine=name,
-        engine_version=engine_version_here(body.engine),
+        engine_version=version,
         device=find_device(body.device),
         tp=body.tp,
         dtype=body.dtype,

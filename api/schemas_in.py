@@ -90,6 +90,19 @@ else:
     SubmitJob = create_model("SubmitJob", __base__=_SubmitJob, **_family_fields())
 
 
+MOST_JOBS = 100  # of one batch
+
+
+class SubmitJobs(Strict):
+    """Tuning jobs to queue together."""
+
+    jobs: list[SubmitJob] = Field(min_length=1, max_length=MOST_JOBS)
+
+    def canonical(self) -> bytes:
+        """As `SubmitJob.canonical`."""
+        return b"[%s]" % b",".join(job.canonical() for job in self.jobs)
+
+
 class Page(Strict):
     """Which page of a list."""
 

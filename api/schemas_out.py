@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import date, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.errors import ProblemDetails
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
 
@@ -36,13 +37,18 @@ class JobOut(BaseModel):
     priority: str
     request: RequestOut
     client: str = Field(description="Who posted it first: a key's name, nightly or local.")
+    clients: list[str] = Field(description="Who waits for it, without those that cancelled.")
     attempts: int
     cancel_requested: bool
     run_id: int | None
     error: str
     created_at: datetime
     updated_at: datetime
+    started_at: datetime | None = Field(description="When a worker first had it.")
     finished_at: datetime | None
+    waiting: str | None = Field(
+        None, description="Why it stays queued: no living worker can do it. Null in lists."
+    )
 
 
 class SubmittedOut(JobOut):
@@ -50,6 +56,45 @@ class SubmittedOut(JobOut):
 
     created: bool = Field(description="False: this is an equal job from before.")
     notes: list[str] = Field(description="What was assumed about the model.")
+
+
+class BatchItemOut(BaseModel):
+    """The answer to one job of a batch: the job, or why it was refused."""
+
+    job: SubmittedOut | None
+    problem: ProblemDetails | None
+
+
+class BatchOut(BaseModel):
+    """The answers to a batch, in the order of its jobs."""
+
+    jobs: list[BatchItemOut]
+
+
+class WorkerOut(BaseModel):
+    """A worker process."""
+
+    id: str
+    name: str = Field(description="The same after a restart.")
+    host: str
+    gpu: str = Field(description="The UUID of its GPU; empty without one.")
+    device: str = Field(description="The GPU, as GET /v1/devices names it.")
+    devices: list[str] | None = Field(
+        description="The devices whose predictions and replays it does; null: all."
+    )
+    engines: list[str] = Field(description="Like sglang==0.5.16; an engine's preferred one first.")
+    packages: dict[str, str]
+    state: Literal["idle", "busy", "draining", "drained", "set_aside", "stopped", "lost"]
+    reason: str = Field(description="Why it was set aside.")
+    job_id: str | None
+    started_at: datetime
+    seen_at: datetime
+
+
+class WorkersOut(BaseModel):
+    """The workers that were seen in the last two weeks, by host and name."""
+
+    workers: list[WorkerOut]
 
 
 class JobsOut(BaseModel):

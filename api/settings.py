@@ -25,6 +25,7 @@ class ApiSettings:
     max_body_bytes: int = 4 * MIB  # the largest config.json seen has 3 MiB
     rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("1200/minute"))
     submit_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("300/minute"))
+    queued: int = 10_000  # jobs of one key in the queue
     stream_s: int = 3600  # an event stream ends after so many seconds, and its client reconnects
     streams: int = 200  # event streams at once
     wait_s: int = 60  # a request waits at most so long for its job's end
@@ -51,6 +52,7 @@ def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
         max_body_bytes=whole("MAX_BODY_BYTES", 1024, 64 * MIB, defaults.max_body_bytes),
         rate=rate("RATE", defaults.rate),
         submit_rate=rate("SUBMIT_RATE", defaults.submit_rate),
+        queued=whole("QUEUED", 1, 1_000_000, defaults.queued),
         stream_s=whole("STREAM_S", 1, 86_400, defaults.stream_s),
         wait_s=whole("WAIT_S", 0, 60, defaults.wait_s),
         streams=whole("STREAMS", 1, 10_000, defaults.streams),

@@ -9,12 +9,15 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.fleet import Fleet
 from api.metrics import Metrics
+from api.quotas import Quotas
 from api.settings import ApiSettings
 from api.waits import Waits
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
+from tuner.store.workers import WorkerStore
 from workers.reconcile import Announces
 
 
@@ -34,6 +37,9 @@ class Api:
         self.keys = KeyStore.sharing(self.store)
         self.lookups = Lookups.sharing(self.store)
         self.waits = Waits(self.jobs)
+        self.workers = WorkerStore.sharing(self.store)
+        self.fleet = Fleet(self.workers)
+        self.quotas = Quotas(self.jobs, self.settings.queued)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here, refuse_options, resolve_target
+from tuner.jobs.workers import Need, WorkerStatus
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import parse_dtype
 from tuner.toml_table import Table, parse_toml
@@ -77,24 +78,30 @@ class Watch:
             for name, value in vars(self).items()
         }
 
-    def requests(self) -> Iterator[JobRequest | Unresolved]:
-        """A job for each combination; Unresolved where there can be none."""
-        version = engine_version_here(self.engine)
+    def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
+        """A job for each combination; Unresolved where there can be none.
+
+        An engine without a version gets one that a living worker has, or the one on this machine.
+        """
+        here = engine_version_here(self.engine)
         choices = itertools.product(
             self.models, self.devices, self.tp, self.ep, self.dtypes or (None,)
         )
         for model, device, tp, ep, dtype in choices:
             try:
-                yield self._request(model, tp, ep, dtype, version, device)
+                need = Need(find_device(device).name, self.measure == "gpu", self.engine)
+                engine = need.pinned(workers, here).engine
+                yield self._request(model, tp, ep, dtype, engine, device)
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
                 yield Unresolved(name, device, error)
 
     def _request(
-        self, model: str, tp: int, ep: int, dtype: str | None, version: str | None, device: str
+        self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: str
     ) -> JobRequest:
+        name, version = parse_spec(engine)
         serving = Serving(
-            engine=parse_spec(self.engine)[0],
+            engine=name,
             engine_version=version,
             device=find_device(device),
             tp=tp,
@@ -108,7 +115,7 @@ class Watch:
         return JobRequest(
             problem=problem,
             device=device,
-            engine=self.engine,
+            engine=engine,
             measure=self.measure,
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),

@@ -1,39 +1,25 @@
-"""Post jobs, look at them, end them."""
+"""Look at jobs, and end them."""
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, BackgroundTasks, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.auth import Caller, Reader, Submitter
+from api.auth import Reader, Submitter
 from api.errors import responses
 from api.paging import job_position, page_of, read_job_cursor
-from api.requests import job_request
-from api.schemas_in import JobPage, SubmitJob
-from api.schemas_out import JobOut, JobsOut, SubmittedOut
-from api.state import Api, ApiDep
+from api.schemas_in import JobPage
+from api.schemas_out import JobOut, JobsOut
+from api.state import ApiDep
 from api.text import JobId
-from tuner.jobs.job import Job, Priority, Submitted
-from tuner.models.serving import Note
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-RETRY_S = 5  # a client should ask for the job again after so long
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=200,
-        pattern=r"^[!-~]+$",
-        description="Any text that identifies this submission: sent twice, it makes one job.",
-    ),
-]
 Wait = Annotated[
     int,
     Query(
@@ -43,56 +29,9 @@ Wait = Annotated[
         "answer sooner: look at the job's state.",
     ),
 ]
-
-
-@router.post(
-    "",
-    status_code=202,
-    response_model=SubmittedOut,
-    response_model_exclude_unset=True,  # a request has the fields of its family only
-    responses={
-        **responses(409, 415),
-        202: {
-            "description": "Accepted, and committed to the store.",
-            "headers": {
-                "Location": {"schema": {"type": "string"}, "description": "The job's URL."},
-                "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."},
-            },
-        },
-    },
-)
-def submit(
-    body: SubmitJob,
-    request: Request,
-    response: Response,
-    later: BackgroundTasks,
-    caller: Submitter,
-    api: ApiDep,
-    idempotency_key: IdempotencyKey = None,
-) -> dict[str, Any]:
-    """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
-    limiter = request.scope["state"]["limiter"]
-    limiter.check(api.settings.submit_rate, "submit", caller.name)
-    wanted, notes = job_request(body, api.settings.service)
-    answer = api.jobs.submit(
-        wanted,
-        priority=Priority.URGENT if body.urgent else Priority.NORMAL,
-        client=caller.name,
-        idempotency_key=idempotency_key,
-        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-    )
-    if answer.created:
-        later.add_task(api.announcer.announce, answer.job)  # a slow broker delays no answer
-    _note(request, api, answer)
-    response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
-    response.headers["Retry-After"] = str(RETRY_S)
-    if answer.replayed:
-        response.headers["Idempotent-Replayed"] = "true"
-    return {
-        **answer.job.as_json(),
-        "created": answer.created,
-        "notes": [note.api if isinstance(note, Note) else note for note in notes],
-    }
+Everyone = Annotated[
+    bool, Query(description="End it for all of its clients; this needs a key of scope admin.")
+]
 
 
 @router.get("", response_model=JobsOut, response_model_exclude_unset=True, responses=responses())
@@ -122,7 +61,8 @@ async def get_job(
         await api.waits.until_ended(job_id, request, caller.name, seconds)
         state["waited_s"] = time.monotonic() - began
         job = await run_in_threadpool(api.jobs.get, job_id)
-    return job.as_json()
+    waiting = await run_in_threadpool(api.fleet.waiting, job)
+    return {**job.as_json(), "waiting": waiting}
 
 
 @router.post(
@@ -131,24 +71,20 @@ async def get_job(
     response_model_exclude_unset=True,
     responses={
         **responses(404),
+        200: {"description": "It has ended, or it goes on for the clients that it names."},
         202: {"model": JobOut, "description": "Its worker was asked to stop."},
     },
 )
-def cancel(job_id: JobId, response: Response, caller: Submitter, api: ApiDep) -> dict[str, Any]:
-    """End a job. Its trials stay. It ends for every client whose request was answered with it."""
-    _check_own(api.jobs.get(job_id), caller)
-    job = api.jobs.cancel(job_id)
-    response.status_code = 200 if job.state.finished else 202
-    return job.as_json()
-
-
-def _check_own(job: Job, caller: Caller) -> None:
-    if caller.scope < Scope.ADMIN and job.client != caller.name:
-        text = f"job {job.id} was posted by {job.client}: they or a key of scope admin may end it"
+def cancel(
+    job_id: JobId, response: Response, caller: Submitter, api: ApiDep, everyone: Everyone = False
+) -> dict[str, Any]:
+    """Withdraw from a job. It ends with its last client; its trials stay."""
+    job = api.jobs.get(job_id)
+    mine = caller.name in job.waits_for
+    if caller.scope < Scope.ADMIN and (everyone or not mine):
+        names = ", ".join(job.waits_for)
+        text = f"only a key of scope admin may end the job for {names}"
         raise HTTPException(403, text)
-
-
-def _note(request: Request, api: Api, answer: Submitted) -> None:
-    request.scope["state"]["job_id"] = answer.job.id
-    device, created = answer.job.request.device, str(answer.created).lower()
-    api.metrics.submitted.labels(device, created).inc()
+    job = api.jobs.cancel(job_id, caller.name if mine and not everyone else None)
+    response.status_code = 202 if job.cancel_requested and not job.state.finished else 200
+    return job.as_json()

@@ -28,9 +28,10 @@ from tuner.cli.options import (
 from tuner.cli.targets import Asked, resolve, selection_of
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
+    from tuner.devices.table import Device
     from tuner.errors import TunerError
     from tuner.jobs.client import Queue
-    from tuner.jobs.job import Job, JobEvent, JobRequest, Priority
+    from tuner.jobs.job import Job, JobEvent, Submitted
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long
@@ -55,9 +56,10 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
 
         yield RemoteQueue(server, api_key(os.environ))
         return
-    from tuner.store import JobStore, database_url
+    from tuner.store import database_url
+    from tuner.store.local_queue import LocalQueue
 
-    with JobStore.open(database_url(os.environ)) as jobs:
+    with LocalQueue.open(database_url(os.environ)) as jobs:
         yield jobs
 
 
@@ -81,32 +83,35 @@ def submit(
 ) -> None:
     """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
     from tuner.devices.table import find_device
+    from tuner.engines.engine import parse_spec
     from tuner.jobs.job import JobRequest, Priority
     from tuner.tuning.request import parse_effort
 
-    name, version = _engine(engine)
-    found = resolve(Asked(target, find_device(device), name, version, tp, dtype), choice)
-    requests = [
-        JobRequest(
-            problem=problem,
-            device=device,
-            engine=engine,
-            measure=measure if server else _absolute(measure),
-            selection=selection_of(found.family, problem, choice),
-            effort=parse_effort(effort),
-            wide=choice.values.get("wide"),
-            seed=seed,
-            model=target if found.is_model and ":" not in target else "",
-        )
-        for problem in found.problems
-    ]
-    for note in found.notes:
-        say(note)
-    priority = Priority.URGENT if urgent else Priority.NORMAL
-    with open_jobs(server) as jobs:
-        posted = [_post(jobs, request, priority, as_json) for request in requests]
-    if as_json:
-        print_json(posted[0] if len(posted) == 1 else {"jobs": posted})
+    with open_jobs(server) as queue:
+        card = find_device(device)
+        pinned = _pinned(queue, card, engine, measure)
+        name, version = parse_spec(pinned)
+        found = resolve(Asked(target, card, name, version, tp, dtype), choice)
+        requests = [
+            JobRequest(
+                problem=problem,
+                device=device,
+                engine=pinned,
+                measure=measure if server else _absolute(measure),
+                selection=selection_of(found.family, problem, choice),
+                effort=parse_effort(effort),
+                wide=choice.values.get("wide"),
+                seed=seed,
+                model=target if found.is_model and ":" not in target else "",
+            )
+            for problem in found.problems
+        ]
+        for note in found.notes:
+            say(note)
+        priority = Priority.URGENT if urgent else Priority.NORMAL
+        answers = queue.submit_all(requests, priority=priority)
+        waiting = {reason for one in answers if (reason := queue.waiting(one.job))}
+    _show_submitted(answers, sorted(waiting), as_json)
 
 
 @command
@@ -163,23 +168,34 @@ def job(
         found = queue.get(job_id)
         if follow:
             found = _follow(queue, found)
-    text = _job_table([found]) + (f"\n\n{found.error}" if found.error else "")
-    show(as_json, found.as_json, lambda: text)
+        waiting = queue.waiting(found)
+    text = "\n\n".join(filter(None, (_job_table([found]), found.error, waiting)))
+    show(as_json, lambda: {**found.as_json(), "waiting": waiting}, lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
 
 
 @command
-def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
-    """Cancel a job. Its trials stay in the store."""
+def cancel(
+    job_id: JobId,
+    everyone: Annotated[
+        bool, typer.Option("--everyone", help="End it for the other clients that wait for it too.")
+    ] = False,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel a job, unless other clients wait for it too. Its trials stay in the store."""
     with open_jobs(server) as queue:
-        found = queue.cancel(job_id)
+        found = queue.cancel(job_id, everyone=everyone)
     if as_json:
         print_json(found.as_json())
     elif found.state.finished:
         typer.echo(f"{found.id} is {found.state.value}")
-    else:
+    elif found.cancel_requested:
         typer.echo(f"{found.id} is {found.state.value}: its worker was asked to stop")
+    else:
+        others = ", ".join(found.waits_for)
+        typer.echo(f"{found.id} goes on for {others}; --everyone ends it for all")
 
 
 def _in_utc(time: datetime | None) -> datetime | None:
@@ -191,12 +207,18 @@ def _follow(queue: Queue, found: Job) -> Job:
     from tuner.errors import ServerUnavailable, UnusableStore
 
     seen, outage = 0, _Outage()
+    reason: str | None = None
     while True:
         try:
             found = queue.get(found.id)  # read before its events, so that no event is missed
+            waiting = queue.waiting(found)
+            if waiting != reason and waiting:
+                say(f"waiting: {waiting}")
+            reason = waiting
             for event in queue.events(found.id, after=seen):
                 seen = event.seq
-                say(_event_line(event))
+                if event.data.get("reason") != reason:
+                    say(_event_line(event))
         except (ServerUnavailable, UnusableStore) as error:
             outage.wait(error)
             continue
@@ -253,31 +275,31 @@ def _job_table(found: Sequence[Job]) -> str:
     return table(headers, rows)
 
 
-def _post(queue: Queue, request: JobRequest, priority: Priority, as_json: bool) -> dict[str, Any]:
-    """Submit a job and return it as JSON.
+def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:
+    for reason in waiting:
+        say(f"waiting: {reason}")
+    for answer in answers:
+        if not answer.created:
+            say(f"the same job was submitted before: it is {answer.job.state.value}")
+        if not as_json:
+            typer.echo(answer.job.id)
+    if as_json:
+        posted = [{**answer.job.as_json(), "created": answer.created} for answer in answers]
+        print_json(posted[0] if len(posted) == 1 else {"jobs": posted})
 
-    For text output its id is printed at once, because a later job may be refused.
+
+def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
+    """The engine with the version that the jobs are for, as the queue's workers have it.
+
+    Raises UnknownEngine where neither they nor this machine has one.
     """
-    answer = queue.submit(request, priority=priority)
-    if not answer.created:
-        say(f"the same job was submitted before: it is {answer.job.state.value}")
-    if not as_json:
-        typer.echo(answer.job.id)
-    return {**answer.job.as_json(), "created": answer.created}
+    from tuner.engines.engine import find_engine
+    from tuner.jobs.targets import engine_version_here
+    from tuner.jobs.workers import Need
 
-
-def _engine(spec: str) -> tuple[str, str | None]:
-    """The engine's name and version; a named version need not be on this machine."""
-    from tuner.engines.engine import find_engine, parse_spec
-    from tuner.errors import UnknownEngine
-
-    name, version = parse_spec(spec)
-    try:
-        return name, find_engine(spec).version
-    except UnknownEngine:
-        if version is None:
-            raise
-        return name, version
+    need = Need(device.name, measure == "gpu", spec)
+    pinned = need.pinned(queue.workers(), engine_version_here(spec)).engine
+    return pinned if "==" in pinned else f"{pinned}=={find_engine(pinned).version}"
 
 
 def _absolute(measure: str) -> str:

@@ -1,4 +1,4 @@
-"""A service's queue over HTTP, with the methods that `tuner.store.JobStore` has for a local one.
+"""A service's queue over HTTP, with the methods that `tuner.store.local_queue` has for a local one.
 
 It needs the standard library alone: the base package is installed into an engine's environment,
 where any further requirement may change the version of one of the engine's.
@@ -16,34 +16,54 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import platformdirs
 
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
-from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted, read_request
+from tuner.jobs.job import (
+    Job,
+    JobEvent,
+    JobRequest,
+    JobState,
+    Priority,
+    Submitted,
+    read_request,
+    read_time,
+)
 from tuner.jobs.listing import ALL_JOBS, JobQuery
+from tuner.jobs.workers import WorkerStatus, read_worker
 
 KEY_VARIABLE = "TUNER_API_KEY"
 TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a submission is sent again, with its idempotency key
 LARGEST_ANSWER = 64 << 20  # bytes
+MOST_AT_ONCE = 100  # jobs of one request
 
 
 class Queue(Protocol):
-    """What a `JobStore` and a server have in common."""
+    """What a local store and a server have in common."""
 
-    def submit(self, request: JobRequest, *, priority: Priority) -> Submitted: ...
+    def submit_all(
+        self, requests: Sequence[JobRequest], *, priority: Priority
+    ) -> Sequence[Submitted]: ...
 
     def get(self, job_id: str) -> Job: ...
 
     def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]: ...
 
-    def cancel(self, job_id: str) -> Job: ...
+    def cancel(self, job_id: str, *, everyone: bool = False) -> Job: ...
 
     def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent] | Iterator[JobEvent]: ...
+
+    def waiting(self, job: Job) -> str | None: ...
+
+    def workers(self) -> Sequence[WorkerStatus]: ...
+
+    def drain(self, name: str) -> None: ...
+
+    def resume(self, name: str) -> None: ...
 
 
 class RemoteQueue:
@@ -61,16 +81,28 @@ class RemoteQueue:
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
-    def submit(self, request: JobRequest, *, priority: Priority = Priority.NORMAL) -> Submitted:
-        """Post a job. It is sent again when no answer comes; its key keeps it a single job."""
-        body = request.as_json()
-        body |= {"model": body.pop("problem"), "urgent": priority is Priority.URGENT}
-        if request.model:
-            body["name"] = request.model
-        headers = {"Idempotency-Key": secrets.token_hex(16)}
-        answer = self._ask_with_retries("POST", "/v1/jobs", body, headers)
-        with self._expecting_this_version():
-            return Submitted(_read_job(answer), created=bool(answer["created"]))
+    def submit_all(
+        self, requests: Sequence[JobRequest], *, priority: Priority = Priority.NORMAL
+    ) -> Sequence[Submitted]:
+        """Post jobs together. They are sent again when no answer comes; a key keeps them single.
+
+        Raises BadInput where the server refuses one of them, which does not stop the others.
+        """
+        answers: list[Submitted] = []
+        for at in range(0, len(requests), MOST_AT_ONCE):
+            some = [_job_body(one, priority) for one in requests[at : at + MOST_AT_ONCE]]
+            headers = {"Idempotency-Key": secrets.token_hex(16)}
+            answer = self._ask_with_retries("POST", "/v1/jobs:batch", {"jobs": some}, headers)
+            with self._expecting_this_version():
+                items = list(answer["jobs"])
+                refused = [str(item["problem"]["detail"]) for item in items if item["problem"]]
+                good = [item["job"] for item in items if not item["problem"]]
+                answers += [Submitted(_read_job(one), created=bool(one["created"])) for one in good]
+            if refused:
+                queued = ", ".join(one.job.id for one in answers)
+                text = f"; these jobs were queued: {queued}" if queued else ""
+                raise BadInput(f"{self._url}: {refused[0]}{text}")
+        return answers
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""
@@ -85,11 +117,33 @@ class RemoteQueue:
         with self._expecting_this_version():
             return [_read_job(values) for values in answer["jobs"]]
 
-    def cancel(self, job_id: str) -> Job:
-        """End the job, or ask its worker to. Raises UnknownJob."""
-        answer = self._ask("POST", f"{_job_path(job_id)}/cancel")
+    def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
+        """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
+        query = "?everyone=true" if everyone else ""
+        answer = self._ask("POST", f"{_job_path(job_id)}/cancel{query}")
         with self._expecting_this_version():
             return _read_job(answer)
+
+    def waiting(self, job: Job) -> str | None:
+        """Why a queued job is not being done; None where a worker can do it, or has it."""
+        if job.state is not JobState.QUEUED:
+            return None
+        reason = self._ask("GET", _job_path(job.id)).get("waiting")
+        return None if reason is None else str(reason)
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The workers of the last weeks."""
+        answer = self._ask("GET", "/v1/workers")
+        with self._expecting_this_version():
+            return [read_worker(values) for values in answer["workers"]]
+
+    def drain(self, name: str) -> None:
+        """Let workers take no more jobs. Raises BadInput."""
+        self._ask("POST", f"/v1/workers/{urllib.parse.quote(name, safe='')}/drain")
+
+    def resume(self, name: str) -> None:
+        """Let workers take jobs again. Raises BadInput."""
+        self._ask("POST", f"/v1/workers/{urllib.parse.quote(name, safe='')}/resume")
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
         """A job's events after number `after`, as they happen, until the job or the stream ends."""
@@ -205,6 +259,14 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
+def _job_body(request: JobRequest, priority: Priority) -> dict[str, Any]:
+    body = request.as_json()
+    body |= {"model": body.pop("problem"), "urgent": priority is Priority.URGENT}
+    if request.model:
+        body["name"] = request.model
+    return body
+
+
 def _job_path(job_id: str) -> str:
     return f"/v1/jobs/{urllib.parse.quote(job_id, safe='')}"
 
@@ -230,13 +292,13 @@ def _event_data(answer: IO[bytes]) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_event(job_id: str, values: Mapping[str, Any]) -> JobEvent:
-    at = datetime.fromisoformat(values["at"])
+    at = read_time(values["at"])
     return JobEvent(job_id, values["seq"], values["kind"], at, values["data"])
 
 
 def _read_job(values: Mapping[str, Any]) -> Job:
     times = {
-        name: datetime.fromisoformat(values[name].replace("Z", "+00:00"))
+        name: read_time(values[name])
         for name in ("created_at", "updated_at", "started_at", "finished_at")
         if values[name] is not None
     }

@@ -243,5 +243,10 @@ def parse_state(text: str) -> JobState:
         raise BadInput(f"unknown state {text!r}{near}") from None
 
 
+def read_time(text: str) -> datetime:
+    """A time of the API's answers."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 knows no Z
+
+
 def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()

@@ -10,11 +10,11 @@ from typing import Any
 
 from tuner.engines.engine import parse_spec
 from tuner.engines.versions import version_order
-from tuner.jobs.job import JobFilter
+from tuner.jobs.job import JobFilter, JobRequest, read_time
 
 BEAT = timedelta(seconds=10)
 ALIVE = timedelta(seconds=45)  # a worker that was seen within this is alive
-FORGET_AFTER = timedelta(days=30)  # since it was last seen
+FORGET_AFTER = timedelta(days=14)  # since it was last seen
 
 
 class WorkerState(str, Enum):
@@ -86,6 +86,10 @@ class WorkerStatus:
             return "draining" if self.job_id else "drained"
         return "busy" if self.job_id else "idle"
 
+    def called(self, name: str) -> bool:
+        """Whether `name` is the worker's name, its id or its host."""
+        return name in (self.info.id, self.info.name, self.info.host)
+
     def as_json(self) -> dict[str, Any]:
         """The worker as the API and `tuner workers --json` show it."""
         info = self.info
@@ -106,6 +110,32 @@ class WorkerStatus:
         }
 
 
+def read_worker(values: Mapping[str, Any]) -> WorkerStatus:
+    """A worker from the JSON object that `WorkerStatus.as_json` makes."""
+    doing = values["state"]
+    states = {"set_aside": WorkerState.SET_ASIDE, "stopped": WorkerState.STOPPED}
+    devices = values["devices"]
+    return WorkerStatus(
+        info=WorkerInfo(
+            id=values["id"],
+            name=values["name"],
+            host=values["host"],
+            gpu=values["gpu"],
+            device=values["device"],
+            devices=None if devices is None else tuple(devices),
+            engines=tuple(values["engines"]),
+            packages=values["packages"],
+        ),
+        state=states.get(doing, WorkerState.ACTIVE),
+        reason=values["reason"],
+        drain=doing in ("draining", "drained"),
+        started_at=read_time(values["started_at"]),
+        seen_at=read_time(values["seen_at"]),
+        alive=doing not in ("stopped", "lost"),
+        job_id=values["job_id"],
+    )
+
+
 @dataclass(frozen=True)
 class Need:
     """What a worker must have to do a job."""
@@ -113,6 +143,11 @@ class Need:
     device: str
     needs_gpu: bool
     engine: str  # sglang==0.5.16, or sglang: any version
+
+    @classmethod
+    def of(cls, request: JobRequest) -> Need:
+        """The need of a job."""
+        return cls(request.device, request.needs_gpu, request.engine)
 
     def met_by(self, info: WorkerInfo) -> bool:
         """Whether a worker can do the job."""

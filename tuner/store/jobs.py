@@ -79,6 +79,8 @@ class JobStore(Database):
         idempotency key was used before with another `body_hash`, and IdempotencyKeyInUse while any
         process works on another submission with that key.
         """
+        if not wanted:
+            return []
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
                 return find_or_add(connection, wanted, client, self._clock, fresh, trace)[1]

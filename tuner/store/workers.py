@@ -61,7 +61,7 @@ class WorkerStore(Database):
             set_worker_aside(connection, worker_id, reason)
 
     def list(self, *, living: bool = False) -> Sequence[WorkerStatus]:
-        """All workers of the last month, or the living ones, by host and name."""
+        """All workers that are not forgotten, or the living ones, by host and name."""
         held = (
             select(jobs.c.id)
             .where(jobs.c.owner == workers.c.id, jobs.c.state.in_(_HELD))

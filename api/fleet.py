@@ -1,0 +1,40 @@
+"""The workers as this process saw them lately, and what they say of a job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from tuner.jobs.job import Job, JobRequest, JobState
+from tuner.jobs.workers import Need, WorkerStatus
+from tuner.store.database import utc_now
+from tuner.store.workers import WorkerStore
+
+SEEN_FOR_S = 2.0  # a submission need not ask the store for each job
+
+
+class Fleet:
+    """The workers, read from the store every two seconds at most. Threads may share it."""
+
+    def __init__(self, workers: WorkerStore) -> None:
+        self._store = workers
+        self._lock = threading.Lock()
+        self._seen: Sequence[WorkerStatus] = ()
+        self._again_at = 0.0
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """All known workers. Raises UnusableStore."""
+        with self._lock:
+            if time.monotonic() >= self._again_at:
+                self._seen = self._store.list()
+                self._again_at = time.monotonic() + SEEN_FOR_S
+            return self._seen
+
+    def unmet(self, request: JobRequest) -> str:
+        """Why no living worker can do a job; "" where one can."""
+        return Need.of(request).unmet(self.workers(), utc_now())
+
+    def waiting(self, job: Job) -> str | None:
+        """Why a queued job is not being done; None where a worker can do it, or has it."""
+        return self.unmet(job.request) or None if job.state is JobState.QUEUED else None

@@ -1,0 +1,157 @@
+"""Post jobs, one or many."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, BackgroundTasks, Header, Request, Response
+
+from api.auth import Caller, Submitter
+from api.errors import problem_of, request_id, responses
+from api.requests import job_request
+from api.schemas_in import SubmitJob, SubmitJobs
+from api.schemas_out import BatchOut, SubmittedOut
+from api.state import Api, ApiDep
+from tuner.errors import BadInput, IdempotencyConflict
+from tuner.jobs.job import Priority, Submitted
+from tuner.store.submissions import Submission
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+RETRY_S = 5  # a client should ask for the job again after so long
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="Any text that identifies this submission: sent twice, it makes one job.",
+    ),
+]
+
+
+@router.post(
+    "/jobs",
+    status_code=202,
+    response_model=SubmittedOut,
+    response_model_exclude_unset=True,  # a request has the fields of its family only
+    responses={
+        **responses(409, 415),
+        202: {
+            "description": "Accepted, and committed to the store.",
+            "headers": {
+                "Location": {"schema": {"type": "string"}, "description": "The job's URL."},
+                "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."},
+            },
+        },
+    },
+)
+def submit(
+    body: SubmitJob,
+    request: Request,
+    response: Response,
+    later: BackgroundTasks,
+    caller: Submitter,
+    api: ApiDep,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
+    _admit(request, api, caller, 1)
+    wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
+    unmet = api.fleet.unmet(wanted)
+    (answer,) = api.jobs.submit_all(
+        [Submission(wanted, _priority(body), unmet)],
+        client=caller.name,
+        idempotency_key=idempotency_key,
+        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+    )
+    request.scope["state"]["job_id"] = answer.job.id
+    _announce([answer], api, later)
+    response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
+    response.headers["Retry-After"] = str(RETRY_S)
+    if answer.replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return _answer(answer, notes, api)
+
+
+@router.post(
+    "/jobs:batch",
+    response_model=BatchOut,
+    response_model_exclude_unset=True,
+    responses={
+        **responses(409, 415),
+        200: {"description": "An answer for each job. All accepted ones are in the store."},
+    },
+)
+def submit_jobs(
+    body: SubmitJobs,
+    request: Request,
+    response: Response,
+    later: BackgroundTasks,
+    caller: Submitter,
+    api: ApiDep,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Queue up to 100 tuning jobs at once. One that is refused does not stop the others.
+
+    One idempotency key stands for all of them.
+    """
+    _admit(request, api, caller, len(body.jobs))
+    workers, settings = api.fleet.workers(), api.settings.service
+    wanted: list[Submission] = []
+    items: list[dict[str, Any]] = []
+    notes: list[list[str]] = []
+    for one in body.jobs:
+        try:
+            asked, said = job_request(one, settings, workers)
+            wanted.append(Submission(asked, _priority(one), api.fleet.unmet(asked)))
+            notes.append(said)
+            items.append({"problem": None})
+        except BadInput as error:
+            problem = problem_of(error, request_id(request))
+            items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
+    answers = api.jobs.submit_all(
+        wanted,
+        client=caller.name,
+        idempotency_key=idempotency_key,
+        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+    )
+    if len(answers) != len(wanted):
+        raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
+    _announce(answers, api, later)
+    accepted = (item for item in items if item["problem"] is None)
+    for item, answer, said in zip(accepted, answers, notes, strict=True):
+        item["job"] = _answer(answer, said, api)
+    if answers and answers[0].replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return {"jobs": items}
+
+
+def _admit(request: Request, api: Api, caller: Caller, count: int) -> None:
+    """Raises HTTPException above the caller's rate, or with too many jobs in the queue."""
+    limiter = request.scope["state"]["limiter"]
+    limiter.check(api.settings.submit_rate, "submit", caller.name)
+    api.quotas.check(caller.name, count)
+
+
+def _priority(body: SubmitJob) -> Priority:
+    return Priority.URGENT if body.urgent else Priority.NORMAL
+
+
+def _announce(answers: Sequence[Submitted], api: Api, later: BackgroundTasks) -> None:
+    """Wake workers for the new jobs: once for each queue, as a woken worker does all it can."""
+    woken = set()
+    for answer in answers:
+        api.metrics.submitted.labels(answer.job.request.device, str(answer.created).lower()).inc()
+        request = answer.job.request
+        queue = request.device, request.needs_gpu, answer.job.priority
+        if answer.created and queue not in woken:
+            woken.add(queue)
+            later.add_task(api.announcer.announce, answer.job)  # a slow broker delays no answer
+
+
+def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]:
+    waiting = api.fleet.waiting(answer.job)
+    return {**answer.job.as_json(), "created": answer.created, "notes": notes, "waiting": waiting}

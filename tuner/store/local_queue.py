@@ -1,0 +1,72 @@
+"""The queue of a store on this machine, as the command line uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.listing import ALL_JOBS, JobQuery
+from tuner.jobs.workers import Need, WorkerStatus
+from tuner.store.database import Database, utc_now
+from tuner.store.jobs import JobStore
+from tuner.store.submissions import Submission
+from tuner.store.workers import WorkerStore
+
+CLIENT = "local"
+
+
+class LocalQueue(Database):
+    """What `tuner.jobs.client.Queue` asks for. Methods raise UnusableStore."""
+
+    def submit_all(
+        self, requests: Sequence[JobRequest], *, priority: Priority
+    ) -> Sequence[Submitted]:
+        """Queue jobs, or find the ones that answer the requests: all or none."""
+        workers = self.workers()
+        wanted = [
+            Submission(request, priority, Need.of(request).unmet(workers, utc_now()))
+            for request in requests
+        ]
+        return self._jobs.submit_all(wanted, client=CLIENT)
+
+    def get(self, job_id: str) -> Job:
+        """The job. Raises UnknownJob."""
+        return self._jobs.get(job_id)
+
+    def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]:
+        """List jobs."""
+        return self._jobs.list(query, limit=limit)
+
+    def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
+        """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
+        return self._jobs.cancel(job_id, None if everyone else CLIENT)
+
+    def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent]:
+        """A job's events after number `after`, until now."""
+        return self._jobs.events(job_id, after)
+
+    def waiting(self, job: Job) -> str | None:
+        """Why a queued job is not being done; None where a worker can do it, or has it."""
+        if job.state is not JobState.QUEUED:
+            return None
+        return Need.of(job.request).unmet(self.workers(), utc_now()) or None
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The workers of the last weeks."""
+        return self._workers.list()
+
+    def drain(self, name: str) -> None:
+        """Let workers take no more jobs. Raises BadInput."""
+        self._workers.drain(name)
+
+    def resume(self, name: str) -> None:
+        """Let workers take jobs again. Raises BadInput."""
+        self._workers.resume(name)
+
+    @property
+    def _jobs(self) -> JobStore:
+        return JobStore.sharing(self)
+
+    @property
+    def _workers(self) -> WorkerStore:
+        return WorkerStore.sharing(self)
