@@ -15,10 +15,12 @@ from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from workers.coverage import WatchState, WatchStatus, watch_statuses
 from workers.queue import Announcer
+from workers.reconcile import Announces
 from workers.settings import Settings
 from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 
 SCHEDULE = "nightly"
+KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
 NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
 
 
@@ -52,31 +54,63 @@ class NightPlan:
 
 
 def run_nightly(
-    settings: Settings, *, dry_run: bool = False, today: date | None = None
-) -> Mapping[str, Any]:
-    """Do tonight's round and return its summary; `{"skipped": ...}` where another process did it.
+    settings: Settings, *, dry_run: bool = False, force: bool = False, today: date | None = None
+) -> dict[str, Any]:
+    """`do_round` in the settings' store, with messages over their broker."""
+    with Store.open(settings.database_url) as store:
+        announcer = Announcer(settings)
+        return do_round(settings, store, announcer, dry_run=dry_run, force=force, today=today)
 
-    A dry run writes nothing. Raises MalformedWatchList or UnusableStore.
+
+def do_round(
+    settings: Settings,
+    store: Store,
+    announcer: Announces,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    today: date | None = None,
+) -> dict[str, Any]:
+    """Do tonight's round and return its summary; `{"skipped": reason}` where there is none to do.
+
+    A round is done once a day, with `force` again. A dry run writes nothing. Without watches the
+    day's round stays to be done. Raises MalformedWatchList or UnusableStore.
     """
     day = today or utc_now().date()
-    with Store.open(settings.database_url) as store:
-        nights = NightStore.sharing(store)
-        watch_list = watch_list_of(settings, nights)
-        if dry_run:
-            return _dated(plan(watch_list, store, day).summary(), day)
-        if not nights.begin(SCHEDULE, day):
-            return _dated({"skipped": "another process has done it, or is doing it"}, day)
-        todo = plan(watch_list, store, day)
-        summary = _dated({**todo.summary(), **_submit(todo, store, Announcer(settings))}, day)
-        nights.finish(SCHEDULE, day, summary)
-        return summary
+    nights = NightStore.sharing(store)
+    watch_list = watch_list_of(settings, nights)
+    if not watch_list.watches:
+        return _dated({"skipped": "nothing is watched: add a watch first"}, day)
+    if dry_run:
+        return _dated(plan(watch_list, store, day).summary(), day)
+    if not nights.begin(SCHEDULE, day, again=force):
+        return _dated({"skipped": _why_not(nights, day)}, day)
+    todo = plan(watch_list, store, day)
+    summary = _dated({**todo.summary(), **_submit(todo, store, announcer)}, day)
+    nights.finish(SCHEDULE, day, summary)
+    return summary
 
 
-def last_night(settings: Settings) -> Mapping[str, Any] | None:
-    """The summary of the newest round; None before the first round."""
-    with NightStore.open(settings.database_url) as nights:
-        night = nights.last(SCHEDULE)
-    return None if night is None else night.summary or _dated({}, night.date)
+def headline(summary: Mapping[str, Any]) -> str:
+    """A round's summary in one line."""
+    title = f"{summary['schedule']} of {summary['date']}"
+    if "skipped" in summary:
+        return f"{title}: {summary['skipped']}"
+    if "watched" not in summary:
+        return f"{title}: not finished"
+    todo = sum(len(summary[kind]) for kind in KINDS)
+    parts = [f"{summary['watched']} watched", f"{todo} to do"]
+    if "submitted" in summary:
+        waiting = len(summary["waiting"])
+        parts += [f"{len(summary['submitted'])} queued", f"{waiting} waiting before"]
+    if errors := len(errors_of(summary)):
+        parts.append(f"{errors} error" + ("s" if errors > 1 else ""))
+    return f"{title}: {', '.join(parts)}"
+
+
+def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """What a round could not do: watches that no job can be made of, and jobs not submitted."""
+    return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
@@ -120,7 +154,7 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 
-def _submit(todo: NightPlan, store: Store, announcer: Announcer) -> dict[str, Any]:
+def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, Any]:
     jobs = JobStore.sharing(store)
     submitted: list[str] = []
     waiting: list[str] = []
@@ -135,6 +169,13 @@ def _submit(todo: NightPlan, store: Store, announcer: Announcer) -> dict[str, An
             announcer.announce(answer.job)
         (submitted if answer.created else waiting).append(answer.job.id)
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
+
+
+def _why_not(nights: NightStore, day: date) -> str:
+    night = nights.last(SCHEDULE)
+    if night is None or night.date != day or night.finished_at is None:
+        return "another process is doing it"
+    return f"it was done at {night.finished_at:%H:%M} UTC; force it to do it again"
 
 
 def _named(request: JobRequest) -> dict[str, Any]:
