@@ -13,7 +13,17 @@ from api.auth import Authenticate
 from api.metrics import Metrics
 from api.middleware import CheckBody, Observe, TakeTurns
 from api.rates import Limiter
-from api.routes import coverage, events, health, jobs, results, submissions, tables, workers
+from api.routes import (
+    coverage,
+    events,
+    health,
+    jobs,
+    nights,
+    results,
+    submissions,
+    tables,
+    workers,
+)
 from api.settings import ApiSettings
 from api.state import Api
 from tuner.jobs.job import Job
@@ -52,7 +62,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (submissions, jobs, events, results, coverage, workers, tables, health):
+    for part in (submissions, jobs, events, results, coverage, nights, workers, tables, health):
         app.include_router(part.router)
     errors.install(app)
     # Starlette runs them from the last to the first: Observe, TakeTurns, Authenticate, CheckBody.

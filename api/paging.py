@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from typing import Any, TypeVar
 
 from tuner.errors import BadInput
@@ -84,6 +84,14 @@ def _read_job_place(values: Any) -> tuple[datetime, str, str]:  # noqa: ANN401 (
             time = datetime.fromisoformat(at)
             if time.tzinfo is not None:
                 return time.astimezone(timezone.utc), job_id, digest
+    raise BadInput
+
+
+def read_date_and_id(values: Any) -> tuple[date, int]:  # noqa: ANN401 (JSON)
+    """The position of a night in the list of nights: its date, and its id."""
+    match values:
+        case [str(day), int(night_id)] if _is_whole(night_id):
+            return date.fromisoformat(day), night_id
     raise BadInput
 
 

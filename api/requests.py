@@ -11,14 +11,13 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import TuningTarget, engine_version_here, reader_of, resolve_target
+from tuner.jobs.targets import TuningTarget, engine_version_here, resolve_target
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.models.serving import Note, Serving
-from tuner.models.table import find_preset
-from tuner.problems.registry import families, find_family
+from tuner.problems.registry import families
 from tuner.problems.results import MeasureKind
 from workers.settings import Settings
-from workers.watches import Watch
+from workers.watches import Watch, is_preset, model_name, named
 
 
 def job_request(
@@ -53,9 +52,7 @@ def watch_of(body: WatchIn, settings: Settings) -> Watch:
     check_measure(body.measure, settings)
     values: dict[str, Any] = body.model_dump(mode="json")
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    lists["models"] = tuple(_plain_name(text) for text in body.models)
-    lists["devices"] = tuple(find_device(text).name for text in body.devices)
-    return Watch(**{**values, **lists})
+    return named(Watch(**{**values, **lists}))
 
 
 def check_measure(measure: str, settings: Settings) -> None:
@@ -81,18 +78,5 @@ def _target(body: SubmitJob, engine: str) -> tuple[TuningTarget, str]:
         name = body.name or "config.json"
         data = json.dumps(body.model).encode()
         return resolve_target(data, serving, name=name, given=given), name
-    text = _plain_name(body.model)
-    return resolve_target(text, serving, given=given), text if _is_preset(text) else ""
-
-
-def _plain_name(text: str) -> str:
-    """A preset's name as in the table; a problem or a warning line as it is.
-
-    Raises UnknownModel for anything else. A path is never opened, as the answer would tell a client
-    which files the server has.
-    """
-    return find_preset(text).name if _is_preset(text) else text
-
-
-def _is_preset(text: str) -> bool:
-    return find_family(text) is None and reader_of(text) is None
+    text = model_name(body.model)
+    return resolve_target(text, serving, given=given), text if is_preset(text) else ""

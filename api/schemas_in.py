@@ -177,3 +177,12 @@ class WatchIn(Strict):
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
+
+
+class NightIn(Strict):
+    """How to do tonight's round."""
+
+    dry_run: Annotated[
+        Flag, Field(description="Answer what would be queued, and queue nothing.")
+    ] = False
+    force: Annotated[Flag, Field(description="Do it again if it was done today.")] = False

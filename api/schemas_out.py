@@ -247,14 +247,57 @@ class WatchesOut(BaseModel):
     watches: list[WatchOut]
 
 
-class NightOut(BaseModel):
-    """What the last night did."""
+class QueuedOut(BaseModel):
+    """A watched request that a night queued, or would queue."""
+
+    model: str
+    problem: str
+    device: str
+    engine: str
+    measure: str
+    why: str = Field("", description="Empty for one that is measured again after a while.")
+
+
+class NotDoneOut(BaseModel):
+    """What a night could not do."""
+
+    what: str
+    why: str
+
+
+class SummaryOut(BaseModel):
+    """What a night did. One that was skipped has no lists, and a dry run queued no jobs."""
 
     schedule: str
     date: date
-    summary: dict[str, Any] | None = Field(description="Null: it was not finished.")
+    skipped: str | None = Field(None, description="Why nothing was done.")
+    watched: int | None = Field(None, description="The number of watched requests.")
+    missing: list[QueuedOut] | None = None
+    stale: list[QueuedOut] | None = None
+    revalidated: list[QueuedOut] | None = Field(None, description="The oldest results.")
+    errors: list[NotDoneOut] | None = Field(
+        None, description="Watched requests that no job can be made of."
+    )
+    submitted: list[str] | None = Field(None, description="The ids of jobs that were queued.")
+    waiting: list[str] | None = Field(None, description="The ids of equal unfinished jobs.")
+    not_submitted: list[NotDoneOut] | None = None
+
+
+class NightOut(BaseModel):
+    """A night."""
+
+    schedule: str
+    date: date
+    summary: SummaryOut | None = Field(description="Null: it was not finished.")
     started_at: datetime
     finished_at: datetime | None
+
+
+class NightsOut(BaseModel):
+    """A page of nights, the newest first."""
+
+    nights: list[NightOut]
+    next: str | None
 
 
 class DeviceOut(BaseModel):

@@ -26,7 +26,7 @@ from tuner.store import Leases
 from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, BrokerErrors, make_app
 from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
 from workers.logs import log_json
-from workers.nightly import run_nightly
+from workers.nightly import errors_of, headline, run_nightly
 from workers.outages import Outage
 from workers.queue import Announcer
 from workers.registration import describe
@@ -133,6 +133,10 @@ def wake() -> None:
 def nightly() -> None:
     """Do tonight's round, unless another process has done it."""
     try:
-        run_nightly(settings)
+        summary = run_nightly(settings)
     except TunerError as error:
         log.error("tonight's round was not done: %s", error)
+        return
+    log.log(logging.WARNING if errors_of(summary) else logging.INFO, headline(summary))
+    for one in errors_of(summary):
+        log.warning("%s: %s", one["what"], one["why"])

@@ -26,6 +26,7 @@ from tuner.problems.records import Published
 from tuner.problems.registry import family_named, family_of
 from tuner.problems.results import Environment, MeasureKind, Status
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
+from tuner.store.workers import WorkerStore
 from workers.watches import Unresolved, WatchList
 
 _OF_KERNELS = ("engine_version", "kernel_hash", "triton")
@@ -73,7 +74,8 @@ def watched_rows(
     watch_list: WatchList, device: str | None, skip: int, limit: int, lookups: Lookups
 ) -> list[dict[str, Any]]:
     """A page of the watched requests and their states, in the order of the watch list."""
-    every = (request for watch in watch_list.watches for request in watch.requests())
+    workers = WorkerStore.sharing(lookups).list()
+    every = (request for watch in watch_list.watches for request in watch.requests(workers))
     wanted = (request for request in every if device in (None, request.device))
     page = list(islice(wanted, skip, skip + limit))
     resolved = [request for request in page if isinstance(request, JobRequest)]

@@ -10,15 +10,21 @@ from typing import Any
 
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
+from tuner.jobs.workers import Need
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
+from tuner.store.submissions import Submission
+from tuner.store.workers import WorkerStore
 from workers.coverage import WatchState, WatchStatus, watch_statuses
 from workers.queue import Announcer
+from workers.reconcile import Announces
 from workers.settings import Settings
 from workers.watches import Unresolved, WatchList, read_watch, read_watch_list
 
 SCHEDULE = "nightly"
+KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
+AT_ONCE = 100  # jobs of one transaction
 NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
 
 
@@ -52,31 +58,63 @@ class NightPlan:
 
 
 def run_nightly(
-    settings: Settings, *, dry_run: bool = False, today: date | None = None
-) -> Mapping[str, Any]:
-    """Do tonight's round and return its summary; `{"skipped": ...}` where another process did it.
+    settings: Settings, *, dry_run: bool = False, force: bool = False, today: date | None = None
+) -> dict[str, Any]:
+    """`do_round` in the settings' store, with messages over their broker."""
+    with Store.open(settings.database_url) as store:
+        announcer = Announcer(settings)
+        return do_round(settings, store, announcer, dry_run=dry_run, force=force, today=today)
 
-    A dry run writes nothing. Raises MalformedWatchList or UnusableStore.
+
+def do_round(
+    settings: Settings,
+    store: Store,
+    announcer: Announces,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    today: date | None = None,
+) -> dict[str, Any]:
+    """Do tonight's round and return its summary; `{"skipped": reason}` where there is none to do.
+
+    A round is done once a day, with `force` again. A dry run writes nothing. Without watches the
+    day's round stays to be done. Raises MalformedWatchList or UnusableStore.
     """
     day = today or utc_now().date()
-    with Store.open(settings.database_url) as store:
-        nights = NightStore.sharing(store)
-        watch_list = watch_list_of(settings, nights)
-        if dry_run:
-            return _dated(plan(watch_list, store, day).summary(), day)
-        if not nights.begin(SCHEDULE, day):
-            return _dated({"skipped": "another process has done it, or is doing it"}, day)
-        todo = plan(watch_list, store, day)
-        summary = _dated({**todo.summary(), **_submit(todo, store, Announcer(settings))}, day)
-        nights.finish(SCHEDULE, day, summary)
-        return summary
+    nights = NightStore.sharing(store)
+    watch_list = watch_list_of(settings, nights)
+    if not watch_list.watches:
+        return _dated({"skipped": "nothing is watched: add a watch first"}, day)
+    if dry_run:
+        return _dated(plan(watch_list, store, day).summary(), day)
+    if not nights.begin(SCHEDULE, day, again=force):
+        return _dated({"skipped": _why_not(nights, day)}, day)
+    todo = plan(watch_list, store, day)
+    summary = _dated({**todo.summary(), **_submit(todo, store, announcer)}, day)
+    nights.finish(SCHEDULE, day, summary)
+    return summary
 
 
-def last_night(settings: Settings) -> Mapping[str, Any] | None:
-    """The summary of the newest round; None before the first round."""
-    with NightStore.open(settings.database_url) as nights:
-        night = nights.last(SCHEDULE)
-    return None if night is None else night.summary or _dated({}, night.date)
+def headline(summary: Mapping[str, Any]) -> str:
+    """A round's summary in one line."""
+    title = f"{summary['schedule']} of {summary['date']}"
+    if "skipped" in summary:
+        return f"{title}: {summary['skipped']}"
+    if "watched" not in summary:
+        return f"{title}: not finished"
+    todo = sum(len(summary[kind]) for kind in KINDS)
+    parts = [f"{summary['watched']} watched", f"{todo} to do"]
+    if "submitted" in summary:
+        waiting = len(summary["waiting"])
+        parts += [f"{len(summary['submitted'])} queued", f"{waiting} waiting before"]
+    if errors := len(errors_of(summary)):
+        parts.append(f"{errors} error" + ("s" if errors > 1 else ""))
+    return f"{title}: {', '.join(parts)}"
+
+
+def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """What a round could not do: watches that no job can be made of, and jobs not submitted."""
+    return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
@@ -90,8 +128,9 @@ def plan(watch_list: WatchList, store: Store, day: date) -> NightPlan:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
+    workers = WorkerStore.sharing(store).list()
     for watch in watch_list.watches:
-        for request in watch.requests():
+        for request in watch.requests(workers):
             if isinstance(request, Unresolved):
                 errors.append((f"{request.model} on {request.device}", str(request.error)))
             else:
@@ -120,21 +159,33 @@ def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobReq
     return [replace(request, seed=day.toordinal()) for request in oldest]
 
 
-def _submit(todo: NightPlan, store: Store, announcer: Announcer) -> dict[str, Any]:
+def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, Any]:
     jobs = JobStore.sharing(store)
+    workers = WorkerStore.sharing(store).list()
     submitted: list[str] = []
     waiting: list[str] = []
     errors: list[dict[str, str]] = []
-    for request in todo.requests():
+    requests = todo.requests()
+    for at in range(0, len(requests), AT_ONCE):
+        some = requests[at : at + AT_ONCE]
+        wanted = [Submission(one, unmet=Need.of(one).unmet(workers, utc_now())) for one in some]
         try:
-            answer = jobs.submit(request, client=SCHEDULE, fresh=NOT_FRESH)
+            answers = jobs.submit_all(wanted, client=SCHEDULE, fresh=NOT_FRESH)
         except TunerError as error:
-            errors.append({"what": request.problem.spec(), "why": str(error)})
+            errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
-        if answer.created:
-            announcer.announce(answer.job)
-        (submitted if answer.created else waiting).append(answer.job.id)
+        for answer in answers:
+            if answer.created:
+                announcer.announce(answer.job)
+            (submitted if answer.created else waiting).append(answer.job.id)
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
+
+
+def _why_not(nights: NightStore, day: date) -> str:
+    night = nights.last(SCHEDULE)
+    if night is None or night.date != day or night.finished_at is None:
+        return "another process is doing it"
+    return f"it was done at {night.finished_at:%H:%M} UTC; force it to do it again"
 
 
 def _named(request: JobRequest) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.targets import engine_version_here, refuse_options, resolve_target
+from tuner.jobs.targets import engine_version_here, reader_of, refuse_options, resolve_target
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.models.serving import Serving
+from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
+from tuner.problems.registry import find_family
 from tuner.toml_table import Table, parse_toml
 from tuner.tuning.request import parse_effort, parse_source
 
@@ -185,6 +187,26 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
         text = f"{where}: {error.message}"
         raise MalformedWatchList(text, cli=error.cli, api=error.api) from None
     return watch
+
+
+def named(watch: Watch) -> Watch:
+    """The watch with the tables' names of its models and devices. Raises BadInput."""
+    devices = (find_device(text).name for text in watch.devices)
+    return replace(watch, models=tuple(map(model_name, watch.models)), devices=tuple(devices))
+
+
+def model_name(text: str) -> str:
+    """A preset's name as in the table; a problem or a warning line as it is.
+
+    Raises UnknownModel for anything else. A path is never opened, as the answer would tell a client
+    which files the server has.
+    """
+    return find_preset(text).name if is_preset(text) else text
+
+
+def is_preset(text: str) -> bool:
+    """Whether the text can only be a preset's name: it is no problem and no warning line."""
+    return find_family(text) is None and reader_of(text) is None
 
 
 def _counts(table: Table, name: str, default: list[int]) -> tuple[int, ...]:

@@ -13,13 +13,15 @@ from api.errors import responses
 from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
 from api.schemas_in import StoredPage, WatchedPage, WatchIn
-from api.schemas_out import HeldPageOut, NightOut, WatchedPageOut, WatchesOut, WatchOut
+from api.schemas_out import HeldPageOut, WatchedPageOut, WatchesOut, WatchOut
 from api.state import ApiDep
 from tuner.devices.table import find_device
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"])
+
+WatchId = Annotated[int, Path(ge=1, lt=1 << 31)]
 
 
 @router.get("/coverage", response_model=HeldPageOut, responses=responses())
@@ -57,19 +59,21 @@ def add_watch(body: WatchIn, caller: Admin, api: ApiDep) -> dict[str, Any]:
     return asdict(api.nights.add_watch(watch.as_json(), watch.key, caller.name))
 
 
+@router.get("/watches/{watch_id}", response_model=WatchOut, responses=responses(404))
+def show_watch(watch_id: WatchId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show a watch that was added over the API."""
+    watch = api.nights.watch(watch_id)
+    if watch is None:
+        raise _no_watch(watch_id)
+    return asdict(watch)
+
+
 @router.delete("/watches/{watch_id}", status_code=204, responses=responses(404))
-def remove_watch(
-    watch_id: Annotated[int, Path(ge=1, lt=1 << 31)], caller: Admin, api: ApiDep
-) -> None:
+def remove_watch(watch_id: WatchId, caller: Admin, api: ApiDep) -> None:
     """Stop keeping its models tuned. What is stored stays."""
     if not api.nights.remove_watch(watch_id):
-        raise HTTPException(404, f"there is no watch {watch_id}")
+        raise _no_watch(watch_id)
 
 
-@router.get("/nights/last", response_model=NightOut, responses=responses(404))
-def last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what the last night did."""
-    night = api.nights.last()
-    if night is None:
-        raise HTTPException(404, "there was no night yet")
-    return asdict(night)
+def _no_watch(watch_id: int) -> HTTPException:
+    return HTTPException(404, f"there is no watch {watch_id}")

@@ -14,6 +14,7 @@ from real_sglang import kernel_source
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
+from tuner.errors import BadInput
 from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.selection import MoeSelection
@@ -29,7 +30,7 @@ from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP
 from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
-from workers.nightly import SCHEDULE, last_night, plan, run_nightly, watch_list_of
+from workers.nightly import SCHEDULE, errors_of, headline, plan, run_nightly, watch_list_of
 from workers.settings import Settings
 from workers.watches import Watch, WatchList
 
@@ -306,9 +307,10 @@ class TestRound:
         queued = JobStore.sharing(store).list(JobQuery(states=frozenset({JobState.QUEUED})))
         assert sorted(job.id for job in queued) == sorted(first["submitted"])
         assert {job.client for job in queued} == {SCHEDULE}
-        assert last_night(settings) == first
-        assert "skipped" in run_nightly(settings, today=DAY)
-        assert last_night(settings) == first
+        nights = NightStore.sharing(store)
+        assert [night.summary for night in nights.nights()] == [first]
+        assert "it was done at" in run_nightly(settings, today=DAY)["skipped"]
+        assert [night.summary for night in nights.nights()] == [first]
         next_night = run_nightly(settings, today=DAY + timedelta(days=1))
         missing = [job.id for job in queued if job.request.problem == PROBLEMS[1]]
         assert next_night["waiting"] == missing  # still queued: not queued again
@@ -322,7 +324,7 @@ class TestRound:
     def test_a_dry_run_writes_nothing(self, settings: Settings, store: Store) -> None:
         assert len(run_nightly(settings, dry_run=True, today=DAY)["missing"]) == 2
         assert JobStore.sharing(store).list() == []
-        assert last_night(settings) is None
+        assert NightStore.sharing(store).last() is None
         assert "skipped" not in run_nightly(settings, today=DAY)
 
     def test_a_round_that_was_killed_is_taken_over(self, store: Store) -> None:
@@ -336,6 +338,64 @@ class TestRound:
         late.finish(SCHEDULE, DAY, {"watched": 0})
         much_later = NightStore(store._engine, lambda: began + 10 * GIVEN_UP)
         assert not much_later.begin(SCHEDULE, DAY)
+
+    def test_a_forced_round_is_done_again(self, settings: Settings, store: Store) -> None:
+        first = run_nightly(settings, today=DAY)
+        jobs = JobStore.sharing(store)
+        jobs.cancel(first["submitted"][0])
+        again = run_nightly(settings, today=DAY, force=True)
+        assert (len(again["submitted"]), again["waiting"]) == (1, first["submitted"][1:])
+        (night,) = NightStore.sharing(store).nights()
+        assert night.summary == again
+        assert "skipped" in run_nightly(settings, today=DAY)
+
+    def test_a_round_that_is_being_done_is_not_forced(
+        self, settings: Settings, store: Store
+    ) -> None:
+        assert NightStore.sharing(store).begin(SCHEDULE, DAY)
+        skipped = run_nightly(settings, today=DAY, force=True)["skipped"]
+        assert skipped == "another process is doing it"
+        NightStore.sharing(store).finish(SCHEDULE, DAY, {})
+        with ThreadPoolExecutor(3) as pool:
+            forced = lambda _: NightStore.sharing(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
+            assert sorted(pool.map(forced, range(3))) == [False, False, True]
+
+    def test_a_night_without_watches_leaves_the_date_open(
+        self, settings: Settings, store: Store
+    ) -> None:
+        empty = replace(settings, nightly=None)
+        assert "nothing is watched" in run_nightly(empty, today=DAY)["skipped"]
+        assert NightStore.sharing(store).last() is None
+        assert len(run_nightly(settings, today=DAY)["submitted"]) == 2
+
+    def test_errors_are_counted_as_such(
+        self, settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wrong = replace(WATCH, models=("nope-model", PROBLEMS[0].spec()))
+        NightStore.sharing(store).add_watch(wrong.as_json(), wrong.key, "team")
+        summary = run_nightly(replace(settings, nightly=None), today=DAY)
+        (error,) = errors_of(summary)
+        assert error["what"] == "nope-model TP 1 EP 1 on L40S"
+        assert headline(summary) == (
+            "nightly of 2026-11-01: 1 watched, 1 to do, 1 queued, 0 waiting before, 1 error"
+        )
+
+        def refuse(*_: object, **__: object) -> None:
+            raise BadInput("the queue is full")
+
+        monkeypatch.setattr(JobStore, "submit", refuse)
+        summary = run_nightly(replace(settings, nightly=None), today=DAY, force=True)
+        assert errors_of(summary)[1] == {"what": PROBLEMS[0].spec(), "why": "the queue is full"}
+        assert headline(summary).endswith("0 queued, 0 waiting before, 2 errors")
+
+    def test_past_nights_are_listed_in_pages(self, store: Store) -> None:
+        nights = NightStore.sharing(store)
+        for days in (0, 2, 1):
+            assert nights.begin(SCHEDULE, DAY + timedelta(days=days))
+        first = nights.nights(limit=2)
+        assert [night.date.day for night in first] == [3, 2]
+        rest = nights.nights(after=(first[-1].date, first[-1].id), limit=2)
+        assert [night.date.day for night in rest] == [1]
 
     def test_schedules_and_dates_are_apart(self, store: Store) -> None:
         nights = NightStore.sharing(store)

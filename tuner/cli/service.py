@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tuner.cli.app import command, refuse_foreign, show
-from tuner.cli.options import Json
+from tuner.cli.coverage import open_watching
+from tuner.cli.options import Json, Server
+
+if TYPE_CHECKING:
+    from tuner.jobs.watching import Watching
+
+LISTED = 30
 
 
 @command
@@ -36,51 +43,94 @@ def nightly(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be queued; default: queue it.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do it again if it was done today; default: once.")
+    ] = False,
     last: Annotated[
         bool, typer.Option("--last", help="Show what the last run did; default: run.")
+    ] = False,
+    past: Annotated[
+        bool, typer.Option("--list", help=f"List the last {LISTED} runs; default: run.")
     ] = False,
     watch_list: Annotated[
         Path | None, typer.Option(help="A nightly.toml; default: the file in TUNER_NIGHTLY.")
     ] = None,
+    server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue missing and outdated problems of the watch list, at most once a day."""
+    """Queue missing and outdated problems of the watch list, at most once a day.
+
+    Exit 1 if a watch or a job could not be queued.
+    """
     refuse_foreign("workers")
+    from tuner.errors import BadInput
+    from workers.nightly import errors_of
+
+    if last + past + (dry_run or force) > 1:
+        raise BadInput("--last and --list only show runs: leave the other options out")
+    with _open_nights(server, watch_list) as watching:
+        if past:
+            found = watching.nights(LISTED)
+            show(as_json, lambda: found, lambda: _nights_text(found))
+            return
+        summary = _last(watching) if last else watching.run_night(dry_run=dry_run, force=force)
+    show(as_json, lambda: summary, lambda: _night_text(summary))
+    if errors_of(summary) and not last:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watching]:
     from dataclasses import replace
 
     from tuner.errors import BadInput
-    from workers.nightly import last_night, run_nightly
     from workers.settings import read_settings
 
-    settings = read_settings()
-    if watch_list is not None:
+    if server is not None and watch_list is not None:
+        raise BadInput(f"{server} has its own watch list: leave --watch-list out, or add watches")
+    settings = read_settings() if server is None else None
+    if settings is not None and watch_list is not None:
         settings = replace(settings, nightly=watch_list)
-    if last:
-        found = last_night(settings)
-        if found is None:
-            raise BadInput("there was no night yet: run `tuner nightly` first")
-        summary = found
-    else:
-        summary = run_nightly(settings, dry_run=dry_run)
-    show(as_json, lambda: summary, lambda: _night_text(summary))
+    with open_watching(server, settings) as watching:
+        yield watching
+
+
+def _last(watching: Watching) -> Mapping[str, Any]:
+    """The summary of the last round; of one that was not finished, its name and date."""
+    from tuner.errors import BadInput
+
+    nights = watching.nights(1)
+    if not nights:
+        raise BadInput("there was no night yet: run `tuner nightly` first")
+    (night,) = nights
+    return night["summary"] or {"schedule": night["schedule"], "date": night["date"]}
+
+
+def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
+    from tuner.render import table
+    from workers.nightly import KINDS, errors_of
+
+    def row(night: Mapping[str, Any]) -> tuple[object, ...]:
+        summary = night["summary"]
+        if summary is None or "watched" not in summary:
+            return (night["date"], *(None,) * 7, "-")
+        counts = [len(summary[kind]) for kind in (*KINDS, "submitted", "waiting")]
+        errors = len(errors_of(summary))
+        return (night["date"], summary["watched"], *counts, errors, night["finished_at"][11:16])
+
+    headers = ("date", "watched", *KINDS, "queued", "waiting", "errors", "ended")
+    return table(headers, list(map(row, nights)))
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
     from tuner.render import table
+    from workers.nightly import KINDS, errors_of, headline
 
-    title = f"{summary['schedule']} of {summary['date']}"
-    if "skipped" in summary:
-        return f"{title}: {summary['skipped']}"
-    if "watched" not in summary:
-        return f"{title}: not finished"
     rows = [
         (kind, one["device"], one["model"], one["problem"], one["measure"], one.get("why", ""))
-        for kind in ("missing", "stale", "revalidated")
-        for one in summary[kind]
+        for kind in KINDS
+        for one in summary.get(kind, ())
     ]
-    rows += [("error", "", one["what"], "", "", one["why"]) for one in summary["errors"]]
-    counts = f"{title}: {summary['watched']} watched, {len(rows)} to do"
-    if "submitted" in summary:
-        counts += f", {len(summary['submitted'])} queued, {len(summary['waiting'])} waiting before"
+    rows += [("error", "", "", one["what"], "", one["why"]) for one in errors_of(summary)]
     headers = ("what", "device", "model", "problem", "measure", "why")
-    return counts + (f"\n\n{table(headers, rows)}" if rows else "")
+    return headline(summary) + (f"\n\n{table(headers, rows)}" if rows else "")

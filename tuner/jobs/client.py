@@ -171,8 +171,9 @@ class RemoteQueue:
         path: str,
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
-        with self._open(method, path, body, headers or {}) as answer:
+        with self._open(method, path, body, headers or {}, timeout_s) as answer:
             try:
                 values = json.loads(answer.read(LARGEST_ANSWER))
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -190,7 +191,12 @@ class RemoteQueue:
 
     @contextlib.contextmanager
     def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        timeout_s: float = TIMEOUT_S,
     ) -> Iterator[IO[bytes]]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, dict(headers), method=method)  # noqa: S310 (checked)
@@ -199,7 +205,7 @@ class RemoteQueue:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+            with self._opener.open(request, timeout=timeout_s) as answer:
                 yield answer
         except urllib.error.HTTPError as error:
             raise _translated(error, self._url) from None

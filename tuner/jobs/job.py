@@ -175,7 +175,7 @@ class Job:
             "run_id": self.run_id,
             "error": self.error,
             **{
-                name: _iso(getattr(self, name))
+                name: iso(getattr(self, name))
                 for name in ("created_at", "updated_at", "started_at", "finished_at")
             },
         }
@@ -187,12 +187,13 @@ class JobEvent:
 
     job_id: str
     seq: int  # 1, 2, 3, ... without gaps
-    kind: str  # submitted, leased, running, trials, requeued, cancel_requested, or a final state
+    # submitted, leased, running, trials, requeued, cancel_requested, retried, or a final state
+    kind: str
     at: datetime
     data: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        return {"seq": self.seq, "kind": self.kind, "at": _iso(self.at), "data": dict(self.data)}
+        return {"seq": self.seq, "kind": self.kind, "at": iso(self.at), "data": dict(self.data)}
 
 
 @dataclass(frozen=True)
@@ -248,5 +249,6 @@ def read_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 knows no Z
 
 
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
+def iso(at: datetime | None) -> str | None:
+    """A time in UTC as JSON has it everywhere: 2026-11-21T05:54:55.337798Z."""
+    return None if at is None else at.isoformat().replace("+00:00", "Z")

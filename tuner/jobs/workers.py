@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.engines.engine import parse_spec
 from tuner.engines.versions import version_order
-from tuner.jobs.job import JobFilter, JobRequest, read_time
+from tuner.jobs.job import JobFilter, JobRequest, iso, read_time
 
 BEAT = timedelta(seconds=10)
 ALIVE = timedelta(seconds=45)  # a worker that was seen within this is alive
@@ -105,8 +105,8 @@ class WorkerStatus:
             "state": self.doing.replace(" ", "_"),
             "reason": self.reason,
             "job_id": self.job_id,
-            "started_at": self.started_at.isoformat(),
-            "seen_at": self.seen_at.isoformat(),
+            "started_at": iso(self.started_at),
+            "seen_at": iso(self.seen_at),
         }
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, Select, Table, delete, select, update
+from sqlalchemy import Engine, Select, Table, and_, delete, or_, select, tuple_, update
 
+from tuner.jobs.job import iso
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import nightly_runs, watches
 
@@ -24,16 +25,25 @@ class StoredWatch:
     client: str
     created_at: datetime
 
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "created_at": iso(self.created_at)}
+
 
 @dataclass(frozen=True)
 class Night:
     """One round of a schedule."""
 
+    id: int
     schedule: str
     date: date
     summary: Mapping[str, Any] | None  # None: not finished
     started_at: datetime
     finished_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        times = {"started_at": iso(self.started_at), "finished_at": iso(self.finished_at)}
+        row = {"schedule": self.schedule, "date": self.date.isoformat(), "summary": self.summary}
+        return {**row, **times}
 
 
 def _columns(table: Table, kind: type[StoredWatch | Night]) -> Select[Any]:
@@ -50,21 +60,26 @@ class NightStore(Database):
         super().__init__(engine)
         self._clock = clock
 
-    def begin(self, schedule: str, day: date) -> bool:
-        """Whether the caller must do the round: no process has begun it, or that one was killed."""
+    def begin(self, schedule: str, day: date, *, again: bool = False) -> bool:
+        """Whether the caller must do the round: no process has begun it, or that one was killed.
+
+        With `again`, a round that was finished is to be done once more.
+        """
         with self._write() as connection:
             now = self._clock()
             row = {"schedule": schedule, "date": day, "started_at": now}
             insert = insert_into(connection, nightly_runs).on_conflict_do_nothing()
             if connection.execute(insert, row).rowcount:
                 return True
-            killed = (
+            finished_at = nightly_runs.c.finished_at
+            killed = and_(finished_at.is_(None), nightly_runs.c.started_at < now - GIVEN_UP)
+            free = or_(killed, finished_at.is_not(None)) if again else killed
+            taken = (
                 update(nightly_runs)
-                .where(*_round(schedule, day), nightly_runs.c.finished_at.is_(None))
-                .where(nightly_runs.c.started_at < now - GIVEN_UP)
-                .values(started_at=now)
+                .where(*_round(schedule, day), free)
+                .values(started_at=now, finished_at=None, summary=None)
             )
-            return connection.execute(killed).rowcount == 1
+            return connection.execute(taken).rowcount == 1
 
     def finish(self, schedule: str, day: date, summary: Mapping[str, Any]) -> None:
         """Store what the round did."""
@@ -75,13 +90,29 @@ class NightStore(Database):
 
     def last(self, schedule: str | None = None) -> Night | None:
         """The newest round of a schedule, or of all; None before the first."""
-        newest = nightly_runs.c.date.desc(), nightly_runs.c.started_at.desc()
-        query = _columns(nightly_runs, Night).order_by(*newest).limit(1)
+        return next(iter(self.nights(schedule, limit=1)), None)
+
+    def nights(
+        self,
+        schedule: str | None = None,
+        after: tuple[date, int] | None = None,
+        limit: int = 50,
+    ) -> Sequence[Night]:
+        """A page of rounds, the newest first; `after` is the last page's last (date, id)."""
+        row = nightly_runs.c
+        query = _columns(nightly_runs, Night).order_by(row.date.desc(), row.id.desc()).limit(limit)
         if schedule is not None:
-            query = query.where(nightly_runs.c.schedule == schedule)
+            query = query.where(row.schedule == schedule)
+        if after is not None:
+            query = query.where(tuple_(row.date, row.id) < after)
         with self._read() as connection:
-            row = connection.execute(query).one_or_none()
-        return None if row is None else Night(*row)
+            return [Night(*found) for found in connection.execute(query)]
+
+    def watch(self, watch_id: int) -> StoredWatch | None:
+        """The watch with that id, if there is one."""
+        with self._read() as connection:
+            row = connection.execute(_WATCHES.where(watches.c.id == watch_id)).one_or_none()
+        return None if row is None else StoredWatch(*row)
 
     def watches(self) -> Sequence[StoredWatch]:
         """The watches that were added, in order of their ids."""

@@ -1,0 +1,235 @@
+"""Watches, coverage and nights from the command line: the same with a server and a local store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+from api_server import Server, serving
+from store_writer import KEY
+from typer.testing import CliRunner, Result
+
+from api.settings import ApiSettings
+from tuner.cli import app
+from tuner.problems.points import Config
+from tuner.problems.results import Compiled, Entry, Environment, Status, Totals
+from tuner.store import JobStore, NightStore, Store
+from tuner.store.keys import KeyStore, Scope
+from workers.settings import Settings
+
+Tuner = Callable[..., Result]
+PROBLEM = KEY.problem.spec()
+DAY = date(2026, 11, 1)
+
+
+@pytest.fixture
+def server(store_url: str) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(store_url))) as running:
+        running.key = running.app.state.api.keys.add("team", Scope.ADMIN)
+        yield running
+
+
+@pytest.fixture(params=["local", "server"])
+def tuner(
+    request: pytest.FixtureRequest, store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Tuner:
+    for name in ("TUNER_BROKER_URL", "TUNER_SERVER", "TUNER_NIGHTLY", "TUNER_RECORDINGS"):
+        monkeypatch.delenv(name, raising=False)
+    if request.param == "local":
+        monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
+    else:
+        server = request.getfixturevalue("server")
+        monkeypatch.setenv("TUNER_DATABASE_URL", "sqlite:////nowhere/tuner.db")
+        monkeypatch.setenv("TUNER_SERVER", server.url)
+        monkeypatch.setenv("TUNER_API_KEY", server.key)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+def tuned(store: Store, environment: Environment) -> None:
+    entries = [
+        Entry(point, Config({"BLOCK_SIZE_M": 16}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
+        for point in KEY.points
+    ]
+    run = store.begin_run(replace(KEY, environment=environment))
+    store.finish_run(run, entries, Totals())
+
+
+ADD = ("watches", "add", PROBLEM, "--device", "l40s", "--batch-sizes", "1")
+
+
+def test_watches_are_added_listed_and_removed(tuner: Tuner, store: Store) -> None:
+    assert "no watch was added" in tuner("watches").stderr
+    added = tuner(*ADD, "--device", "H20", "--json")
+    assert added.exit_code == 0, added.stderr
+    row = json.loads(added.stdout)
+    assert row["watch"]["devices"] == ["NVIDIA_L40S", "NVIDIA_H20"]
+    assert row["created_at"].endswith("Z")
+    assert json.loads(tuner(*ADD, "--device", "H20", "--json").stdout) == row
+    assert json.loads(tuner("watches", "--json").stdout) == [row]
+    models = tuner("watches", "add", "DeepSeek_R1", "--device", "L40S", "--tp", "8", "--tp", "16")
+    assert "deepseek-r1 on NVIDIA_L40S\n     tp 8, 16; sglang; gpu; standard" in models.stdout
+    listed = tuner("watches").stdout
+    assert PROBLEM in listed and "deepseek-r1" in listed
+    assert tuner("watches", "remove", str(row["id"])).exit_code == 0
+    assert len(NightStore.sharing(store).watches()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("watches", "add", "deepseek-r11", "--device", "L40S"), "did you mean 'deepseek-r1'"),
+        (("watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+        ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
+        (("watches", "remove", "77"), "there is no watch 77"),
+        (("watches", "--json", "remove", "77"), "write options behind `remove`"),
+        (("watches", "--server", "http://x", "remove", "7"), "write options behind `remove`"),
+        (("coverage", "--device", "L40X"), "did you mean 'L40'"),
+        (("nightly", "--last"), "there was no night yet"),
+        (("nightly", "--last", "--list"), "leave the other options out"),
+        (("nightly", "--list", "--force"), "leave the other options out"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tuner: Tuner, store: Store, arguments: tuple[str, ...], reason: str
+) -> None:
+    refused = tuner(*arguments)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert reason in refused.stderr and refused.stderr.count("\n") == 1
+    assert NightStore.sharing(store).watches() == []
+
+
+def test_coverage_is_what_is_stored_and_what_is_watched(tuner: Tuner, store: Store) -> None:
+    assert "nothing is stored" in tuner("coverage").stderr
+    assert "nothing is watched" in tuner("coverage", "--watched").stderr
+    place = replace(KEY.environment, engine_version="9.9.9", driver="580.1", torch="2.11.0")
+    tuned(store, replace(place, driver="570.1"))
+    tuned(store, place)
+    rows = json.loads(tuner("coverage", "--json").stdout)
+    assert [(row["problem"], row["standing"]) for row in rows] == [
+        (PROBLEM, "stale"),
+        (PROBLEM, "tuned"),
+    ]
+    assert rows[0]["newest"].endswith("Z")
+    text = tuner("coverage", "--device", "L40S").stdout
+    heading, item, detail, *_ = text.splitlines()
+    assert heading.startswith("NVIDIA_L40S, sglang 9.9.9, triton 3.6.0, torch 2.11.0, driver 570.1")
+    assert item == f"stale    {PROBLEM}"
+    assert detail.startswith("         2 ok until 20") and detail.endswith("driver is now 580.1")
+    assert json.loads(tuner("coverage", "--device", "H20", "--json").stdout) == []
+    tuner(*ADD, "--device", "H20")
+    watched = json.loads(tuner("coverage", "--watched", "--json").stdout)
+    assert [(row["device"], row["standing"]) for row in watched] == [
+        ("NVIDIA_L40S", "tuned"),
+        ("NVIDIA_H20", "missing"),
+    ]
+    assert watched[0]["tuned_at"].endswith("Z")
+    text = tuner("coverage", "--watched", "--device", "H20").stdout
+    assert text.splitlines() == [
+        "NVIDIA_H20, sglang, gpu",
+        f"missing  {PROBLEM}",
+        "         2 of 2 points have no result",
+    ]
+
+
+def test_pages_of_coverage_are_put_together(tuner: Tuner, store: Store) -> None:
+    for number in range(105):
+        tuned(store, replace(KEY.environment, engine_version=f"9.9.{number}"))
+    rows = json.loads(tuner("coverage", "--json").stdout)
+    versions = [row["environment"]["engine_version"] for row in rows]
+    assert versions == [f"9.9.{number}" for number in range(105)]
+    assert [row["standing"] for row in rows] == ["stale"] * 104 + ["tuned"]
+    for tp in range(105):
+        tuner(*ADD, "--tp", str(tp + 1), "--measure", "predict")
+    assert len(json.loads(tuner("coverage", "--watched", "--json").stdout)) == 105
+
+
+def test_a_night_is_planned_done_forced_and_listed(tuner: Tuner, store: Store) -> None:
+    jobs = JobStore.sharing(store)
+    empty = tuner("nightly")
+    assert (empty.exit_code, "nothing is watched" in empty.stdout) == (0, True)
+    tuner(*ADD)
+    planned = tuner("nightly", "--dry-run")
+    assert "1 watched, 1 to do" in planned.stdout and jobs.list() == []
+    done = tuner("nightly", "--json")
+    assert done.exit_code == 0
+    summary = json.loads(done.stdout)
+    assert [job.id for job in jobs.list()] == summary["submitted"]
+    assert "it was done at" in tuner("nightly").stdout
+    again = json.loads(tuner("nightly", "--force", "--json").stdout)
+    assert again["waiting"] == summary["submitted"]
+    assert json.loads(tuner("nightly", "--last", "--json").stdout) == again
+    assert "1 waiting before" in tuner("nightly", "--last").stdout
+    (night,) = json.loads(tuner("nightly", "--list", "--json").stdout)
+    assert (night["summary"], night["finished_at"][-1]) == (again, "Z")
+    header, _, line = tuner("nightly", "--list").stdout.splitlines()
+    assert line.split()[:-1] == [night["date"], "1", "1", "0", "0", "0", "1", "0"]
+    assert len(header) <= 80
+
+
+def test_a_round_with_errors_exits_with_1(tuner: Tuner) -> None:
+    tuner("watches", "add", "deepseek-r1", "--device", "L40S", "--tp", "7", "--tp", "8")
+    for option in ("--dry-run", "--force"):
+        done = tuner("nightly", option)
+        assert done.exit_code == 1
+        assert "1 watched, 1 to do" in done.stdout.splitlines()[0]
+        assert done.stdout.splitlines()[0].endswith("1 error")
+        assert "error" in done.stdout.splitlines()[-1]
+    assert tuner("nightly", "--last").exit_code == 0
+
+
+def test_a_server_has_its_own_watch_list(server: Server, tmp_path: Path) -> None:
+    arguments = ("nightly", "--server", server.url, "--watch-list", str(tmp_path / "x.toml"))
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 2
+    assert "leave --watch-list out" in refused.stderr
+
+
+class TestApi:
+    def test_a_watch_is_shown(self, server: Server) -> None:
+        body = {"models": ["deepseek-r1"], "devices": ["L40S"]}
+        added = server.call("POST", "/v1/watches", body).json
+        assert server.call("GET", f"/v1/watches/{added['id']}").json == added
+        said = server.call("GET", f"/v1/watches/{added['id'] + 1}").problem(404)
+        assert said == f"there is no watch {added['id'] + 1}"
+
+    def test_only_admins_do_nights(self, server: Server) -> None:
+        keys: KeyStore = server.app.state.api.keys
+        key = keys.add("ci", Scope.SUBMIT)
+        server.call("POST", "/v1/nights", {"dry_run": True}, key=key).problem(403)
+        assert server.call("GET", "/v1/nights", key=key).json == {"nights": [], "next": None}
+
+    def test_a_night_wakes_workers_and_needs_no_body(self, store_url: str) -> None:
+        woken = []
+        announcer = type("Announcer", (), {"announce": lambda self, job: woken.append(job.id)})()
+        with serving(ApiSettings(Settings(store_url)), announcer) as server:
+            server.key = server.app.state.api.keys.add("team", Scope.ADMIN)
+            body = {"models": ["deepseek-r1"], "devices": ["L40S"], "tp": [8]}
+            server.call("POST", "/v1/watches", body)
+            night = server.call("POST", "/v1/nights")
+            assert night.status == 200
+            assert night.json["submitted"] == woken
+            assert server.call("POST", "/v1/nights", {"forse": True}).status == 422
+            last = server.call("GET", "/v1/nights/last").json
+            assert last["summary"] == night.json
+            assert server.call("GET", "/v1/nights").json == {"nights": [last], "next": None}
+
+    def test_nights_come_in_pages(self, server: Server) -> None:
+        for schedule in ("a", "b", "c"):
+            server.app.state.api.nights.begin(schedule, DAY)
+        first = server.call("GET", "/v1/nights?limit=2").json
+        assert [night["schedule"] for night in first["nights"]] == ["c", "b"]
+        rest = server.call("GET", f"/v1/nights?limit=2&after={first['next']}").json
+        assert [night["schedule"] for night in rest["nights"]] == ["a"]
+        assert rest["next"] is None
+        for wrong in ("W10", "WyJ4IiwgMV0", "WyIyMDI2LTExLTAxIiwgLTFd"):
+            server.call("GET", f"/v1/nights?after={wrong}").problem(422)

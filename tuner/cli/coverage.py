@@ -1,0 +1,190 @@
+"""The commands for what is kept tuned: watches, their state, and what is stored."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
+from tuner.cli.options import EffortName, EngineSpec, Json, Measure, Server
+from tuner.render import printable
+
+if TYPE_CHECKING:
+    from tuner.jobs.watching import Watching
+    from workers.settings import Settings
+
+OneDevice = Annotated[str | None, typer.Option(help="Only for this GPU; default: all.")]
+AGAIN = "may be given again"
+
+watches = typer.Typer(
+    name="watches", help="List, add and remove watches: what is kept tuned every night."
+)
+app.add_typer(watches)
+
+
+@contextlib.contextmanager
+def open_watching(server: str | None, settings: Settings | None = None) -> Iterator[Watching]:
+    """The watches, coverage and nights of the local store, or of a server."""
+    if server is not None:
+        import os
+
+        from tuner.jobs.client import api_key
+        from tuner.jobs.watching import RemoteWatching
+
+        yield RemoteWatching(server, api_key(os.environ))
+        return
+    refuse_foreign("workers")
+    from tuner.store import Store
+    from workers.local import LocalWatching
+    from workers.settings import read_settings
+
+    settings = settings or read_settings()
+    with Store.open(settings.database_url) as store:
+        yield LocalWatching(settings, store)
+
+
+@watches.callback(invoke_without_command=True)
+@guarded
+def list_watches(context: typer.Context, server: Server = None, as_json: Json = False) -> None:
+    """List the watches that were added; a nightly.toml may have more."""
+    from tuner.errors import BadInput
+
+    if context.invoked_subcommand is not None:
+        source = context.get_parameter_source("server")  # TUNER_SERVER is no option
+        if as_json or (source and source.name == "COMMANDLINE"):
+            raise BadInput(f"write options behind `{context.invoked_subcommand}`")
+        return
+    with open_watching(server) as watching:
+        found = watching.watches()
+    if as_json:
+        print_json(found)
+    elif found:
+        typer.echo("\n".join(map(_watch_text, found)))
+    else:
+        say("no watch was added: `tuner watches add` adds one")
+
+
+@watches.command("add")
+@guarded
+def add_watch(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL|PROBLEM...", help="Models of `tuner models`, or problems."),
+    ],
+    device: Annotated[list[str], typer.Option(help=f"For this GPU; {AGAIN}.")],
+    tp: Annotated[
+        list[int] | None, typer.Option(help=f"Tensor-parallel size; {AGAIN}; default: 1.")
+    ] = None,
+    ep: Annotated[
+        list[int] | None, typer.Option(help=f"Expert-parallel size; {AGAIN}; default: 1.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Dtype of weights; {AGAIN}; default: the model's.")
+    ] = None,
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Of a fused-MoE layer, e.g. 1,2,4; default: the engine's.")
+    ] = None,
+    engine: EngineSpec = "sglang",
+    measure: Measure = "gpu",
+    effort: EffortName = "standard",
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Keep every combination of these tuned. An equal watch is not added twice."""
+    from tuner.families.fused_moe.selection import parse_batch_sizes
+
+    lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
+    watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
+    watch |= {"engine": engine, "measure": measure, "effort": effort}
+    if batch_sizes:
+        watch["batch_sizes"] = parse_batch_sizes(batch_sizes)
+    with open_watching(server) as watching:
+        added = watching.add_watch(watch)
+    show(as_json, lambda: added, lambda: _watch_text(added))
+
+
+@watches.command("remove")
+@guarded
+def remove_watch(
+    watch_id: Annotated[int, typer.Argument(metavar="ID", help="As `tuner watches` lists it.")],
+    server: Server = None,
+) -> None:
+    """Stop keeping a watch's models tuned. What is stored stays."""
+    with open_watching(server) as watching:
+        watching.remove_watch(watch_id)
+
+
+@command
+def coverage(
+    device: OneDevice = None,
+    watched: Annotated[
+        bool, typer.Option("--watched", help="Show what is watched; default: what is stored.")
+    ] = False,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is tuned and what is stale; with --watched, also what is missing."""
+    from tuner.devices.table import find_device
+
+    name = find_device(device).name if device else None
+    with open_watching(server) as watching:
+        rows = list(watching.watched(name) if watched else watching.stored(name))
+    if as_json:
+        print_json(rows)
+    elif rows:
+        typer.echo(_sections(map(_watched_text if watched else _stored_text, rows)))
+    else:
+        say("nothing is watched" if watched else "nothing is stored")
+
+
+def _watch_text(row: Mapping[str, Any]) -> str:
+    watch = row["watch"]
+    said = [f"{name} {_listed(watch[name])}" for name in ("tp", "ep") if watch[name] != [1]]
+    said += [_listed(watch["dtypes"])] if watch["dtypes"] else []
+    said += [f"batch sizes {_listed(watch['batch_sizes'])}"] if watch["batch_sizes"] else []
+    said += [watch["engine"], watch["measure"], watch["effort"]]
+    what = f"{_listed(watch['models'])} on {_listed(watch['devices'])}"
+    added = f"added by {row['client']} on {row['created_at'][:10]}"
+    return _item(f"{row['id']:<3}", what, f"{'; '.join(said)}; {added}")
+
+
+def _stored_text(row: Mapping[str, Any]) -> tuple[str, str]:
+    place = row["environment"]
+    heading = f"{row['device']}, {place['engine']} {place['engine_version']}"
+    heading += f", triton {place['triton']}"
+    for name in ("torch", "driver"):
+        heading += f", {name} {place[name][:20]}" if place[name] else ""
+    points = ", ".join(f"{count} {status}" for status, count in row["points"].items())
+    detail = f"{points} until {row['newest'][:10]}" + (f"; {row['why']}" if row["why"] else "")
+    return heading, _item(f"{row['standing']:<7}", row["problem"], detail)
+
+
+def _watched_text(row: Mapping[str, Any]) -> tuple[str, str]:
+    heading = ", ".join(filter(None, (row["device"], row["engine"], row["measure"])))
+    model, problem = row["model"], row["problem"]
+    detail = "; ".join(filter(None, (model if problem not in ("", model) else "", row["why"])))
+    return heading, _item(f"{row['standing']:<7}", problem or model, detail)
+
+
+def _sections(texts: Iterable[tuple[str, str]]) -> str:
+    """Items below their headings."""
+    groups = groupby(texts, key=lambda one: one[0])
+    return "\n\n".join(
+        "\n".join([printable(heading), *(text for _, text in group)]) for heading, group in groups
+    )
+
+
+def _item(first: str, what: str, detail: str) -> str:
+    """What it is, and below it, where there is more to say, the detail."""
+    lines = [f"{first}  {printable(what)}"]
+    if detail:
+        lines.append(f"{' ' * len(first)}  {printable(detail)}")
+    return "\n".join(lines)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

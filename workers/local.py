@@ -1,0 +1,69 @@
+"""What is watched, covered and done at night in a local store, as the API answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tuner.errors import BadInput
+from tuner.jobs.job import iso
+from tuner.store import NightStore, Store
+from tuner.store.lookups import Lookups
+from workers.coverage import stored_rows, watched_rows
+from workers.nightly import do_round, watch_list_of
+from workers.queue import Announcer
+from workers.settings import Settings
+from workers.watches import named, read_watch
+
+PAGE = 100
+CLIENT = "local"
+
+
+class LocalWatching:
+    """A local store's watches, coverage and nights: a `tuner.jobs.watching.Watching`."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._nights = NightStore.sharing(store)
+        self._lookups = Lookups.sharing(store)
+
+    def watches(self) -> Sequence[dict[str, Any]]:
+        """The watches that were added, in order of their ids."""
+        return [watch.as_json() for watch in self._nights.watches()]
+
+    def add_watch(self, watch: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a watch, a table of nightly.toml, and return it as stored. Raises BadInput."""
+        wanted = named(read_watch(watch))
+        return self._nights.add_watch(wanted.as_json(), wanted.key, CLIENT).as_json()
+
+    def remove_watch(self, watch_id: int) -> None:
+        """Remove a watch. Raises BadInput where there is none with that id."""
+        if not self._nights.remove_watch(watch_id):
+            raise BadInput(f"there is no watch {watch_id}")
+
+    def stored(self, device: str | None) -> Iterator[dict[str, Any]]:
+        """What is stored for a device, or for all, by environment and problem."""
+        after: tuple[int, int] | None = None
+        while found := self._lookups.stored_summaries(device, after, PAGE):
+            seen = self._lookups.environments({one.environment.device for one in found})
+            for row in stored_rows(found, seen):
+                yield {**row, "oldest": iso(row["oldest"]), "newest": iso(row["newest"])}
+            after = found[-1].cursor
+
+    def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
+        """What is watched for a device, or for all, in the watch list's order."""
+        watch_list, skip = watch_list_of(self._settings, self._nights), 0
+        while rows := watched_rows(watch_list, device, skip, PAGE, self._lookups):
+            for row in rows:
+                yield {**row, "tuned_at": iso(row["tuned_at"])}
+            skip += PAGE
+
+    def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
+        """Do tonight's round and return its summary."""
+        announcer = Announcer(self._settings)
+        return do_round(self._settings, self._store, announcer, dry_run=dry_run, force=force)
+
+    def nights(self, limit: int) -> Sequence[dict[str, Any]]:
+        """The newest nights, the last one first."""
+        return [night.as_json() for night in self._nights.nights(limit=limit)]
