@@ -71,8 +71,8 @@ def submit(
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
-    limiter = request.scope["state"]["limiter"]
-    limiter.check(api.settings.submit_rate, "submit", caller.name)
+    state = request.scope["state"]
+    state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
     wanted, notes = job_request(body, api.settings.service)
     answer = api.jobs.submit(
         wanted,
