@@ -69,7 +69,8 @@ class Authenticate:
     def _admit(self, scope: Scope) -> Caller:
         api: Api = scope["app"].state.api
         caller = self._caller(scope, api)
-        self._limiter.check(api.settings.rate, "rate", caller.name)
+        standings = scope["state"].setdefault("rates", [])
+        self._limiter.check(api.settings.rate, "rate", caller.name, standings)
         return caller
 
     def _caller(self, scope: Scope, api: Api) -> Caller:

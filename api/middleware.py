@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import OPEN_PATHS, Caller
 from api.errors import problem_response
+from api.rates import rate_headers
 from workers.logs import current_request
 
 log = logging.getLogger("tuner.api.access")
@@ -55,6 +56,7 @@ class Observe:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                headers.update(rate_headers(scope["state"].get("rates", ())))
                 waited_s = scope["state"].get("waited_s", 0.0)  # as the client asked for
                 self._count(scope, status, time.perf_counter() - started - waited_s)
             await send(message)

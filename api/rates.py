@@ -1,9 +1,15 @@
-"""Rate limits for each caller, counted in Redis for all API processes, or in this process."""
+"""Rate limits for each caller, counted in Redis for all API processes, or in this process.
+
+Answers say what is left of them, in the headers of draft-ietf-httpapi-ratelimit-headers-10.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from limits import RateLimitItem
@@ -19,6 +25,37 @@ log = logging.getLogger("tuner.api.rates")
 ANSWER_S = 0.5  # a Redis that takes longer counts as unreachable
 AWAY_S = 10.0  # an unreachable Redis is left alone for so long, as each try delays a request
 _PREFIX = "tuner-rates"
+KNOWN_S = 1.0  # what Redis said is left is counted down here for so long, to save a round trip
+_MOST_KNOWN = 10_000  # callers and rates
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is left to a caller of one rate."""
+
+    what: str
+    rate: RateLimitItem
+    remaining: int
+    reset_at: float  # when one more is allowed for certain, in seconds of the epoch
+    asked_at: float = 0.0  # when the store of the windows said so, on the monotonic clock
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until one more is allowed for certain, at least 1."""
+        return max(1.0, self.reset_at - time.time())
+
+
+def rate_headers(standings: Sequence[Standing]) -> dict[str, str]:
+    """The headers that tell a caller what is left; none without rates."""
+    if not standings:
+        return {}
+    policies, left = [], []
+    for one in standings:
+        window = one.rate.get_expiry()
+        policies.append(f'"{one.what}-{window}s";q={one.rate.amount};w={window}')
+        wait = math.ceil(one.wait_s)
+        left.append(f'"{one.what}-{window}s";r={one.remaining};t={wait}')
+    return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(left)}
 
 
 class Limiter:
@@ -31,30 +68,57 @@ class Limiter:
         self._own = MovingWindowRateLimiter(MemoryStorage())
         self._shared = MovingWindowRateLimiter(_redis(settings)) if settings.broker_url else None
         self._away_until = 0.0
+        self._known: dict[str, Standing] = {}  # of the shared windows
 
-    def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
-        """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate."""
+    def check(
+        self,
+        rates: tuple[RateLimitItem, ...],
+        what: str,
+        who: str,
+        standings: list[Standing] | None = None,
+    ) -> None:
+        """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate.
+
+        What is left of the rates is added to `standings`.
+        """
         for rate in rates:
-            if wait := self._wait(rate, what, who):
-                raise HTTPException(429, f"more than {rate}", {"Retry-After": str(round(wait))})
+            allowed, standing = self._count(rate, what, who)
+            if standings is not None:
+                standings.append(standing)
+            if not allowed:
+                later = {"Retry-After": str(round(standing.wait_s))}
+                raise HTTPException(429, f"more than {rate}", later)
 
-    def _wait(self, rate: RateLimitItem, what: str, who: str) -> float:
+    def _count(self, rate: RateLimitItem, what: str, who: str) -> tuple[bool, Standing]:
         if self._shared and time.monotonic() >= self._away_until:
             try:
-                return _seconds_left(self._shared, rate, what, who)
+                allowed = self._shared.hit(rate, what, who)
+                return allowed, self._shared_standing(self._shared, rate, what, who, allowed)
             except StorageError as error:
                 self._away_until = time.monotonic() + AWAY_S
                 log.warning("rates are counted in this process alone: %s", error.storage_error)
-        return _seconds_left(self._own, rate, what, who)
+        return self._own.hit(rate, what, who), _standing(self._own, rate, what, who)
+
+    def _shared_standing(
+        self, windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str, hit: bool
+    ) -> Standing:
+        place = rate.key_for(what, who)
+        known = self._known.get(place)
+        if hit and known and known.remaining and time.monotonic() - known.asked_at < KNOWN_S:
+            standing = replace(known, remaining=known.remaining - 1)
+        else:
+            standing = _standing(windows, rate, what, who)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+        self._known[place] = standing
+        return standing
 
 
-def _seconds_left(
+def _standing(
     windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str
-) -> float:
-    """Count one more: 0 where that is allowed, else the seconds to wait, at least 1."""
-    if windows.hit(rate, what, who):
-        return 0.0
-    return max(1.0, windows.get_window_stats(rate, what, who).reset_time - time.time())
+) -> Standing:
+    reset_at, remaining = windows.get_window_stats(rate, what, who)
+    return Standing(what, rate, remaining, reset_at, time.monotonic())
 
 
 def _redis(settings: Settings) -> RedisStorage:

@@ -131,8 +131,8 @@ def submit_jobs(
 
 def _admit(request: Request, api: Api, caller: Caller, count: int) -> None:
     """Raises HTTPException above the caller's rate, or with too many jobs in the queue."""
-    limiter = request.scope["state"]["limiter"]
-    limiter.check(api.settings.submit_rate, "submit", caller.name)
+    state = request.scope["state"]
+    state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
     api.quotas.check(caller.name, count)
 
 
