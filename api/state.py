@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.exports import Exports
 from api.metrics import Metrics
 from api.settings import ApiSettings
 from tuner.store import JobStore, NightStore, Store
@@ -32,6 +33,7 @@ class Api:
         self.nights = NightStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
         self.lookups = Lookups.sharing(self.store)
+        self.exports = Exports(self.store)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
