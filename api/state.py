@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.exports import Exports
 from api.fleet import Fleet
 from api.metrics import Metrics
 from api.quotas import Quotas
@@ -40,6 +41,7 @@ class Api:
         self.workers = WorkerStore.sharing(self.store)
         self.fleet = Fleet(self.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
+        self.exports = Exports(self.store)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
+import logging
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
@@ -14,21 +12,20 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Reader
 from api.errors import responses
+from api.exports import Wanted, is_named
 from api.paging import page_of, read_cursor
 from api.schemas_in import ExportIn, Page
 from api.schemas_out import TrialsOut, WinnersOut
 from api.state import ApiDep
 from api.text import JobId
-from tuner.deploy.bundle.archive import File, plain_tar
 from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
-from tuner.errors import UnknownDevice
-from tuner.export import export as export_files
-from tuner.export import loadable, packaged_files, stored_winners
+from tuner.errors import UnknownDevice, UnwritableOutput
 from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Trial, entry_json
 from tuner.store.lookups import parse_trial_cursor, trial_cursor
+
+log = logging.getLogger("tuner.api")
 
 router = APIRouter(prefix="/v1", tags=["results"])
 
@@ -67,46 +64,61 @@ def trials(
     return {"trials": [_trial(trial) for trial in tried], "next": cursor}
 
 
+_EXPORT_HEADERS = {
+    "ETag": ("Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.", "string"),
+    "X-Tuner-Left-Out": (
+        "How many stored problems the export lacks, because they are only predicted, or no server "
+        "could load them. `provenance/left_out,device_name=NAME.jsonl` in it lists them.",
+        "integer",
+    ),
+}
+
+
 @router.get(
     "/exports/{device}.tar",
     response_class=Response,
     responses={
-        **responses(404, 409),
+        **responses(404, 409, 507),
         200: {
             "description": "The files, under one folder; equal stores give equal bytes.",
             "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+            "headers": {
+                name: {"description": text, "schema": {"type": kind}}
+                for name, (text, kind) in _EXPORT_HEADERS.items()
+            },
         },
         304: {"description": "Equal to what If-None-Match names."},
     },
 )
-def export(
+async def export(
     device: Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")],
     caller: Reader,
     api: ApiDep,
     wanted: Annotated[ExportIn, Query()],
-    if_none_match: Annotated[str | None, Header(max_length=200)] = None,
+    if_none_match: Annotated[list[str] | None, Header()] = None,
 ) -> Response:
     """Download a device's winners as a folder that the engine and its plugin are pointed at."""
     try:
         card = find_device(device)
     except UnknownDevice as error:
         raise HTTPException(404, error.in_api_words()) from None
-    found = find_engine(wanted.engine)
-    problems = [parse_problem(wanted.problem)] if wanted.problem is not None else []
-    tuned, _ = loadable(stored_winners(api.store, card, found, problems), found)
-    name = f"{card.name}-{found.name}-{found.version}"
-    with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
-        root = Path(folder)
-        export_files(tuned, found, card, root, allow_predicted=wanted.allow_predicted)
-        # The engine's packaged files are added without copying them into the folder.
-        files = {path.as_posix(): file for path, file in packaged_files(found)}
-        files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
-        data = plain_tar(name, {path: File(file.read_bytes()) for path, file in files.items()})
-    tag = f'"{hashlib.sha256(data).hexdigest()}"'
-    headers = {"ETag": tag, "Content-Disposition": f'attachment; filename="{name}.tar"'}
-    if if_none_match == tag:
+    problem = parse_problem(wanted.problem) if wanted.problem is not None else None
+    try:
+        found = await api.exports.get(Wanted(card, wanted.engine, problem, wanted.allow_predicted))
+    except UnwritableOutput as error:
+        log.error("an export failed: %s", error)
+        text = "the server cannot write its temporary files: its operator must make room for them"
+        raise HTTPException(507, text) from None
+    headers = {
+        "ETag": found.etag,
+        # The answer depends on the store, and on the key that was sent with the request.
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": f'attachment; filename="{found.name}.tar"',
+        "X-Tuner-Left-Out": str(found.left_out),
+    }
+    if is_named(found.etag, if_none_match or ()):
         return Response(status_code=304, headers=headers)
-    return Response(data, media_type="application/x-tar", headers=headers)
+    return Response(found.data, media_type="application/x-tar", headers=headers)
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

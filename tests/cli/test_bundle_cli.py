@@ -82,7 +82,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
     options = ["--device", "L40S", *cluster, "--allow-predicted"]
     assert "'x' is not NAME=DIR" in one_line(tuner("bundle", *options, "--node", "x"), 2)
     assert "cannot be read" in one_line(tuner("bundle", *options, "--key", "absent.pem"), 2)
-    assert "cannot be written" in one_line(tuner("bundle", *options, "--out", "/proc/x/b"), 2)
+    assert "cannot write to" in one_line(tuner("bundle", *options, "--out", "/proc/x/b"), 2)
     assert not list(tmp_path.glob("*.tar.gz"))
     assert "cannot be read" in one_line(tuner("bundle", "verify", tmp_path / "absent"), 2)
     (tmp_path / "noise").write_bytes(b"noise")

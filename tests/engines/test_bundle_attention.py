@@ -43,7 +43,7 @@ from tuner.engines.sglang.plugin.files import (
 )
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
 from tuner.families.attention.problem import Attention, parse_attention
-from tuner.families.fused_moe.problem import FusedMoe
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 from tuner.store import Store
@@ -225,6 +225,34 @@ def test_predicted_attention_is_refused_unless_asked_for_and_counted() -> None:
     alone = [winner for winner in found if winner.problem == RANKS]
     with pytest.raises(ExportRefused, match="4 of the 4 winners .* --allow-predicted"):
         build_bundle(alone, example(L40S), engine, device, allow_predicted=False)
+
+
+def test_what_was_predicted_is_left_out_with_a_note() -> None:
+    with Store.open("sqlite://") as store:
+        fill_moe(store, L40S, dict.fromkeys(BATCH_SIZES, Status.OK))
+        fill(store, RANKS, status=Status.PREDICTED, device="NVIDIA_L40S")
+        mixed = store.winners(device="NVIDIA_L40S", engine="sglang", engine_version="0.5.16")
+    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    found = build_bundle(mixed, example(L40S), engine, device, allow_predicted=False)
+    assert check_bundle(found.archive)["statuses"] == {"ok": 36}
+    assert not attention_paths(found)
+    why = "only predicted: measure it, or allow predicted entries"
+    assert f"left out ({why}): {RANKS.spec()}" in found.notes
+    for path, file in files_of(found).items():
+        if path.startswith("nodes/"):
+            assert CONFIG_DIR_VARIABLE.encode() not in file.data, path
+    with pytest.raises(ExportRefused, match=f"4 of the 4 winners for {RANKS.spec()} were pred"):
+        build_bundle(mixed, example(L40S), engine, device, allow_predicted=False, named=[RANKS])
+
+
+def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
+    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    with pytest.raises(ExportRefused, match="the only problem that fits deepseek-r1 .* --allow-p"):
+        build_bundle(winners(L40S), example(L40S), engine, device, allow_predicted=False)
+    own = replace(example(L40S), model=replace(example(L40S).model, name="my-own"))
+    found = build_bundle(winners(L40S), own, engine, device, allow_predicted=False)
+    assert check_bundle(found.archive)["statuses"] == {"ok": 2}
+    assert any(note.startswith("left out (only predicted") for note in found.notes)
 
 
 def refusal(changes: dict[str, File | None]) -> str:

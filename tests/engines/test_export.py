@@ -16,8 +16,7 @@ from tuner.cli import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
-from tuner.export import carry_packaged, export
-from tuner.export.delivery import delivery_of
+from tuner.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
@@ -70,8 +69,23 @@ def winners(status: Status = Status.OK, warps: int = 4, sizes=BATCH_SIZES) -> li
     return [winner(size, gemm, status, warps) for size in sizes for gemm in Gemm]
 
 
+class Stored:
+    """A store with these winners alone."""
+
+    def __init__(self, some: list[Winner]) -> None:
+        self.some = some
+
+    def winners(self, *, device: str, engine: str, engine_version: str) -> list[Winner]:
+        return self.some
+
+
+def of(problem, some: list[Winner], **environment: str) -> list[Winner]:
+    changed = replace(some[0].environment, **environment)
+    return [replace(one, problem=problem, environment=changed) for one in some]
+
+
 def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
-    files = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    files = export(winners(), engine, L40S, tmp_path)
     assert [file.path.name for file in files] == [UP_NAME.replace(".json", "_down.json"), UP_NAME]
     real = RealSGLang("0.5.16")
     for gemm in Gemm:
@@ -80,15 +94,18 @@ def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
 
 
 def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
-    export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    assert export_device(Stored(winners()), L40S, engine, tmp_path, allow_predicted=False)
     packaged = moe_engine(engine).package_root / "configs"
-    written = carry_packaged(delivery_of(engine, "fused_moe"), tmp_path)
     names = [path.relative_to(packaged) for path in packaged.rglob("*.json")]
-    assert written == len(names) > 300
     assert all(
         (tmp_path / "configs" / n).read_bytes() == (packaged / n).read_bytes() for n in names
     )
-    assert carry_packaged(delivery_of(engine, "fused_moe"), tmp_path) == 0
+    again, other = (
+        export_device(Stored(winners()), L40S, engine, folder, allow_predicted=False)
+        for folder in (tmp_path, tmp_path / "other")
+    )
+    assert (again.carried, other.carried) == (0, len(names))
+    assert len(names) > 300
     assert json.loads((tmp_path / "configs/triton_3_6_0" / UP_NAME).read_text())
 
 
@@ -105,14 +122,17 @@ def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tm
         for w in winners()
         if w.entry.point.part is Gemm.UP
     ]
-    (file,) = export(ours, engine, h200, tmp_path, allow_predicted=False)
+    (file,) = export(ours, engine, h200, tmp_path)
     before = file.path.read_bytes()
-    carry_packaged(delivery_of(engine, "fused_moe"), tmp_path)
-    assert file.path.read_bytes() == before != shipped.read_bytes()
+    assert before != shipped.read_bytes()
+    assert file.path not in packaged_to_carry(deliveries_for(ours, engine), tmp_path)
+    for folder in (tmp_path, tmp_path / "new"):
+        export_device(Stored(ours), h200, engine, folder, allow_predicted=False)
+        assert (folder / file.path.relative_to(tmp_path)).read_bytes() == before
 
 
 def test_sidecar_tells_where_each_entry_came_from(engine, tmp_path):
-    files = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    files = export(winners(), engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
         sidecar = json.loads(file.sidecar.read_text())
@@ -125,18 +145,73 @@ def test_sidecar_tells_where_each_entry_came_from(engine, tmp_path):
         assert "status" not in json.loads(file.path.read_text())["64"]
 
 
-def test_predicted_winners_are_refused_unless_asked_for(engine, tmp_path):
-    with pytest.raises(ExportRefused, match="--allow-predicted"):
-        export(winners(Status.PREDICTED), engine, L40S, tmp_path / "out", allow_predicted=False)
+# What was only predicted
+
+
+OTHER = parse_problem("fused_moe:E=256,N=128,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant")
+LIST = "provenance/left_out,device_name=NVIDIA_L40S.jsonl"
+_WHOLLY = "only predicted: measure it, or allow predicted entries"
+_PARTLY = "predicted in part: measure all of it, or allow predicted entries"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"), [(BATCH_SIZES, _WHOLLY), ((1, 64), _PARTLY)], ids=["wholly", "in part"]
+)
+def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
+    engine, tmp_path, sizes, why
+):
+    measured = [one for one in winners() if one.entry.point.batch_size not in sizes]
+    mixed = Stored(winners() + of(OTHER, measured + winners(Status.PREDICTED, sizes=sizes)))
+    report = export_device(mixed, L40S, engine, tmp_path / "out", allow_predicted=False)
+    assert {file.problem for file in report.files} == {PROBLEM}
+    said = [{"problem": OTHER.spec(), "why": why}]
+    listed = (tmp_path / "out" / LIST).read_text().splitlines()
+    assert [json.loads(line) for line in listed] == said == report.as_json()["left_out_problems"]
+    assert report.as_json()["left_out"] == f"left out ({why}): {OTHER.spec()}"
+    assert not list((tmp_path / "out").rglob("*N=128,device_name=NVIDIA_L40S,dtype=int8*"))
+
+    whole = export_device(mixed, L40S, engine, tmp_path / "out", allow_predicted=True)
+    assert {file.problem for file in whole.files} == {PROBLEM, OTHER}
+    assert not (tmp_path / "out" / LIST).exists()  # it would be wrong now
+    assert "left_out_problems" not in whole.as_json()
+
+
+def test_the_list_of_another_device_stays(engine, tmp_path):
+    mixed = Stored(winners() + of(OTHER, winners(Status.PREDICTED)))
+    export_device(mixed, L40S, engine, tmp_path, allow_predicted=False)
+    h200 = find_device("H200")
+    ours = Stored(of(PROBLEM, winners(), device=h200.name))
+    export_device(ours, h200, engine, tmp_path, allow_predicted=False)
+    assert OTHER.spec() in (tmp_path / LIST).read_text()
+
+
+def test_where_all_is_predicted_the_export_is_refused(engine, tmp_path):
+    both = Stored(winners(Status.PREDICTED) + of(OTHER, winners(Status.PREDICTED)))
+    says = "^72 of the 72 winners for .* and 1 other problems were predicted.* --allow-predicted$"
+    with pytest.raises(ExportRefused, match=says) as refused:
+        export_device(both, L40S, engine, tmp_path / "out", allow_predicted=False)
+    assert refused.value.in_api_words().endswith("measure them, or pass allow_predicted=true")
     assert not (tmp_path / "out").exists()
-    files = export(winners(Status.PREDICTED), engine, L40S, tmp_path / "out", allow_predicted=True)
-    assert set(files[0].statuses.values()) == {Status.PREDICTED}
+    report = export_device(both, L40S, engine, tmp_path / "out", allow_predicted=True)
+    assert {s for file in report.files for s in file.statuses.values()} == {Status.PREDICTED}
+
+
+def test_a_named_problem_that_is_only_predicted_is_refused_by_its_name(engine):
+    mixed = Stored(winners() + of(OTHER, winners(Status.PREDICTED)))
+    options = {"allow_predicted": False, "wanted": [PROBLEM, OTHER]}
+    says = rf"^36 of the 36 winners for {OTHER.spec()} were predicted"
+    with pytest.raises(ExportRefused, match=says):
+        choose(mixed, L40S, engine, named=[OTHER], **options)
+    # A model's problems are wanted without being named.
+    chosen = choose(mixed, L40S, engine, **options)
+    assert {one.problem for one in chosen.winners} == {PROBLEM}
+    assert [one.problem for one in chosen.left_out] == [OTHER]
 
 
 def test_predicted_never_overwrites_measured(engine, tmp_path):
-    export(winners(sizes=(1, 2)), engine, L40S, tmp_path, allow_predicted=False)
+    export(winners(sizes=(1, 2)), engine, L40S, tmp_path)
     predicted = winners(Status.PREDICTED, warps=8)
-    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
         assert len(file.entries) == len(BATCH_SIZES)
@@ -148,24 +223,22 @@ def test_predicted_never_overwrites_measured(engine, tmp_path):
 
 
 def test_measured_replaces_predicted_and_older_measured(engine, tmp_path):
-    export(winners(Status.PREDICTED), engine, L40S, tmp_path, allow_predicted=True)
-    export(winners(warps=8), engine, L40S, tmp_path, allow_predicted=False)
-    (_, up) = export(winners(warps=2), engine, L40S, tmp_path, allow_predicted=False)
+    export(winners(Status.PREDICTED), engine, L40S, tmp_path)
+    export(winners(warps=8), engine, L40S, tmp_path)
+    (_, up) = export(winners(warps=2), engine, L40S, tmp_path)
     assert {entry["num_warps"] for entry in up.entries.values()} == {2}
 
 
 def test_a_sidecar_of_another_file_keeps_nothing(engine, tmp_path):
-    (_, up) = export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    (_, up) = export(winners(), engine, L40S, tmp_path)
     up.path.write_text(up.path.read_text().replace('"num_warps": 4', '"num_warps": 1'))
-    (_, again) = export(
-        winners(Status.PREDICTED, warps=8), engine, L40S, tmp_path, allow_predicted=True
-    )
+    (_, again) = export(winners(Status.PREDICTED, warps=8), engine, L40S, tmp_path)
     assert {entry["num_warps"] for entry in again.entries.values()} == {8}
 
 
 def test_engine_without_down_files_gets_one_file(tmp_path):
     old = find_engine("sglang==0.4.4")
-    (file,) = export(winners(), old, L40S, tmp_path, allow_predicted=False)
+    (file,) = export(winners(), old, L40S, tmp_path)
     assert file.path == tmp_path / "configs" / UP_NAME.replace(",per_channel_quant=True", "")
 
 
@@ -174,12 +247,12 @@ def test_a_place_that_cannot_be_written_is_refused(engine, tmp_path):
     blocked.write_text("not a folder")
     for root in (blocked, blocked / "below", Path("/proc/nowhere")):
         with pytest.raises(UnwritableOutput, match="cannot write"):
-            export(winners(), engine, L40S, root, allow_predicted=False)
+            export(winners(), engine, L40S, root)
     assert blocked.read_text() == "not a folder"
 
 
 def test_no_parts_are_left_behind(engine, tmp_path):
-    export(winners(), engine, L40S, tmp_path, allow_predicted=False)
+    export(winners(), engine, L40S, tmp_path)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 4  # two files and their sidecars
     assert all(path.suffix == ".json" for path in written)
@@ -191,20 +264,15 @@ SPEC = "fused_moe:E=256,N=128,K={},top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 TWINS = [parse_problem(SPEC.format(hidden)) for hidden in (7168, 6144)]
 
 
-def of(problem, some: list[Winner], **environment: str) -> list[Winner]:
-    changed = replace(some[0].environment, **environment)
-    return [replace(one, problem=problem, environment=changed) for one in some]
-
-
 def test_two_problems_of_one_file_are_refused_before_a_byte_is_written(engine, tmp_path):
     both = [one for problem in TWINS for one in of(problem, winners())]
     with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
-        export(both, engine, L40S, tmp_path / "out", allow_predicted=False)
+        export(both, engine, L40S, tmp_path / "out")
     assert all(problem.spec() in str(refused.value) for problem in TWINS)
     assert not (tmp_path / "out").exists()
     chosen = select(both, TWINS[1:])
     assert {one.problem for one in chosen} == {TWINS[1]}
-    files = export(chosen, engine, L40S, tmp_path / "out", allow_predicted=False)
+    files = export(chosen, engine, L40S, tmp_path / "out")
     assert {file.problem for file in files} == {TWINS[1]}
 
 
@@ -268,9 +336,9 @@ def test_the_command_chooses_by_problem_or_model(gpu, tmp_path, monkeypatch):
 def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
     engine, tmp_path, problem, change
 ):
-    export(of(TWINS[0], winners()), engine, L40S, tmp_path, allow_predicted=False)
+    export(of(TWINS[0], winners()), engine, L40S, tmp_path)
     predicted = of(problem, winners(Status.PREDICTED, warps=8, sizes=(1, 2)), **change)
-    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
         assert {size: entry["num_warps"] for size, entry in file.entries.items()} == {1: 8, 2: 8}
@@ -278,9 +346,9 @@ def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
 
 
 def test_measured_rows_of_another_driver_are_kept(engine, tmp_path):
-    export(of(TWINS[0], winners()), engine, L40S, tmp_path, allow_predicted=False)
+    export(of(TWINS[0], winners()), engine, L40S, tmp_path)
     predicted = of(TWINS[0], winners(Status.PREDICTED, warps=8), driver="999")
-    files = export(predicted, engine, L40S, tmp_path, allow_predicted=True)
+    files = export(predicted, engine, L40S, tmp_path)
     assert {entry["num_warps"] for file in files for entry in file.entries.values()} == {4}
 
 
@@ -292,16 +360,14 @@ def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
     pair = [winner(1, Gemm.UP, block_m=64), winner(1, Gemm.DOWN, block_m=16)]
     says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together"
     with pytest.raises(ExportRefused, match=says):
-        export(
-            pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out", allow_predicted=True
-        )
+        export(pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_the_nearest_entry_of_a_shorter_file_must_fit_as_well(engine, tmp_path):
     some = [winner(1, Gemm.UP), winner(64, Gemm.UP, block_m=64), winner(1, Gemm.DOWN)]
     with pytest.raises(ExportRefused, match="M=64: up has BLOCK_SIZE_M=64 and down has 16"):
-        export(some, engine, L40S, tmp_path, allow_predicted=True)
+        export(some, engine, L40S, tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -309,11 +375,9 @@ def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
     default = moe_engine(engine).default_config(PROBLEM, L40S, 1)["BLOCK_SIZE_M"]
     assert default != 64
     with pytest.raises(ExportRefused, match=f"up has BLOCK_SIZE_M={default} and down has 64"):
-        export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)
-    (up,) = export([winner(1, Gemm.UP, block_m=64)], engine, L40S, tmp_path, allow_predicted=True)
-    (down,) = export(
-        [winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path, allow_predicted=True
-    )
+        export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path)
+    (up,) = export([winner(1, Gemm.UP, block_m=64)], engine, L40S, tmp_path)
+    (down,) = export([winner(1, Gemm.DOWN, block_m=64)], engine, L40S, tmp_path)
     assert (up.gemm, down.gemm) == (Gemm.UP, Gemm.DOWN)
     with pytest.raises(ExportRefused, match="up has BLOCK_SIZE_M=16 and down has 64"):
-        export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path, allow_predicted=True)
+        export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path)

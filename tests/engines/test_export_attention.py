@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,8 @@ from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.plugin.files import read_attention_file
 from tuner.errors import ExportRefused
 from tuner.export import ExportReport, export, export_device
+from tuner.export.files import write_all
+from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
@@ -53,9 +55,8 @@ def moe_entries(status: Status = Status.OK) -> list[Entry]:
     return [Entry(Point(8, gemm), config, status, 12.5, compiled, own, "faster") for gemm in Gemm]
 
 
-def write(winners: Sequence[Winner], root: Path, *, predicted: bool = False):
-    engine = find_engine("sglang==0.5.16")
-    return export(winners, engine, H200, root, allow_predicted=predicted)
+def write(winners: Sequence[Winner], root: Path):
+    return export(winners, find_engine("sglang==0.5.16"), H200, root)
 
 
 def device_report(store: Store, engine, out: Path | None, *, predicted: bool = False):
@@ -145,17 +146,21 @@ def test_what_is_known_least_says_what_is_known_of_a_bucket(tmp_path):
         published(EXTEND, entry(point(Stage.EXTEND, 4, 512, cached), status))
         for cached, status in ((0, Status.OK), (8000, Status.PREDICTED))
     )
-    (file,) = write([measured, predicted], tmp_path, predicted=True)
+    (file,) = write([measured, predicted], tmp_path)
     assert set(file.statuses.values()) == {Status.PREDICTED}
 
 
-def test_predicted_winners_are_refused_unless_asked_for(store, engine, tmp_path):
+def test_predicted_attention_is_left_out_unless_asked_for(store, engine, tmp_path):
     fill(store, EXTEND, status=Status.PREDICTED)
-    fill(store, MOE, moe_entries())
     out = tmp_path / "out"
     with pytest.raises(ExportRefused, match="winners for extend_attention.* --allow-predicted"):
         device_report(store, engine, out)
     assert not out.exists()
+    fill(store, MOE, moe_entries())
+    report = device_report(store, engine, out)
+    assert {file.problem for file in report.files} == {MOE}
+    assert [one.problem for one in report.left_out] == [EXTEND]
+    assert not list(out.rglob("*attention,*"))
     (file,) = attention_of(device_report(store, engine, out, predicted=True))
     assert {e.status for e in read_attention_file(file.path).entries} == {Status.PREDICTED}
     assert {r["status"] for r in file.provenance["entries"]} == {"predicted"}
@@ -188,7 +193,7 @@ def warps_of(file: AttentionFileExport) -> dict[int, int]:
 def test_predicted_never_overwrites_what_was_measured_and_exported(tmp_path):
     write([sized(1), sized(2)], tmp_path)
     again = [sized(size, Status.PREDICTED, 4) for size in (1, 4)]
-    (file,) = write(again, tmp_path, predicted=True)
+    (file,) = write(again, tmp_path)
     assert warps_of(file) == {1: 8, 2: 8, 4: 4}
     rows = {r["batch_size"]: r for r in json.loads(file.sidecar.read_text())["entries"]}
     assert {size: row["status"] for size, row in rows.items()} == {
@@ -200,7 +205,7 @@ def test_predicted_never_overwrites_what_was_measured_and_exported(tmp_path):
 
 
 def test_measured_replaces_predicted_and_older_measured(tmp_path):
-    write([sized(1, Status.PREDICTED)], tmp_path, predicted=True)
+    write([sized(1, Status.PREDICTED)], tmp_path)
     write([sized(1, warps=4)], tmp_path)
     (file,) = write([sized(1, warps=2)], tmp_path)
     assert warps_of(file) == {1: 2}
@@ -217,7 +222,7 @@ def test_the_engine_s_own_constants_measured_again_replace_what_was_tuned(tmp_pa
 def test_what_other_kernels_measured_is_not_kept(field, tmp_path):
     write([sized(1), sized(2)], tmp_path)
     again = [sized(1, Status.PREDICTED, 4, **{field: "9.9.9"})]
-    (file,) = write(again, tmp_path, predicted=True)
+    (file,) = write(again, tmp_path)
     assert warps_of(file) == {1: 4}
 
 
@@ -225,13 +230,13 @@ def test_a_changed_file_and_a_changed_sidecar_keep_nothing(tmp_path):
     again = [sized(1, Status.PREDICTED, 4)]
     (file,) = write([sized(1)], tmp_path)
     file.path.write_text(file.path.read_text().replace('"num_warps": 8', '"num_warps": 2'))
-    (file,) = write(again, tmp_path, predicted=True)
+    (file,) = write(again, tmp_path)
     assert warps_of(file) == {1: 4}
     (file,) = write([sized(1)], tmp_path)
     sidecar = json.loads(file.sidecar.read_text())
     sidecar["entries"][0]["config"]["num_warps"] = 2
     file.sidecar.write_text(json.dumps(sidecar))
-    (file,) = write(again, tmp_path, predicted=True)
+    (file,) = write(again, tmp_path)
     assert warps_of(file) == {1: 4}
 
 
@@ -239,7 +244,7 @@ def test_a_changed_file_and_a_changed_sidecar_keep_nothing(tmp_path):
 def test_a_sidecar_that_is_none_keeps_nothing(text, tmp_path):
     (file,) = write([sized(1), sized(2)], tmp_path)
     file.sidecar.write_text(text)
-    (file,) = write([sized(1, Status.PREDICTED, 4)], tmp_path, predicted=True)
+    (file,) = write([sized(1, Status.PREDICTED, 4)], tmp_path)
     assert warps_of(file) == {1: 4}
 
 
@@ -259,11 +264,11 @@ def test_what_servers_could_not_read_is_refused(tmp_path):
 
 
 def test_what_was_changed_while_it_was_written_is_found(tmp_path, monkeypatch):
-    def half(path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.replace(b'"num_warps": 8', b'"num_warps": 4'))
+    def otherwise(root: Path, files: Mapping[Path, bytes]) -> None:
+        changed = {p: d.replace(b'"num_warps": 8', b'"num_warps": 4') for p, d in files.items()}
+        write_all(root, changed)
 
-    monkeypatch.setattr("tuner.export.replace_file", half)
+    monkeypatch.setattr("tuner.export.write_all", otherwise)
     with pytest.raises(ExportRefused, match="does not read as it was written"):
         write([sized(1)], tmp_path)
 
@@ -283,7 +288,9 @@ def test_the_engine_s_package_gets_no_attention(store, tmp_path):
     report = device_report(store, engine, None)
     assert {file.problem for file in report.files} == {MOE}
     assert not list(root.rglob("*attention,*"))
-    assert f"{VARIABLE}=DIR" in report.as_text()
+    (line,) = left_out_lines(report.left_out)
+    assert f"{VARIABLE}=DIR" in line
+    assert line.endswith(f": {EXTEND.spec()}")
     assert report.as_json()["environment"] == {}
 
 
@@ -295,7 +302,9 @@ def test_an_engine_without_plugins_gets_no_attention(store, tmp_path):
     fill(store, MOE, moe_entries(), engine_version="0.5.2")
     report = device_report(store, old, tmp_path)
     assert attention_of(report) == []
-    assert "attention left out (1 problems): sglang 0.5.2 loads no plugins" in report.as_text()
+    said = report.as_json()["left_out"]
+    assert said.startswith("left out (sglang 0.5.2 loads no plugins")
+    assert EXTEND.spec() in said
 
 
 def test_attention_alone_needs_no_file_of_the_engine(store, engine, tmp_path):

@@ -56,7 +56,8 @@ def bundle(
     ] = None,
     node: Captures = None,
     allow_predicted: Annotated[
-        bool, typer.Option("--allow-predicted", help="Include predicted entries; default: refuse.")
+        bool,
+        typer.Option("--allow-predicted", help="Include predicted entries; default: leave out."),
     ] = False,
     engine: Annotated[
         str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
@@ -79,6 +80,7 @@ def bundle(
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
+    from tuner.problems.registry import parse_problem
 
     wanted = read_cluster(cluster)
     card, found = find_device(device), find_engine(engine or _engine_spec(wanted))
@@ -86,7 +88,13 @@ def bundle(
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
     winners = _winners(wanted, card, found, problem or (), model)
     built = build_bundle(
-        winners, wanted, found, card, allow_predicted=allow_predicted, report=report
+        winners,
+        wanted,
+        found,
+        card,
+        allow_predicted=allow_predicted,
+        named=[parse_problem(spec) for spec in problem or ()],
+        report=report,
     )
     check_bundle(built.archive)  # `verify` must accept every bundle that is written
     path = out or Path(f"{built.name}.tar.gz")

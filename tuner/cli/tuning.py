@@ -173,7 +173,7 @@ def export(
     allow_predicted: Annotated[
         bool,
         typer.Option(
-            "--allow-predicted", help="Export predicted entries too; default: refuse them."
+            "--allow-predicted", help="Export predicted entries too; default: leave them out."
         ),
     ] = False,
     engine: EngineSpec = "sglang",
@@ -188,6 +188,8 @@ def export(
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
+    from tuner.export.selection import left_out_lines
+    from tuner.problems.registry import parse_problem
     from tuner.store import Store, database_url
 
     if out is not None and into_engine:
@@ -204,7 +206,10 @@ def export(
             None if into_engine else out or Path("configs_out"),
             allow_predicted=allow_predicted,
             wanted=problems_to_ship(problem or (), asked, choice),
+            named=[parse_problem(spec) for spec in problem or ()],
         )
+    for line in left_out_lines(report.left_out):
+        say(line)
     show(as_json, report.as_json, report.as_text)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 
 from tuner.engines.versions import version_order
@@ -74,14 +75,27 @@ def _unpacked(name: str, folder: Path) -> list[Path]:
 
 
 def _version(name: str, root: Path) -> str:
-    for distribution in importlib.metadata.distributions(name=name, path=[str(root.parent)]):
-        return distribution.version
+    distributed = _distributed_version(name, root.parent, root.parent.stat().st_mtime_ns)
+    if distributed is not None:
+        return distributed
     for file in ("_version.py", "version.py"):
         literal = _literal_version(root / file)
         if literal:
             return literal
     folder = root.parent.name
     return folder.removeprefix(f"{name}-") if folder.startswith(f"{name}-") else UNVERSIONED
+
+
+@lru_cache(maxsize=64)
+def _distributed_version(name: str, folder: Path, changed: int) -> str | None:
+    """The version that a distribution in a folder has; None where there is none.
+
+    `changed`: when the folder's list of entries did, as it does with each installation. Python
+    takes milliseconds to read a distribution's metadata, and services ask at each request.
+    """
+    for distribution in importlib.metadata.distributions(name=name, path=[str(folder)]):
+        return distribution.version
+    return None
 
 
 def _literal_version(path: Path) -> str | None:

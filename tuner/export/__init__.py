@@ -2,12 +2,13 @@
 
 The files are under a root that a server can be pointed at. Each family's `Delivery` knows how to
 point a server at it, and the folders below it. The sidecars are under `<root>/provenance/`.
-Everything is checked before the first byte is written, and each file is replaced atomically.
+Everything is checked before the first byte is written, and all files are written or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,19 +16,32 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
-from tuner.export.files import PROVENANCE, prove_writable, replace_file, sidecar_text
+from tuner.export.files import (
+    PROVENANCE,
+    left_out_name,
+    left_out_text,
+    sidecar_text,
+    write_all,
+)
 from tuner.export.report import ExportReport
-from tuner.export.selection import select
+from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, select
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of
-from tuner.problems.results import Status
 
 
 class WinnerStore(Protocol):
     """What an export needs of a store."""
 
     def winners(self, *, device: str, engine: str, engine_version: str) -> Sequence[Winner]: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The winners to export, and the stored problems that are left out."""
+
+    winners: Sequence[Winner]
+    left_out: Sequence[LeftOut]
 
 
 def export_device(
@@ -38,35 +52,52 @@ def export_device(
     *,
     allow_predicted: bool,
     wanted: Sequence[Problem] = (),
+    named: Sequence[Problem] = (),
 ) -> ExportReport:
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
-    If `wanted` has problems, only their winners are exported; see `select`. Raises ExportRefused
-    where the store has no winners for this engine version, and whatever `export` raises.
+    Takes the arguments of `choose`, and raises what it and `export` raise.
     """
-    found = stored_winners(store, device, engine, wanted)
-    winners, left_out = loadable(found, engine, into_engine=out is None)
-    files = export(winners, engine, device, out, allow_predicted=allow_predicted)
+    chosen = choose(
+        store,
+        device,
+        engine,
+        allow_predicted=allow_predicted,
+        wanted=wanted,
+        named=named,
+        into_engine=out is None,
+    )
+    used = deliveries_for(chosen.winners, engine)
+    carried = packaged_to_carry(used, out) if out else {}
+    files = export(chosen.winners, engine, device, out, chosen.left_out, beside=carried)
     if out is None:
-        return ExportReport(_engine_root(files, engine), files, 0, (), left_out=left_out)
-    used = deliveries_for(files, engine)
+        return ExportReport(_engine_root(used, engine), files, 0, (), left_out=chosen.left_out)
     return ExportReport(
         out,
         files,
-        carried=sum(carry_packaged(delivery, out) for delivery in used),
+        carried=len(carried.keys() - {file.path for file in files}),
         variables=[delivery.variable for delivery in used if delivery.variable],
         server_flags=[flags for delivery in used for flags in delivery.advice(files)],
         notes=[delivery.note for delivery in used if delivery.note],
-        left_out=left_out,
+        left_out=chosen.left_out,
     )
 
 
-def stored_winners(
-    store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
-) -> Sequence[Winner]:
-    """The winners to export; if `wanted` has problems, only the winners for these.
+def choose(
+    store: WinnerStore,
+    device: Device,
+    engine: Engine,
+    *,
+    allow_predicted: bool,
+    wanted: Sequence[Problem] = (),
+    named: Sequence[Problem] = (),
+    into_engine: bool = False,
+) -> Choice:
+    """The winners to export. If `wanted` has problems, only their winners; see `select`.
 
-    Raises ExportRefused where there are none.
+    Problems that servers cannot load are left out, and unless `allow_predicted`, problems with
+    predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
+    `named` problems stands for is predicted.
     """
     winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
@@ -75,18 +106,23 @@ def stored_winners(
             cli=f"run `tuner tune MODEL --device {device.name}` first",
             api=f"post a job for the device {device.name} first",
         )
-    return select(winners, wanted) if wanted else winners
+    found = select(winners, wanted) if wanted else winners
+    kept, left_out = loadable(found, engine, into_engine=into_engine)
+    if not allow_predicted:
+        kept, predicted = leave_out_predicted(kept, named)
+        left_out += predicted
+    return Choice(kept, left_out)
 
 
 def loadable(
     winners: Sequence[Winner], engine: Engine, *, into_engine: bool = False
-) -> tuple[list[Winner], str]:
-    """The winners that the engine's servers can load, and a text why the others are left out.
+) -> tuple[list[Winner], list[LeftOut]]:
+    """The winners that the engine's servers can load, and the problems of the others.
 
     Raises ExportRefused where servers can load none.
     """
     kept: list[Winner] = []
-    left: list[str] = []
+    left: list[LeftOut] = []
     for family in _families(winners):
         mine = _of(family, winners)
         why = delivery_of(engine, family.name).obstacle(into_engine=into_engine)
@@ -95,11 +131,11 @@ def loadable(
             continue
         if len(mine) == len(winners):
             raise ExportRefused(f"there are winners for {family.name} alone: {why}")
-        count = len({winner.problem for winner in mine})
-        left.append(f"{family.name} left out ({count} problems): {why}")
+        problems = sorted({winner.problem for winner in mine}, key=lambda problem: problem.spec())
+        left += [LeftOut(problem, why) for problem in problems]
     if not kept and left:
-        raise ExportRefused("; ".join(left))
-    return kept, "; ".join(left)
+        raise ExportRefused("; ".join(left_out_lines(left)))
+    return kept, left
 
 
 def export(
@@ -107,34 +143,40 @@ def export(
     engine: Engine,
     device: Device,
     out: Path | None,
+    left_out: Sequence[LeftOut] = (),
     *,
-    allow_predicted: bool,
+    beside: Mapping[Path, bytes] | None = None,
 ) -> list[PlannedFile]:
     """Write the winners' files, and prove that servers would find each entry.
 
     The files go under `out`, or into the engine's package if None. Where a winner is only predicted
-    and an earlier export has a measured entry, that entry is kept.
+    and an earlier export has a measured entry, that entry is kept. `beside` has other files to
+    write there; a winner's file counts before them. The list of `left_out` is written too.
 
-    Raises ExportRefused, and writes nothing, where a winner is predicted and that is not allowed,
-    where two winners contradict each other or need the same file, and where servers could not read
-    a file. Raises UnwritableOutput where the folder cannot be written.
+    Raises ExportRefused, and writes nothing, where two winners contradict each other or need the
+    same file, and where servers could not read a file. Raises UnwritableOutput, and writes nothing,
+    where a file cannot be written.
     """
-    if not allow_predicted:
-        _refuse_predicted(winners)
+    used = deliveries_for(winners, engine)
     planned: list[tuple[Delivery, Path, Sequence[PlannedFile]]] = []
-    for family in _families(winners):
-        delivery = delivery_of(engine, family.name)
+    for family, delivery in zip(_families(winners), used, strict=True):
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
         planned.append((delivery, root, delivery.plan(_of(family, winners), device, root)))
-    for _, root, _ in planned:
-        prove_writable(root)
     files = [file for _, _, some in planned for file in some]
+    data = dict(beside or {})
     for file in files:
-        replace_file(file.path, file.text().encode())
-        replace_file(file.sidecar, sidecar_text(file.provenance).encode())
-    for delivery, root, some in planned:
-        delivery.verify(some, device, root)
+        data[file.path] = file.text().encode()
+        data[file.sidecar] = sidecar_text(file.provenance).encode()
+    top = out or _engine_root(used, engine)
+    others = top / PROVENANCE / left_out_name(device)
+    if left_out:
+        data[others] = left_out_text(left_out).encode()
+    write_all(top, data)
+    if not left_out:
+        others.unlink(missing_ok=True)  # an earlier export's
+    for delivery, place, some in planned:
+        delivery.verify(some, device, place)
     return files
 
 
@@ -153,26 +195,31 @@ def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
             yield from delivery_of(engine, family.name).packaged()
 
 
-def carry_packaged(delivery: Delivery, root: Path) -> int:
-    """Copy the engine's own files under `root`, and return how many were written.
+def package_folders(engine: Engine) -> list[Path]:
+    """The folders that hold all of the engine's own files on which an export depends."""
+    deliveries = (delivery_of(engine, f.name) for f in families() if supports(engine.name, f.name))
+    return sorted({delivery.engine_root for delivery in deliveries if delivery.engine_root})
+
+
+def packaged_to_carry(deliveries: Iterable[Delivery], root: Path) -> dict[Path, bytes]:
+    """The engine's own files that are missing under a root, by the path that they belong at.
 
     Servers that are pointed at a root read no packaged files, so the root must have them too. Files
-    that this tuner exported stay. Raises UnwritableOutput where the folder cannot be written.
+    that this tuner exported stay.
     """
-    prove_writable(root)
-    written = 0
-    for relative, path in delivery.packaged():
-        target, data = root / relative, path.read_bytes()
-        ours = (root / PROVENANCE / Path(*relative.parts[1:])).exists()
-        if not ours and not (target.exists() and target.read_bytes() == data):
-            replace_file(target, data)
-            written += 1
-    return written
+    carried: dict[Path, bytes] = {}
+    for delivery in deliveries:
+        for relative, path in delivery.packaged():
+            target, data = root / relative, path.read_bytes()
+            ours = (root / PROVENANCE / Path(*relative.parts[1:])).exists()
+            if not ours and not (target.is_file() and target.read_bytes() == data):
+                carried[target] = data
+    return carried
 
 
-def _engine_root(files: Sequence[PlannedFile], engine: Engine) -> Path:
+def _engine_root(deliveries: Iterable[Delivery], engine: Engine) -> Path:
     """The folder of the engine's package that all files are under."""
-    (root, *others) = {delivery.engine_root for delivery in deliveries_for(files, engine)}
+    (root, *others) = {delivery.engine_root for delivery in deliveries}
     return engine.root if others or root is None else root
 
 
@@ -183,14 +230,3 @@ def _families(some: Iterable[Winner | PlannedFile]) -> list[Family]:
 
 def _of(family: Family, winners: Sequence[Winner]) -> list[Winner]:
     return [winner for winner in winners if winner.problem.family in family.problems]
-
-
-def _refuse_predicted(winners: Iterable[Winner]) -> None:
-    predicted = [w for w in winners if w.entry.status is Status.PREDICTED]
-    if predicted:
-        raise ExportRefused(
-            f"{len(predicted)} of the winners for {predicted[0].problem.spec()} were predicted, "
-            "not measured: measure them, or pass ",
-            cli="--allow-predicted",
-            api="allow_predicted=true",
-        )

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.table import Device
 from tuner.errors import UnwritableOutput
+from tuner.export.selection import LeftOut
 from tuner.problems.records import Winner
 from tuner.problems.results import entry_json, incumbent_json
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root
+_READABLE = 0o644  # by the engine's user too, whatever mode temporary files have
 
 
 def sidecar_fields(name: str, text: str) -> dict[str, Any]:
@@ -57,34 +64,90 @@ def sidecar_text(provenance: Mapping[str, Any]) -> str:
     return json.dumps(provenance, indent=2) + "\n"
 
 
-def prove_writable(root: Path) -> None:
-    """Raises UnwritableOutput where nothing can be written under a folder."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise UnwritableOutput(f"cannot write to {root}: {error.strerror}") from None
+def left_out_name(device: Device) -> str:
+    """The name, below PROVENANCE, of the list of problems that an export for a device lacks.
 
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file atomically: a reader sees the old bytes or the new ones.
-
-    Raises UnwritableOutput.
+    It ends in .jsonl because all .json files there are sidecars.
     """
+    return f"left_out,device_name={device.name}.jsonl"
+
+
+def left_out_text(left_out: Iterable[LeftOut]) -> str:
+    """An object for each problem, in a line of its own."""
+    return "".join(json.dumps(one.as_json()) + "\n" for one in left_out)
+
+
+def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
+    """Write files under a root: all of them, or none.
+
+    A root that does not exist yet appears with all its files at once. In a root that exists, all
+    files are written beside their places first, and then replace what is there: a reader sees the
+    old bytes of a file or the new ones. Raises UnwritableOutput, and then nothing has changed.
+    """
+    made: list[Path] = []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        temporary = Path(name)
-        try:
+        if root.exists():
+            _replace_all(files, made)
+        else:
+            _make_folders(root.parent, made)
+            _create(root, files)
+    except BaseException as error:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # another program has put something there
+                folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        step = "make room there" if full else "choose a folder that you may write to"
+        raise UnwritableOutput(
+            f"cannot write to {root}: {error.strerror}; nothing was changed there: {step}"
+        ) from None
+
+
+def _create(root: Path, files: Mapping[Path, bytes]) -> None:
+    """Make a folder with its files beside its place, and move it there."""
+    stage = root.with_name(f".{root.name}.{secrets.token_hex(4)}.part")
+    try:
+        stage.mkdir()
+        for path, data in files.items():
+            copy = stage / path.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+            copy.chmod(_READABLE)
+        stage.rename(root)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+
+
+def _replace_all(files: Mapping[Path, bytes], made: list[Path]) -> None:
+    """Replace files after all were written. Adds the folders that it makes to `made`."""
+    parts: dict[Path, Path] = {}
+    try:
+        for path, data in files.items():
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            _make_folders(path.parent, made)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+            parts[path] = Path(name)
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.chmod(0o644)  # mkstemp's 0600 would hide the file from the engine's user
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UnwritableOutput(f"cannot write {path}: {error.strerror}") from None
+            parts[path].chmod(_READABLE)
+        for done, (path, part) in enumerate(parts.items()):
+            try:
+                part.replace(path)
+            except OSError as error:
+                said = f"{error.strerror}; {done} of {len(parts)} files were replaced before it"
+                raise UnwritableOutput(f"cannot replace {path}: {said}") from None
+    except BaseException:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+        raise
+
+
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    """Make a folder and those above it. Adds the ones that were missing to `made`, outer first."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        made.append(one)

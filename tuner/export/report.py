@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status
 from tuner.render import table
 
@@ -25,17 +26,19 @@ class ExportReport:
     variables: Sequence[str]  # point servers at the root; none where they find it by themselves
     server_flags: Sequence[ServerAdvice] = ()
     notes: Sequence[str] = ()  # what an operator should know about the files
-    left_out: str = ""  # which families were not written, and why
+    left_out: Sequence[LeftOut] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
+        problems = [one.as_json() for one in self.left_out]
         return {
             "root": str(self.root),
             "files": [_file_json(file) for file in self.files],
             "carried": self.carried,
             "environment": dict.fromkeys(self.variables, str(self.root.resolve())),
             "server_flags": [flags.as_json() for flags in self.server_flags],
-            "left_out": self.left_out,
+            "left_out": "; ".join(left_out_lines(self.left_out)),
+            **({"left_out_problems": problems} if problems else {}),
         }
 
     def as_text(self) -> str:
@@ -55,8 +58,6 @@ class ExportReport:
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
         lines += self.notes
         lines += [f"server flags for {flags}" for flags in self.server_flags]
-        if self.left_out:
-            lines.append(self.left_out)
         return "\n".join(lines)
 
 

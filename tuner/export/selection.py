@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
+from tuner.problems.results import Status
+
+_WHOLLY = "only predicted: measure it, or allow predicted entries"
+_PARTLY = "predicted in part: measure all of it, or allow predicted entries"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A stored problem that an export does not hold."""
+
+    problem: Problem
+    why: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"problem": self.problem.spec(), "why": self.why}
+
+
+def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
+    """A line for each reason, with the problems that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for one in left_out:
+        by_reason.setdefault(one.why, []).append(one.problem.spec())
+    return [f"left out ({why}): {' '.join(specs)}" for why, specs in by_reason.items()]
 
 
 def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]:
@@ -26,6 +51,44 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
     return [winner for winner in winners if winner.problem in chosen]
 
 
+def leave_out_predicted(
+    winners: Sequence[Winner], named: Iterable[Problem] = ()
+) -> tuple[list[Winner], list[LeftOut]]:
+    """The winners of the problems without predicted ones, and the other problems.
+
+    A problem is left out as a whole: a file with its measured batch sizes alone would have servers
+    use them at all other sizes too. Raises ExportRefused where no problem is left, or none of those
+    that a problem in `named` stands for.
+    """
+    stored = Counter(winner.problem for winner in winners)
+    predicted = Counter(w.problem for w in winners if w.entry.status is Status.PREDICTED)
+    for one in named:
+        chosen = {problem for problem in stored if _names(one, problem, stored)}
+        if chosen and chosen <= predicted.keys():
+            raise _only_predicted(chosen, stored, predicted)
+    if predicted.keys() == stored.keys() and predicted:
+        raise _only_predicted(predicted, stored, predicted)
+    left_out = [
+        LeftOut(problem, _WHOLLY if count == stored[problem] else _PARTLY)
+        for problem, count in sorted(predicted.items(), key=lambda item: item[0].spec())
+    ]
+    return [winner for winner in winners if winner.problem not in predicted], left_out
+
+
+def _only_predicted(
+    problems: Collection[Problem], stored: Counter[Problem], predicted: Counter[Problem]
+) -> ExportRefused:
+    specs = sorted(problem.spec() for problem in problems)
+    others = f" and {len(specs) - 1} other problems" if len(specs) > 1 else ""
+    some, all_ = (sum(counts[one] for one in problems) for counts in (predicted, stored))
+    return ExportRefused(
+        f"{some} of the {all_} winners for {specs[0]}{others} were predicted, not measured: "
+        "measure them, or pass ",
+        cli="--allow-predicted",
+        api="allow_predicted=true",
+    )
+
+
 def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
     """Raises ExportRefused where two problems would be written to the same file."""
     seen: dict[Path, str] = {}
@@ -39,7 +102,7 @@ def refuse_shared_files(files: Iterable[tuple[Path, Problem]]) -> None:
             )
 
 
-def _names(wanted: Problem, problem: Problem, stored: set[Problem]) -> bool:
+def _names(wanted: Problem, problem: Problem, stored: Collection[Problem]) -> bool:
     if wanted in stored or wanted.family != problem.family:
         return wanted == problem
     return family_of(problem).alike(wanted, problem)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, case, select, update
+from sqlalchemy import ColumnElement, Connection, Table, Text, case, cast, func, select, update
 
 from tuner.problems.points import Problem
 from tuner.problems.records import Run, RunKey, RunState, Winner
@@ -95,6 +96,21 @@ class Store(Database):
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
         return current_winners(self._winners(*conditions))
+
+    def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
+        """A text that changes whenever `winners` of these would answer otherwise.
+
+        Entries that were published together have one time, and keep it until they are replaced.
+        """
+        place = environments.c.device, environments.c.engine, environments.c.engine_version
+        wanted = zip(place, (device, engine, engine_version), strict=True)
+        here = select(environments.c.id).where(*(field == value for field, value in wanted))
+        at = winners.c.environment_id, winners.c.published_at
+        # An index has all of this, in this order.
+        query = select(*at[:1], cast(at[1], Text), func.count()).group_by(*at).order_by(*at)
+        with self._read() as connection:
+            rows = connection.execute(query.where(at[0].in_(here)))
+            return hashlib.sha256(repr([tuple(row) for row in rows]).encode()).hexdigest()
 
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
         """All winners for a problem in an environment, current or not."""

@@ -19,6 +19,7 @@ from tuner.engines.sglang.attention.server_flags import advised_flags
 from tuner.errors import BadProblem, ExportRefused, UnknownModel
 from tuner.export import loadable
 from tuner.export.delivery import PlannedFile
+from tuner.export.selection import left_out_lines
 from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.models.table import find_preset
@@ -49,7 +50,7 @@ def usable_winners(
         why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
     else:
         kept, left_out = loadable(winners, engine)
-        return kept, [left_out] if left_out else []
+        return kept, left_out_lines(left_out)
     if not others:
         raise ExportRefused(f"there are winners for attention alone: {why}")
     return others, [f"attention left out: {why}"]

@@ -36,8 +36,10 @@ from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
-from tuner.export.files import PROVENANCE
+from tuner.export.files import PROVENANCE, write_all
+from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
 from tuner.families.attention.problem import Attention
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 
 _EXECUTABLE = 0o755
@@ -64,23 +66,30 @@ def build_bundle(
     device: Device,
     *,
     allow_predicted: bool,
+    named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned. Raises ExportRefused for winners that must not
-    or cannot be shipped, and MalformedCluster for a launch that the cluster's engine cannot do.
+    `engine` is the engine whose kernels were tuned. Unless `allow_predicted`, problems with
+    predicted winners are left out, and a note names them. Raises ExportRefused where nothing is
+    left, where this leaves out one of the `named` problems or the cluster's model, and for winners
+    that cannot be shipped; MalformedCluster for a launch that the cluster's engine cannot do.
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     usable, left_out = usable_winners(winners, cluster, engine)
+    predicted: list[LeftOut] = []
+    if not allow_predicted:
+        usable, predicted = leave_out_predicted(usable, named)
     attention = any(isinstance(winner.problem, Attention) for winner in usable)
     files = _launch_files(cluster, environments, name, attention=attention) | _check_files(cluster)
-    folder = config_folder(usable, cluster, engine, device, allow_predicted=allow_predicted)
+    folder = config_folder(usable, cluster, engine, device, predicted)
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = _notes(cluster, engine, environments, statuses) + left_out
+    notes += left_out_lines(predicted)
     notes += attention_notes(folder.exported, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, no_kubernetes)
@@ -106,16 +115,14 @@ def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | No
     `sign` gives the signature of the archive's bytes; None: write no signature.
     """
     beside = signature_path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)  # a signature of an older archive would be wrong
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(bundle.archive)
-        part.replace(path)
-        if sign:
-            beside.write_bytes(sign(bundle.archive))
-    except OSError as error:
-        raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
+    write_all(
+        path.parent, {path: bundle.archive, **({beside: sign(bundle.archive)} if sign else {})}
+    )
+    if not sign:
+        try:
+            beside.unlink(missing_ok=True)  # a signature of an older archive is wrong now
+        except OSError as error:
+            raise UnwritableOutput(f"cannot remove {beside}: {error.strerror}") from None
 
 
 def _text(text: str) -> File:

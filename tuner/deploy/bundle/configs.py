@@ -16,14 +16,14 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, UnknownModel
-from tuner.export import carry_packaged, deliveries_for, export
+from tuner.export import deliveries_for, export, packaged_to_carry
 from tuner.export.delivery import PlannedFile
 from tuner.export.files import PROVENANCE, provenance_row
-from tuner.export.selection import refuse_shared_files
+from tuner.export.selection import LeftOut, refuse_shared_files
 from tuner.families.fused_moe.export import manifest_rows
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.table import find_preset
-from tuner.problems.points import Config
+from tuner.problems.points import Config, Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 
@@ -51,15 +51,14 @@ def config_folder(
     cluster: Cluster,
     engine: Engine,
     device: Device,
-    *,
-    allow_predicted: bool,
+    left_out: Sequence[LeftOut] = (),
 ) -> ConfigFolder:
     """The folder for the cluster's engine. `engine` is the engine whose kernels were tuned.
 
-    Raises ExportRefused where there is nothing to ship, where entries are predicted and this is
-    not allowed, or where the engine only reads its own folder.
+    `left_out` has the problems that must not be shipped. Raises ExportRefused where there is
+    nothing to ship, nothing for the cluster's model, or where the engine only reads its own folder.
     """
-    _check_winners(winners, cluster, device, allow_predicted)
+    _check_winners(winners, left_out, cluster, device)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if cluster.engine.name == "sglang":
@@ -72,24 +71,14 @@ def config_folder(
 
 
 def _check_winners(
-    winners: Sequence[Winner], cluster: Cluster, device: Device, allow_predicted: bool
+    winners: Sequence[Winner], left_out: Sequence[LeftOut], cluster: Cluster, device: Device
 ) -> None:
+    """A model known by name must have winners at the cluster's tp and ep."""
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name}: run `tuner tune MODEL --device "
             f"{device.name}` first"
         )
-    predicted = sum(w.entry.status is Status.PREDICTED for w in winners)
-    if predicted and not allow_predicted:
-        raise ExportRefused(
-            f"{predicted} of the {len(winners)} winners for {device.name} were predicted, not "
-            "measured: measure them, or pass --allow-predicted"
-        )
-    _check_model(winners, cluster, device)
-
-
-def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) -> None:
-    """A model known by name must have winners at the cluster's tp and ep."""
     try:
         model = find_preset(cluster.model.name)
     except UnknownModel:
@@ -97,13 +86,23 @@ def _check_model(winners: Sequence[Winner], cluster: Cluster, device: Device) ->
     parallel = cluster.parallel
     # Expert-parallel ranks hold whole experts; the other ranks hold a slice of each expert.
     columns = model.intermediate // (parallel.tp // parallel.ep)
-    layers = [winner.problem for winner in winners if isinstance(winner.problem, FusedMoe)]
-    if (columns, model.hidden) not in {(layer.N, layer.K) for layer in layers}:
-        raise ExportRefused(
-            f"no winner for {device.name} fits {model.name} at tp={parallel.tp} ep={parallel.ep} "
-            f"(N={columns}): run `tuner tune {model.name} --tp {parallel.tp} --ep {parallel.ep} "
-            f"--device {device.name}` first"
-        )
+
+    def fits(problem: Problem) -> bool:
+        return isinstance(problem, FusedMoe) and (columns, model.hidden) == (problem.N, problem.K)
+
+    if any(fits(winner.problem) for winner in winners):
+        return
+    fitting = f"fits {model.name} at tp={parallel.tp} ep={parallel.ep} (N={columns})"
+    for one in left_out:
+        if fits(one.problem):
+            raise ExportRefused(
+                f"the only problem that {fitting} is left out: {one.problem.spec()} was predicted, "
+                "not measured: measure it, or pass --allow-predicted"
+            )
+    raise ExportRefused(
+        f"no winner for {device.name} {fitting}: run `tuner tune {model.name} --tp {parallel.tp} "
+        f"--ep {parallel.ep} --device {device.name}` first"
+    )
 
 
 def _overlay(
@@ -115,9 +114,8 @@ def _overlay(
             f"{engine.name} {engine.version} only reads its own config folder: use "
             "`tuner export --into-engine` in its image"
         )
-    files = export(winners, engine, device, root, allow_predicted=True)
-    for delivery in deliveries:
-        carry_packaged(delivery, root)
+    beside = packaged_to_carry(deliveries, root)
+    files = export(winners, engine, device, root, beside=beside)
     tuned = [TunedFile(f.path.relative_to(root).as_posix(), list(f.rows())) for f in files]
     return tuned, files
 

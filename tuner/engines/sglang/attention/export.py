@@ -20,7 +20,7 @@ from tuner.engines.sglang.plugin.files import (
     AttentionFile,
     read_attention_file,
 )
-from tuner.errors import ExportRefused, MalformedConfigFile
+from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.families.attention.problem import Attention, BucketKey, bucket_of
 from tuner.problems.points import Config
@@ -94,11 +94,18 @@ def plan_attention(winners: Sequence[Winner], root: Path) -> list[AttentionFileE
 
 
 def prove_readable(export: AttentionFileExport) -> None:
-    """Raises ExportRefused if servers would read other entries than `export` holds."""
-    with TemporaryDirectory() as folder:
-        copy = Path(folder, "file.json")
-        copy.write_text(export.text(), encoding="utf-8")
-        verify_attention(export, copy)
+    """Raises ExportRefused if servers would read other entries than `export` holds, and
+    UnwritableOutput where no temporary file can be written.
+    """
+    try:
+        with TemporaryDirectory() as folder:
+            copy = Path(folder, "file.json")
+            copy.write_text(export.text(), encoding="utf-8")
+            verify_attention(export, copy)
+    except OSError as error:
+        raise UnwritableOutput(
+            f"cannot write a temporary file: {error.strerror}: make room there, or set TMPDIR"
+        ) from None
 
 
 def verify_attention(export: AttentionFileExport, written: Path) -> None:
