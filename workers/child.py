@@ -60,6 +60,7 @@ class Runner:
                     "owner": lease.owner,
                     "fence": lease.fence,
                     "request": lease.request.as_json(),
+                    "trace": lease.trace,
                 }
             )
 

@@ -207,6 +207,7 @@ class Lease:
     owner: str
     fence: int
     request: JobRequest
+    trace: str = ""  # the submission's W3C traceparent
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tuner.store.job_tables import job_events, jobs
 
 
 def new_job_row(
-    request: JobRequest, priority: Priority, client: str, now: datetime
+    request: JobRequest, priority: Priority, client: str, now: datetime, trace: str = ""
 ) -> dict[str, Any]:
     return {
         "id": new_job_id(),
@@ -37,6 +37,7 @@ def new_job_row(
         "announced_at": now,
         "created_at": now,
         "updated_at": now,
+        "trace": trace,
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
 
@@ -34,21 +35,24 @@ class JobStore(Database):
         idempotency_key: str | None = None,
         body_hash: str = "",
         fresh: timedelta = FRESH,
+        trace: str = "",
     ) -> Submitted:
         """Queue a job, or find the one that answers the request. It is committed on return.
 
         A job answers the request if this client posted it with the same idempotency key, or if it
         has the same request and is unfinished, or was done within `fresh`. Raises
         IdempotencyConflict where the idempotency key was used before with another `body_hash`, and
-        IdempotencyKeyInUse while any process works on another submission with that key.
+        IdempotencyKeyInUse while any process works on another submission with that key. A new job
+        keeps `trace`, a W3C traceparent, for its workers to continue.
         """
         with self._submission(client, idempotency_key) as connection:
             now = time_of(connection, self._clock)
+            new = new_job_row(request, priority, client, now, trace)
             if idempotency_key is None:
-                return Submitted(*_find_or_add(connection, request, priority, client, now, fresh))
+                return Submitted(*_find_or_add(connection, request, new, fresh))
             if job := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return Submitted(job, created=False, replayed=True)
-            job, created = _find_or_add(connection, request, priority, client, now, fresh)
+            job, created = _find_or_add(connection, request, new, fresh)
             row = {
                 "client": client,
                 "key": idempotency_key,
@@ -153,12 +157,11 @@ def _earlier_answer(connection: Connection, client: str, key: str, body_hash: st
 def _find_or_add(
     connection: Connection,
     request: JobRequest,
-    priority: Priority,
-    client: str,
-    now: datetime,
+    row: Mapping[str, Any],
     fresh: timedelta,
 ) -> tuple[Job, bool]:
-    row = new_job_row(request, priority, client, now)
+    """The job that answers the request, else a new one with that row; whether it is new."""
+    now, priority = row["created_at"], Priority(row["priority"])
     addition = insert_into(connection, jobs).on_conflict_do_nothing(
         index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
     )
@@ -166,7 +169,7 @@ def _find_or_add(
         if found := _equal_job(connection, request.key, now - fresh):
             return _raise_priority(connection, found, priority), False
         if connection.execute(addition, row).rowcount:
-            append_event(connection, row["id"], now, "submitted", {"client": client})
+            append_event(connection, row["id"], now, "submitted", {"client": row["client"]})
             return get_job(connection, row["id"]), True
         # Another transaction added an equal job first. The insert waited for its commit.
 

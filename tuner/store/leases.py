@@ -46,13 +46,14 @@ class Leases(Database):
                     "fence": row["fence"] + 1,
                     "attempts": row["attempts"] + 1,
                     "lease_expires_at": now + LEASE,
+                    "started_at": row["started_at"] or now,
                 }
                 move(connection, row["id"], JobState.LEASED, now, **values)
                 data = {"owner": owner, "attempt": values["attempts"]}
                 append_event(connection, row["id"], now, JobState.LEASED.value, data)
                 try:
                     request = read_request(row["request"])
-                    return Lease(row["id"], owner, values["fence"], request)
+                    return Lease(row["id"], owner, values["fence"], request, row["trace"])
                 except UNREADABLE as error:  # a newer version's job: leave it to its workers
                     reason = f"{owner} cannot read the request: {error}"
                     _give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)
