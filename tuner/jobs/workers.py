@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from tuner.engines.engine import parse_spec
 from tuner.engines.versions import version_order
 from tuner.jobs.job import JobFilter, JobRequest, iso, read_time
 
@@ -40,7 +39,7 @@ class WorkerInfo:
 
     def filters(self) -> list[JobFilter]:
         """The jobs that it takes: the ones that measure on its GPU first, then all others."""
-        names = {parse_spec(engine)[0] for engine in self.engines}
+        names = {_parts(engine)[0] for engine in self.engines}
         engines = (*self.engines, *sorted(names))
         others = JobFilter(needs_gpu=False, devices=self.devices, engines=engines)
         if not self.gpu:
@@ -49,7 +48,7 @@ class WorkerInfo:
 
     def preferred(self) -> Mapping[str, str]:
         """What each engine means here when no version is given: sglang -> sglang==0.5.16."""
-        return {parse_spec(engine)[0]: engine for engine in reversed(self.engines)}
+        return {_parts(engine)[0]: engine for engine in reversed(self.engines)}
 
     def with_engines(self, engines: tuple[str, ...]) -> WorkerInfo:
         """The same worker with other engines."""
@@ -159,9 +158,9 @@ class Need:
         return info.devices is None or self.device in info.devices
 
     def _engine_met_by(self, info: WorkerInfo) -> bool:
-        name, version = parse_spec(self.engine)
+        name, version = _parts(self.engine)
         return any(
-            parse_spec(one)[0] == name and version in (None, parse_spec(one)[1])
+            _parts(one)[0] == name and version in (None, _parts(one)[1])
             for one in info.engines
         )
 
@@ -171,7 +170,7 @@ class Need:
         Without a version, it is the one `here`, unless the living workers for the device have only
         others: then it is the newest that one of them prefers. It stays open if nobody knows any.
         """
-        name, version = parse_spec(self.engine)
+        name, version = _parts(self.engine)
         if version is not None:
             return self
         able = [one.info for one in workers if one.takes_jobs and self._device_met_by(one.info)]
@@ -187,7 +186,7 @@ class Need:
         able = [one for one in workers if self.met_by(one.info)]
         if any(one.takes_jobs for one in able):
             return ""
-        name, version = parse_spec(self.engine)
+        name, version = _parts(self.engine)
         what = f"{name} {version}" if version else name
         card = f"with {self.device}" if self.needs_gpu else f"for predictions of {self.device}"
         text = f"no worker {card} and {what}"
@@ -201,8 +200,14 @@ class Need:
         return f"{text} is alive; last seen {_ago(now - max(one.seen_at for one in able))} ago"
 
 
+def _parts(engine: str) -> tuple[str, str | None]:
+    """As `parse_spec`, but for any name: a newer program's workers may have engines of theirs."""
+    name, equals, version = (part.strip() for part in engine.partition("=="))
+    return name, version if equals else None
+
+
 def _version_order(engine: str) -> tuple[Any, ...]:
-    return version_order(parse_spec(engine)[1] or "")
+    return version_order(_parts(engine)[1] or "")
 
 
 def _ago(age: timedelta) -> str:

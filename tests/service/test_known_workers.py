@@ -1,0 +1,204 @@
+"""Workers are known: their rows, drains, and answers for jobs that nobody can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from api_server import JOB, Server, serving
+from clocks import Clock
+from store_writer import PROBLEM
+
+from api.fleet import Fleet
+from api.settings import ApiSettings
+from tuner.errors import BadInput
+from tuner.jobs.job import JobFilter, JobRequest
+from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState
+from tuner.store import JobStore, Leases, Store
+from tuner.store.workers import WorkerStore
+from workers.settings import Settings
+
+L40S = WorkerInfo(
+    id="gpu-0@a:1:ff",
+    name="gpu-0@a",
+    host="a",
+    gpu="GPU-1",
+    device="NVIDIA_L40S",
+    devices=None,
+    engines=("sglang==0.5.12",),
+    packages={"torch": "2.9.0", "triton": "3.5.0"},
+)
+CPU = replace(L40S, id="cpu-0@a:2:ff", name="cpu-0@a", gpu="", device="", devices=())
+ANY = [JobFilter(needs_gpu=False)]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def workers(store: Store, clock: Clock) -> WorkerStore:
+    return WorkerStore(store._engine, clock)
+
+
+def doing(workers: WorkerStore) -> dict[str, str]:
+    return {one.info.name: one.doing for one in workers.list()}
+
+
+class TestRows:
+    def test_a_worker_is_stored_as_it_describes_itself(
+        self, workers: WorkerStore, clock: Clock
+    ) -> None:
+        assert workers.beat(L40S) is WorkerState.ACTIVE
+        clock.advance(timedelta(seconds=10))
+        upgraded = replace(L40S, engines=("sglang==0.5.16",))
+        workers.beat(upgraded)
+        (found,) = workers.list()
+        assert found.info == upgraded
+        assert (found.seen_at, found.started_at) == (clock.now, clock.now - timedelta(seconds=10))
+
+    def test_one_that_is_not_seen_is_lost_and_forgotten_in_the_end(
+        self, workers: WorkerStore, clock: Clock
+    ) -> None:
+        workers.beat(L40S)
+        clock.advance(ALIVE + timedelta(seconds=1))
+        workers.beat(CPU)
+        assert doing(workers) == {"gpu-0@a": "lost", "cpu-0@a": "idle"}
+        assert [one.info.name for one in workers.list(living=True)] == ["cpu-0@a"]
+        workers.stopped(CPU.id)
+        assert doing(workers)["cpu-0@a"] == "stopped"
+        clock.advance(FORGET_AFTER)
+        assert workers.forget() == 1
+
+    def test_a_worker_has_the_job_that_it_holds(
+        self, workers: WorkerStore, store: Store, clock: Clock
+    ) -> None:
+        workers.beat(CPU)
+        jobs, leases = JobStore(store._engine, clock), Leases(store._engine, clock)
+        job_id = jobs.submit(JobRequest(PROBLEM, "L40S", measure="predict")).job.id
+        lease = leases.claim(ANY, CPU.id)
+        assert lease is not None
+        assert workers.list()[0].job_id == job_id
+        workers.drain("cpu-0@a")
+        assert doing(workers) == {"cpu-0@a": "draining"}
+        leases.fail(lease, "no")
+        assert doing(workers) == {"cpu-0@a": "drained"}
+
+    @pytest.mark.parametrize("name", ["gpu-0@a", "gpu-0@a:1:ff", "a"])
+    def test_drained_by_name_id_or_host_it_claims_nothing(
+        self, workers: WorkerStore, store: Store, clock: Clock, name: str
+    ) -> None:
+        workers.beat(L40S)
+        leases = Leases(store._engine, clock)
+        JobStore(store._engine, clock).submit(JobRequest(PROBLEM, "L40S", measure="predict"))
+        assert workers.drain(name) == [L40S.id]
+        workers.beat(L40S)  # which changes nothing
+        assert leases.claim(ANY, L40S.id) is None
+        workers.resume(name)
+        assert leases.claim(ANY, L40S.id) is not None
+
+    def test_a_name_that_nobody_living_has_is_refused(
+        self, workers: WorkerStore, clock: Clock
+    ) -> None:
+        workers.beat(L40S)
+        with pytest.raises(BadInput, match=r"'gpu-1@a'; did you mean 'gpu-0@a'\?"):
+            workers.drain("gpu-1@a")
+        clock.advance(ALIVE)
+        with pytest.raises(BadInput):
+            workers.drain("gpu-0@a")
+
+
+class TestOverHttp:
+    @pytest.fixture
+    def server(self, store_url: str) -> Iterator[Server]:
+        with serving(ApiSettings(Settings(store_url))) as running:
+            yield running
+
+    def api_workers(self, server: Server) -> WorkerStore:
+        found: WorkerStore = server.app.state.api.workers
+        return found
+
+    def look_again(self, server: Server) -> None:
+        api = server.app.state.api
+        api.fleet = Fleet(api.workers)
+
+    def test_a_job_that_nobody_can_do_says_so_at_once_and_later(self, server: Server) -> None:
+        never = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
+        job = server.submit(engine="sglang==0.5.16")
+        assert job["waiting"] == never
+        events = server.app.state.api.jobs.events(job["id"])
+        assert [one.kind for one in events] == ["submitted", "waiting"]
+        assert events[1].data == {"reason": never}
+        self.api_workers(server).beat(L40S)
+        self.look_again(server)
+        assert server.call("GET", f"/v1/jobs/{job['id']}").json["waiting"] == never
+        self.api_workers(server).beat(replace(L40S, engines=("sglang==0.5.16",)))
+        self.look_again(server)
+        assert server.call("GET", f"/v1/jobs/{job['id']}").json["waiting"] is None
+
+    def test_an_engine_without_a_version_gets_the_one_of_a_living_worker(
+        self, server: Server
+    ) -> None:
+        self.api_workers(server).beat(L40S)
+        job = server.submit()
+        assert job["request"]["engine"] == "sglang==0.5.12"
+        assert job["waiting"] is None
+        assert "sglang 0.5.12 " in job["notes"][0]  # the problem is that version's, too
+        predicted = server.submit(measure="predict")
+        assert predicted["request"]["engine"] == "sglang==0.5.12"
+
+    def test_workers_are_listed_drained_and_resumed(self, server: Server) -> None:
+        self.api_workers(server).beat(L40S)
+        (one,) = server.call("GET", "/v1/workers").json["workers"]
+        assert (one["name"], one["device"], one["state"]) == ("gpu-0@a", "NVIDIA_L40S", "idle")
+        assert one["packages"] == {"torch": "2.9.0", "triton": "3.5.0"}
+        drained = server.call("POST", "/v1/workers/gpu-0@a/drain")
+        assert (drained.status, drained.json["workers"][0]["state"]) == (200, "drained")
+        resumed = server.call("POST", "/v1/workers/a/resume")
+        assert resumed.json["workers"][0]["state"] == "idle"
+        refused = server.call("POST", "/v1/workers/gpu-1@a/drain").problem(422)
+        assert refused.endswith("did you mean 'gpu-0@a'?; GET /v1/workers lists them")
+
+    def test_a_batch_has_an_answer_for_each_job(self, server: Server) -> None:
+        wrong = {**JOB, "model": "deepseek-r11"}
+        sent = {"jobs": [JOB, wrong, {**JOB, "seed": 1}, JOB]}
+        answer = server.call("POST", "/v1/jobs:batch", sent, {"Idempotency-Key": "b1"})
+        assert answer.status == 200
+        first, refused, second, again = answer.json["jobs"]
+        assert (first["job"]["created"], second["job"]["created"]) == (True, True)
+        assert (again["job"]["created"], again["job"]["id"]) == (False, first["job"]["id"])
+        assert refused["job"] is None
+        assert refused["problem"]["status"] == 422
+        assert "did you mean 'deepseek-r1'?" in refused["problem"]["detail"]
+        assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 2
+        repeated = server.call("POST", "/v1/jobs:batch", sent, {"Idempotency-Key": "b1"})
+        assert repeated.headers["idempotent-replayed"] == "true"
+        ids = [one["job"]["id"] for one in repeated.json["jobs"] if one["job"]]
+        assert ids == [first["job"]["id"], second["job"]["id"], first["job"]["id"]]
+        other = server.call("POST", "/v1/jobs:batch", {"jobs": [JOB]}, {"Idempotency-Key": "b1"})
+        assert "another body" in other.problem(422)
+
+    def test_a_malformed_batch_adds_nothing(self, server: Server) -> None:
+        wrong = server.call("POST", "/v1/jobs:batch", {"jobs": [JOB, {**JOB, "tp": 0}]})
+        assert wrong.json["errors"][0]["pointer"] == "/jobs/1/tp"
+        for body in ({"jobs": []}, {"jobs": [JOB] * 101}):
+            server.call("POST", "/v1/jobs:batch", body).problem(422)
+        assert server.call("GET", "/v1/jobs").json["jobs"] == []
+
+    def test_a_key_may_queue_only_so_many_jobs(self, store_url: str) -> None:
+        settings = ApiSettings(Settings(store_url), queued=3)
+        with serving(settings) as server:
+            jobs = [{**JOB, "seed": seed} for seed in range(3)]
+            assert server.call("POST", "/v1/jobs:batch", {"jobs": jobs}).status == 200
+            refused = server.call("POST", "/v1/jobs", {**JOB, "seed": 9})
+            assert "has 3 queued jobs, and may have 3" in refused.problem(429)
+            assert refused.headers["retry-after"] == "60"
