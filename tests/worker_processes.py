@@ -36,6 +36,18 @@ def replay(seed: int = 0, recording: Path = RECORDING) -> JobRequest:
     )
 
 
+def predict(seed: int = 0) -> JobRequest:
+    """A job that compiles, without a GPU."""
+    return JobRequest(
+        PROBLEM,
+        "H200",
+        measure="predict",
+        selection=MoeSelection((2,)),
+        effort=Effort.QUICK,
+        seed=seed,
+    )
+
+
 @contextmanager
 def celery_worker(
     database_url: str, broker_url: str, log: Path, **more: str
