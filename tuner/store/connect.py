@@ -105,6 +105,14 @@ def translated(url: URL) -> Iterator[None]:
         raise UnusableStore(f"cannot use the store {_shown(url)}: {reason}") from error
 
 
+def place_of(text: str) -> str:
+    """A database URL as messages show it: a file's path, or the URL without its password.
+
+    Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's.
+    """
+    return _shown(_parse(text))
+
+
 def _parse(text: str) -> URL:
     forms = "use sqlite:///FILE or postgresql://USER@HOST/NAME"
     try:
@@ -133,7 +141,8 @@ def _postgres_options(url: URL) -> dict[str, object]:
 def _shown(url: URL) -> str:
     if url.get_backend_name() == "sqlite":
         return url.database or "in memory"
-    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+    shown = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
+    return shown.render_as_string(hide_password=True)
 
 
 def _make_folder(url: URL) -> None:
