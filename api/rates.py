@@ -32,6 +32,11 @@ class Limiter:
         self._shared = MovingWindowRateLimiter(_redis(settings)) if settings.broker_url else None
         self._away_until = 0.0
 
+    @property
+    def waits(self) -> bool:
+        """Whether `check` asks Redis, which takes time."""
+        return self._shared is not None and time.monotonic() >= self._away_until
+
     def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
         """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate."""
         for rate in rates:
@@ -39,7 +44,7 @@ class Limiter:
                 raise HTTPException(429, f"more than {rate}", {"Retry-After": str(round(wait))})
 
     def _wait(self, rate: RateLimitItem, what: str, who: str) -> float:
-        if self._shared and time.monotonic() >= self._away_until:
+        if self._shared and self.waits:
             try:
                 return _seconds_left(self._shared, rate, what, who)
             except StorageError as error:

@@ -27,6 +27,7 @@ class ApiSettings:
     submit_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("300/minute"))
     stream_s: int = 3600  # an event stream ends after so many seconds, and its client reconnects
     streams: int = 200  # event streams at once
+    no_auth: bool = False  # requests from this machine need no key: `tuner serve --no-auth`
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:

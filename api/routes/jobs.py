@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, BackgroundTasks, Header, Query, Request, Response
 from starlette.exceptions import HTTPException
 
-from api.auth import Caller, Reader, Submitter
+from api.auth import Caller, Reader, Submitter, may_hurry
 from api.errors import responses
 from api.paging import next_cursor, read_cursor, read_time_and_id
 from api.requests import job_request
@@ -61,6 +61,8 @@ def submit(
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
+    if body.urgent:
+        may_hurry(caller)
     limiter = request.scope["state"]["limiter"]
     limiter.check(api.settings.submit_rate, "submit", caller.name)
     wanted, notes = job_request(body, api.settings.service)

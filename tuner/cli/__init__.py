@@ -5,7 +5,7 @@ Data goes to stdout, progress and messages to stderr. Exit code 0: done; 1: the 
 not load SQLAlchemy, Optuna or NumPy.
 """
 
-from tuner.cli import attention, deploy, jobs, serve, service, tables, tuning  # noqa: F401  # each adds its commands to the app
+from tuner.cli import attention, deploy, jobs, keys, serve, service, tables, tuning  # noqa: F401  # each adds its commands to the app
 from tuner.cli.app import app
 
 
