@@ -11,37 +11,39 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
-from limits import RateLimitItemPerMinute
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import RETRY_S, problem_response
+from api.known_keys import KnownKeys, TooManyWrong
 from api.rates import Limiter
 from api.state import Api
 from tuner.errors import UnusableStore
-from tuner.store.keys import Scope as KeyScope
+from tuner.store.api_key import ApiKey, KeyState
+from tuner.store.api_key import Scope as KeyScope
+from tuner.store.database import utc_now
+from tuner.store.keys import LOCAL
 
 log = logging.getLogger("tuner.api.auth")
 
 OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json")
-WRONG_KEYS = RateLimitItemPerMinute(30)  # for each address: keys cannot be guessed, but logs fill
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
 # Headers by which proxies and content delivery networks say for whom they ask.
 _PROXIES = re.compile(
     r"forwarded|via|true-client-ip|fastly-client-ip|cdn-loop"
     r"|(x-(forwarded|envoy|original|azure|amzn|appengine)|cf|x-cluster|x-client|x-real)-.*"
 )
-LOCAL = "local"  # a request from this machine without a key, as from its command line
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: the key's name and scope."""
+    """Who sent a request: the key's name and scope, and whether their jobs may be urgent."""
 
     name: str
     scope: KeyScope
+    urgent: bool = False
 
 
 class Authenticate:
@@ -50,13 +52,14 @@ class Authenticate:
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
         self._limiter = limiter
+        self._keys = KnownKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:
-            caller = await run_in_threadpool(self._admit, scope)
+            caller = await self._admit(scope, scope["app"].state.api)
         except HTTPException as error:
             response = problem_response(
                 scope["state"]["request_id"], error.status_code, error.detail, headers=error.headers
@@ -66,31 +69,52 @@ class Authenticate:
         scope["state"].update(caller=caller, limiter=self._limiter)
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> Caller:
-        api: Api = scope["app"].state.api
-        caller = self._caller(scope, api)
+    async def _admit(self, scope: Scope, api: Api) -> Caller:
+        caller = await self._caller(scope, api)
         standings = scope["state"].setdefault("rates", [])
-        self._limiter.check(api.settings.rate, "rate", caller.name, standings)
+        check = (api.settings.rate, "rate", caller.name, standings)
+        if self._limiter.waits:
+            await run_in_threadpool(self._limiter.check, *check)
+        else:
+            self._limiter.check(*check)
         return caller
 
-    def _caller(self, scope: Scope, api: Api) -> Caller:
+    async def _caller(self, scope: Scope, api: Api) -> Caller:
         headers = Headers(scope=scope)
-        kind, _, token = headers.get("authorization", "").partition(" ")
         address = scope["client"][0] if scope["client"] else "?"
+        if api.settings.no_auth and is_loopback(address) and _is_direct(headers):
+            return Caller(LOCAL, KeyScope.ADMIN, urgent=True)
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            raise _unauthorized("send a key: Authorization: Bearer KEY")
         try:
-            if kind.lower() == "bearer":
-                if key := api.keys.find(token.strip()):
-                    return Caller(key.name, key.scope)
-                log.warning("a wrong key", extra={"address": address, "path": scope["path"]})
-                self._limiter.check((WRONG_KEYS,), "wrong", address)
-                raise _unauthorized("this key is not known, or was revoked")
-            if is_loopback(address) and _is_direct(headers) and not api.keys.any_ever():
-                return Caller(LOCAL, KeyScope.ADMIN)
+            key = await self._keys.find(api.keys, token.strip(), address, scope["path"])
+        except TooManyWrong as error:
+            later = {"Retry-After": str(error.wait_s)}
+            raise HTTPException(429, "too many wrong keys came from your address", later) from None
         except UnusableStore as error:
             log.error("%s", error)
             text, later = "the store does not answer: try again", {"Retry-After": str(RETRY_S)}
             raise HTTPException(503, text, later) from None
-        raise _unauthorized("send a key: Authorization: Bearer KEY")
+        return _caller_of(key)
+
+
+def _caller_of(key: ApiKey | None) -> Caller:
+    if key is None:
+        raise _unauthorized("this key is not known, or was revoked")
+    if key.state(utc_now()) is not KeyState.VALID:
+        raise _unauthorized(f"this key expired on {key.expires_at:%Y-%m-%d}: ask for a new one")
+    return Caller(key.name, key.scope, key.urgent)
+
+
+def may_hurry(caller: Caller) -> None:
+    """Raises HTTPException 403 for a caller whose jobs may not be urgent."""
+    if not caller.urgent:
+        text = (
+            "an urgent job needs a key of scope urgent, and yours has none: post it without "
+            "`urgent`, or ask for a key of `tuner keys add NAME --scope submit,urgent`"
+        )
+        raise HTTPException(403, text)
 
 
 def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
@@ -125,9 +149,17 @@ def _is_direct(headers: Headers) -> bool:
     # A proxy on this machine connects from loopback even if its client is another machine.
     if any(_PROXIES.fullmatch(name) for name in headers):
         return False
+    # A web page from elsewhere must not make a browser on this machine send requests.
+    origin = headers.get("origin", "")
+    if origin and not _names_loopback(origin.rpartition("//")[2]):
+        return False
     # DNS rebinding: a web page's name may resolve to this machine; browsers then send that name.
-    host = headers.get("host", "")
-    return is_loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host)
+    return _names_loopback(headers.get("host", ""))
+
+
+def _names_loopback(host: str) -> bool:
+    name, _, port = host.rpartition(":")
+    return is_loopback(name if port.isdigit() else host)
 
 
 def _unauthorized(text: str) -> HTTPException:

@@ -70,6 +70,11 @@ class Limiter:
         self._away_until = 0.0
         self._known: dict[str, Standing] = {}  # of the shared windows
 
+    @property
+    def waits(self) -> bool:
+        """Whether `check` asks Redis, which takes time."""
+        return self._shared is not None and time.monotonic() >= self._away_until
+
     def check(
         self,
         rates: tuple[RateLimitItem, ...],
@@ -90,7 +95,7 @@ class Limiter:
                 raise HTTPException(429, f"more than {rate}", later)
 
     def _count(self, rate: RateLimitItem, what: str, who: str) -> tuple[bool, Standing]:
-        if self._shared and time.monotonic() >= self._away_until:
+        if self._shared and self.waits:
             try:
                 allowed = self._shared.hit(rate, what, who)
                 return allowed, self._shared_standing(self._shared, rate, what, who, allowed)

@@ -4,40 +4,64 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
+import shlex
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import NoReturn
 
 import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
+from api.first_key import Door, check_keys
 from api.settings import ApiSettings
-from tuner.errors import BadInput
-from tuner.store.keys import KeyStore
+from tuner.store.connect import place_of
 from workers.embedded import EmbeddedWorker
+from workers.gpus import LocalGpu, detect_gpus
 from workers.logs import log_json
+
+log = logging.getLogger("tuner.api.serve")
 
 GRACE_S = 5  # for open event streams, when the process is asked to stop
 
 
-def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None:
+def serve(
+    settings: ApiSettings, host: str, port: int, *, workers: bool, say: Callable[[str], None]
+) -> None:
     """Answer requests until the process is asked to stop.
 
-    Raises BadInput for an address that other machines can reach while the store has no key.
+    On loopback, `say` gets lines for the person who started it; elsewhere they are logged. Raises
+    BadInput as `check_keys` does.
     """
-    refuse_without_key(settings, host)
+    door = check_keys(settings, host)
     log_json()
     # Uvicorn shuts down on a signal and raises it again, which then ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
-    with _embedded(settings, workers) as worker:
+    gpus = detect_gpus() if workers else []
+    facts = [
+        f"The store is {place_of(settings.service.database_url)}.",
+        door.words,
+        _work_words(gpus) if workers else "Jobs wait for processes of `tuner worker`.",
+    ]
+
+    def started(bound: int) -> None:
+        if is_loopback(host):
+            for line in _greeting(f"http://{_in_url(host)}:{bound}", facts, door, settings.no_auth):
+                say(line)
+        else:
+            log.info(" ".join(facts))
+
+    with _embedded(settings, gpus) if workers else contextlib.nullcontext() as worker:
         app = create_app(settings, worker)
         # The objects of start-up live as long as the process. Each full collection would scan them,
         # and stop all requests for a tenth of a second.
         gc.collect()
         gc.freeze()
-        uvicorn.run(
+        config = uvicorn.Config(
             app,
             host=host,
             port=port,
@@ -47,30 +71,57 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
             proxy_headers=False,  # with them, any client could claim to be on loopback
             timeout_graceful_shutdown=GRACE_S,
         )
+        _Server(config, started).run()
+
+
+class _Server(uvicorn.Server):
+    """Says on which port it listens, once it does."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started(self.servers[0].sockets[0].getsockname()[1])
 
 
 def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def refuse_without_key(settings: ApiSettings, host: str) -> None:
-    """Raises BadInput for an address beyond loopback while the store has no key."""
-    with KeyStore.open(settings.service.database_url) as keys:
-        if not is_loopback(host) and not keys.any():
-            raise BadInput(
-                f"{host} can be reached by others: make a key first, with "
-                "`tuner keys add NAME --scope admin`, or serve on 127.0.0.1"
-            )
-
-
 @contextlib.contextmanager
-def _embedded(settings: ApiSettings, workers: bool) -> Iterator[EmbeddedWorker | None]:
-    if not workers:
-        yield None
-        return
-    worker = EmbeddedWorker(settings.service)
+def _embedded(settings: ApiSettings, gpus: Sequence[LocalGpu]) -> Iterator[EmbeddedWorker]:
+    worker = EmbeddedWorker(settings.service, gpus)
     worker.start()
     try:
         yield worker
     finally:
         worker.stop()
+
+
+def _work_words(gpus: Sequence[LocalGpu]) -> str:
+    others = "Replays and predictions are done for every GPU."
+    if not gpus:
+        return f"No GPU is usable here, so nothing is measured. {others}"
+    names = ", ".join(sorted({gpu.device for gpu in gpus}))
+    if find_spec("torch") is None:
+        install = "pip install 'engine-tuner[measure]'"
+        return f"Nothing is measured on {names}, because torch is missing: {install}. {others}"
+    return f"Jobs are measured on {names}. {others}"
+
+
+def _greeting(url: str, facts: Sequence[str], door: Door, no_auth: bool) -> Iterator[str]:
+    yield f"The service answers on {url} until Ctrl-C stops it."
+    yield from facts
+    if no_auth or door.key_file:
+        key = door.key_file and f'--oauth2-bearer "$(cat {shlex.quote(str(door.key_file))})" '
+        yield "Try it in another terminal:"
+        yield f"    curl {key or ''}{url}/v1/jobs"
+        yield f"    export TUNER_SERVER={url}; tuner jobs"
+    first = "make a key with `tuner keys add NAME --scope admin`, then " if no_auth else ""
+    yield f"To let other machines in: {first}stop it and run `tuner serve --host 0.0.0.0`."
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -29,6 +29,7 @@ class ApiSettings:
     stream_s: int = 3600  # an event stream ends after so many seconds, and its client reconnects
     streams: int = 200  # event streams at once
     wait_s: int = 60  # a request waits at most so long for its job's end
+    no_auth: bool = False  # requests from this machine need no key: `tuner serve --no-auth`
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:

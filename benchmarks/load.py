@@ -130,7 +130,7 @@ def serving(url: str) -> Iterator[int]:
         "TUNER_API_SUBMIT_RATE": "none",
     }
     tuner = str(Path(sys.executable).with_name("tuner"))
-    command = [tuner, "serve", "--port", "0", "--no-worker"]
+    command = [tuner, "serve", "--port", "0", "--no-worker", "--no-auth"]
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr
         for line in server.stderr:

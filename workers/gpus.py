@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice
@@ -15,6 +17,8 @@ WORKER_VARIABLE = "TUNER_WORKER_GPU"  # UUID=DEVICE
 DEVICES_VARIABLE = "TUNER_WORKER_DEVICES"
 NAME_VARIABLE = "TUNER_WORKER_NAME"
 FLEET_VARIABLE = "TUNER_WORKER_FLEET"  # the process id of `tuner worker`
+
+_CHECK_DRIVER = "see that `nvidia-smi` works here; a container needs the GPUs (`--gpus all`)"
 
 log = logging.getLogger("tuner.gpus")
 
@@ -27,29 +31,58 @@ class LocalGpu:
     device: str  # the device table's name
 
 
-def detect_gpus() -> list[LocalGpu]:
-    """The machine's GPUs that the device table knows. Logs why, where there are none."""
+def detect_gpus(root: Path = Path("/")) -> list[LocalGpu]:
+    """The machine's GPUs that the device table knows. Logs why, where none can be used.
+
+    That is a warning if `root`, where the kernel shows its devices, has signs of an NVIDIA GPU.
+    """
     try:
         import pynvml  # noqa: PLC0415  # an optional extra, and only a worker needs it
-
-        pynvml.nvmlInit()
-    except (ImportError, OSError) as error:
-        log.info("no GPU: nvidia-ml-py is not installed (%s)", error)
-        return []
-    except pynvml.NVMLError as error:
-        log.info("no GPU: %s", error)
+    except ImportError as error:
+        _log_none(root, f"{error}: pip install nvidia-ml-py")
         return []
     try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        named = [
-            (_text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)))
-            for handle in handles
-        ]
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError) as error:
+        _log_none(root, f"{error}: {_CHECK_DRIVER}")
+        return []
+    named = []
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+            except pynvml.NVMLError as error:  # one that is lost must not hide the others
+                log.warning("GPU %d is left out: %s", index, error)
+            else:
+                named.append((_text(uuid), _text(name)))
+    except pynvml.NVMLError as error:
+        _log_none(root, f"{error}: {_CHECK_DRIVER}")
+    else:
+        if not named:
+            _log_none(root, f"the driver shows none: {_CHECK_DRIVER}")
     finally:
         pynvml.nvmlShutdown()
     return known_gpus(named)
+
+
+def _log_none(root: Path, why: str) -> None:
+    if _has_nvidia(root):
+        log.warning("this machine has an NVIDIA GPU, but it cannot be used: %s", why)
+    else:
+        log.info("no GPU: %s", why)
+
+
+def _has_nvidia(root: Path) -> bool:
+    """Whether the driver is loaded, or the PCI bus has a display controller of NVIDIA."""
+    if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidia0").exists():
+        return True
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
+        with contextlib.suppress(OSError):
+            kind = vendor.with_name("class").read_text()
+            if vendor.read_text().strip() == "0x10de" and kind.startswith("0x03"):
+                return True
+    return False
 
 
 def known_gpus(named: list[tuple[str, str]]) -> list[LocalGpu]:

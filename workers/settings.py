@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,8 +24,10 @@ _LONGEST_LIMIT_S = 7 * 86_400
 class Settings:
     """Where the service's database, broker and files are. Raises BadInput for invalid values."""
 
-    database_url: str
-    broker_url: str | None = None  # redis:// or rediss://; None: no messages wake workers
+    # Not shown: the URLs may hold passwords.
+    database_url: str = field(repr=False)
+    # redis:// or rediss://; None: no messages wake workers
+    broker_url: str | None = field(default=None, repr=False)
     broker_ca: Path | None = None  # CA certificates to check Redis's with; None: the system's
     recordings: Path | None = None  # replay:NAME is a file of this folder; None: any path
     nightly: Path | None = None  # the watch list, a nightly.toml
@@ -85,9 +87,11 @@ def _read_limits(environ: Mapping[str, str]) -> Limits:
 def read_value(name: str, environ: Mapping[str, str]) -> str | None:
     """A variable, or the content of the file that NAME_FILE names; None where neither is set.
 
-    Raises BadInput for a file that cannot be read.
+    Raises BadInput where both are set, and for a file that cannot be read.
     """
     if file := environ.get(f"{name}_FILE"):
+        if environ.get(name):
+            raise BadInput(f"{name} and {name}_FILE are both set: unset one of them")
         try:
             return Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

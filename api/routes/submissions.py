@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Header, Request, Response
 
-from api.auth import Caller, Submitter
+from api.auth import Caller, Submitter, may_hurry
 from api.errors import problem_of, request_id, responses
 from api.requests import job_request
 from api.schemas_in import SubmitJob, SubmitJobs
@@ -58,6 +58,8 @@ def submit(
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
+    if body.urgent:
+        may_hurry(caller)
     _admit(request, api, caller, 1)
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
     unmet = api.fleet.unmet(wanted)
@@ -98,6 +100,8 @@ def submit_jobs(
 
     One idempotency key stands for all of them.
     """
+    if any(job.urgent for job in body.jobs):
+        may_hurry(caller)
     _admit(request, api, caller, len(body.jobs))
     workers, settings = api.fleet.workers(), api.settings.service
     wanted: list[Submission] = []

@@ -42,7 +42,7 @@ def announced() -> Announced:
 
 @pytest.fixture
 def server(store_url: str, announced: Announced) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url)), announced) as running:
+    with serving(ApiSettings(Settings(store_url), no_auth=True), announced) as running:
         yield running
 
 
@@ -50,7 +50,7 @@ def server(store_url: str, announced: Announced) -> Iterator[Server]:
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """For requests that must not get as far as the store."""
     url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'tuner.db'}"
-    with serving(ApiSettings(Settings(url))) as running:
+    with serving(ApiSettings(Settings(url), no_auth=True)) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from api_server import JOB, NEVER, Server, serving
 from limits import RateLimitItemPerHour
 from servers import started_redis
 from sqlalchemy import text
+from worker_processes import wait_for
 
-from api.serve import refuse_without_key
+from api.first_key import check_keys
 from api.settings import ApiSettings, read_api_settings
 from tuner.errors import BadInput
 from tuner.jobs.job import Job
 from tuner.store.connect import connect
+from tuner.store.database import utc_now
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.tables import VERSION_TABLE
 from workers.settings import Settings
@@ -31,7 +34,8 @@ LARGEST = 100_000
 
 @pytest.fixture
 def settings(tmp_path: Path) -> ApiSettings:
-    return ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), max_body_bytes=LARGEST)
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    return ApiSettings(Settings(url), max_body_bytes=LARGEST, no_auth=True)
 
 
 @pytest.fixture
@@ -62,10 +66,12 @@ def rows_of(settings: ApiSettings) -> int:
 
 
 class TestKeys:
-    def test_with_a_key_in_the_store_nobody_goes_without(
-        self, server: Server, keys: KeyStore
-    ) -> None:
-        assert server.call("GET", "/v1/jobs").status == 200
+    @pytest.fixture
+    def settings(self, settings: ApiSettings) -> ApiSettings:
+        return replace(settings, no_auth=False)
+
+    def test_nobody_goes_without_one(self, server: Server, keys: KeyStore) -> None:
+        server.call("GET", "/v1/jobs").problem(401)  # also without any key in the store
         key = keys.add("team", Scope.READ)
         refused = server.call("GET", "/v1/jobs")
         assert "Authorization: Bearer KEY" in refused.problem(401)
@@ -75,10 +81,40 @@ class TestKeys:
             server.call("GET", "/v1/jobs", headers={"Authorization": f"Bearer {wrong}"}).problem(
                 401
             )
+
+    def test_a_revoked_key_is_soon_refused(self, server: Server, keys: KeyStore) -> None:
+        key = keys.add("team", Scope.READ)
+        assert server.call("GET", "/v1/jobs", key=key).status == 200
         keys.revoke("team")
-        server.call("GET", "/v1/jobs", key=key).problem(401)
+        wait_for(lambda: server.call("GET", "/v1/jobs", key=key).status == 401)
         # A revoked last key may have leaked: nobody gets in without one.
         server.call("GET", "/v1/jobs").problem(401)
+
+    def test_an_expired_key_says_so(self, server: Server, keys: KeyStore) -> None:
+        ends = datetime(2026, 1, 31, tzinfo=timezone.utc)
+        key = keys.add("ci", Scope.ADMIN, expires_at=ends)
+        said = server.call("GET", "/v1/jobs", key=key).problem(401)
+        assert said == "this key expired on 2026-01-31: ask for a new one"
+
+    def test_a_key_that_expires_is_not_remembered_beyond(
+        self, server: Server, keys: KeyStore
+    ) -> None:
+        key = keys.add("ci", Scope.READ, expires_at=utc_now() + timedelta(seconds=1))
+        assert server.call("GET", "/v1/jobs", key=key).status in (200, 401)
+        wait_for(lambda: server.call("GET", "/v1/jobs", key=key).status == 401)
+
+    def test_urgent_jobs_need_their_scope(self, server: Server, keys: KeyStore) -> None:
+        plain = keys.add("plain", Scope.SUBMIT)
+        hasty = keys.add("hasty", Scope.SUBMIT, urgent=True)
+        admin = keys.add("admin", Scope.ADMIN)
+        urgent = {**JOB, "urgent": True}
+        said = server.call("POST", "/v1/jobs", urgent, key=plain).problem(403)
+        assert "`tuner keys add NAME --scope submit,urgent`" in said
+        assert server.call("GET", "/v1/jobs", key=plain).json["jobs"] == []
+        assert server.call("POST", "/v1/jobs", JOB, key=plain).status == 202
+        for seed, key in enumerate((hasty, admin), 1):
+            answer = server.call("POST", "/v1/jobs", {**urgent, "seed": seed}, key=key)
+            assert (answer.status, answer.json["priority"]) == (202, "urgent")
 
     def test_health_needs_no_key(self, server: Server, keys: KeyStore) -> None:
         keys.add("team", Scope.READ)
@@ -128,28 +164,40 @@ class TestKeys:
         files = Path(settings.service.database_url.removeprefix("sqlite:///")).parent.iterdir()
         assert key.encode() not in b"".join(file.read_bytes() for file in files)
 
-    def test_a_key_from_elsewhere_may_be_added_again(self, keys: KeyStore) -> None:
-        token = "k" * 40
-        assert keys.add("admin", Scope.ADMIN, f"{token}\n") == token
-        assert keys.add("admin", Scope.ADMIN, token) == token
-        stored = "this key is stored already, as 'admin' with the scope admin"
-        for name, scope, given, says in [
-            ("admin", Scope.ADMIN, "j" * 40, "a key named 'admin' already"),
-            ("admin", Scope.READ, token, stored),
-            ("other", Scope.ADMIN, token, stored),
-            ("short", Scope.READ, "k" * 31, "at least 32"),
-            ("../x", Scope.READ, None, "letters, digits"),
-            ("local", Scope.READ, None, "letters, digits"),
-        ]:
-            with pytest.raises(BadInput, match=says):
-                keys.add(name, scope, given)
-        with pytest.raises(BadInput, match="the last key of scope admin.*--force"):
-            keys.revoke("admin")
-        assert keys.any()
-        keys.revoke("admin", last_too=True)
-        with pytest.raises(BadInput, match="revoked, under the name 'admin'"):  # it stays so
-            keys.add("admin", Scope.ADMIN, token)
-        assert not keys.any()
+    def test_a_key_of_the_store_opens_a_server_to_others(self, settings: ApiSettings) -> None:
+        for host in ("0.0.0.0", "::", "10.1.2.3", "tuner.example"):  # noqa: S104
+            with pytest.raises(BadInput, match="make a key first"):
+                check_keys(settings, host, {})
+        with KeyStore.open(settings.service.database_url) as keys:
+            keys.add("old", Scope.ADMIN, expires_at=utc_now() - timedelta(days=1))
+            with pytest.raises(BadInput, match="make a key first"):
+                check_keys(settings, "0.0.0.0", {})  # noqa: S104
+            keys.add("admin", Scope.ADMIN)
+        check_keys(settings, "0.0.0.0", {})  # noqa: S104
+
+
+class TestNoAuth:
+    """A server of `tuner serve --no-auth`."""
+
+    def test_this_machine_may_do_everything(self, server: Server) -> None:
+        job = server.call("POST", "/v1/jobs", {**JOB, "urgent": True}).json
+        assert (job["client"], job["priority"]) == ("local", "urgent")
+        watch = {"models": ["deepseek-r1"], "devices": ["L40S"]}
+        assert server.call("POST", "/v1/watches", watch).status == 201
+        # The command line may have another server's key.
+        assert server.call("GET", "/v1/jobs", key="of-elsewhere").status == 200
+
+    def test_it_is_for_this_machine_and_a_store_without_keys(self, settings: ApiSettings) -> None:
+        for host in ("127.0.0.1", "::1", "localhost"):
+            assert "need no key" in check_keys(settings, host, {}).words
+        for host in ("0.0.0.0", "::", "10.1.2.3", "tuner.example"):  # noqa: S104
+            with pytest.raises(BadInput, match="--no-auth is for this machine alone"):
+                check_keys(settings, host, {})
+        with KeyStore.open(settings.service.database_url) as keys:
+            keys.add("team", Scope.ADMIN)
+            keys.revoke("team", last_too=True)  # it may have leaked
+        with pytest.raises(BadInput, match="--no-auth is refused, because the store has or had"):
+            check_keys(settings, "127.0.0.1", {})
 
     def test_a_page_under_another_name_gets_nothing(self, server: Server) -> None:
         """A browser can be led here by a name that resolves to 127.0.0.1."""
@@ -157,6 +205,14 @@ class TestKeys:
             server.call("GET", "/v1/jobs", headers={"Host": host}).problem(401)
         for host in ("localhost:1", "127.0.0.1", "[::1]:80"):
             assert server.call("GET", "/v1/jobs", headers={"Host": host}).status == 200
+
+    def test_a_page_from_elsewhere_gets_nothing(self, server: Server) -> None:
+        """A browser sends its requests to any address, and says whose page they are of."""
+        path = f"/v1/jobs/{server.submit()['id']}/cancel"
+        for origin in ("https://evil.example", "http://evil.example:8765", "null"):
+            server.call("POST", path, headers={"Origin": origin}).problem(401)
+        for origin in ("http://127.0.0.1:8765", "http://localhost:3000", "http://[::1]"):
+            assert server.call("POST", path, headers={"Origin": origin}).status == 200
 
     @pytest.mark.parametrize(
         "header",
@@ -173,16 +229,6 @@ class TestKeys:
         server.call("GET", "/v1/jobs", headers=passed_on).problem(401)
         key = keys.add("team", Scope.READ)
         assert server.call("GET", "/v1/jobs", headers=passed_on, key=key).status == 200
-
-    def test_without_a_key_only_loopback_is_served(self, settings: ApiSettings) -> None:
-        for host in ("0.0.0.0", "::", "10.1.2.3", "tuner.example"):  # noqa: S104
-            with pytest.raises(BadInput, match="make a key first"):
-                refuse_without_key(settings, host)
-        for host in ("127.0.0.1", "::1", "localhost"):
-            refuse_without_key(settings, host)
-        with KeyStore.open(settings.service.database_url) as keys:
-            keys.add("admin", Scope.ADMIN)
-        refuse_without_key(settings, "0.0.0.0")  # noqa: S104
 
 
 class TestRates:
@@ -204,7 +250,7 @@ class TestRates:
         self, settings: ApiSettings, redis_url: str
     ) -> None:
         service = replace(settings.service, broker_url=redis_url)
-        few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),))
+        few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),), no_auth=False)
         name = uuid.uuid4().hex  # the Redis may be anybody's
         with serving(few, Nobody()) as first, serving(few, Nobody()) as second:
             key = first.app.state.api.keys.add(name, Scope.READ)
@@ -227,16 +273,18 @@ class TestRates:
                 redis.start()
 
     def test_guessing_keys_is_slowed_and_logged(
-        self, server: Server, keys: KeyStore, caplog: pytest.LogCaptureFixture
+        self, settings: ApiSettings, caplog: pytest.LogCaptureFixture
     ) -> None:
-        key = keys.add("team", Scope.READ)
-        with caplog.at_level(logging.WARNING, "tuner.api.auth"):
-            answers = [server.call("GET", "/v1/jobs", key=f"wrong-{n}") for n in range(31)]
-        assert {answer.status for answer in answers[:30]} == {401}
-        answers[30].problem(429)
-        assert len(caplog.records) == 31
-        assert "wrong-1" not in caplog.text
-        assert server.call("GET", "/v1/jobs", key=key).status == 200
+        with serving(replace(settings, no_auth=False)) as server:
+            key = server.app.state.api.keys.add("team", Scope.READ)
+            with caplog.at_level(logging.WARNING, "tuner.api.auth"):
+                answers = [server.call("GET", "/v1/jobs", key=f"wrong-{n}") for n in range(31)]
+            assert {answer.status for answer in answers[:30]} == {401}
+            assert answers[30].problem(429) == "too many wrong keys came from your address"
+            assert 1 <= int(answers[30].headers["retry-after"]) <= 60
+            assert [record.getMessage() for record in caplog.records] == ["a wrong key"] * 3
+            assert "wrong-1" not in caplog.text
+            assert server.call("GET", "/v1/jobs", key=key).status == 200
 
 
 class TestBodies:

@@ -53,7 +53,7 @@ def settings(store_url: str, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def server(settings: Settings) -> Iterator[Server]:
-    with serving(ApiSettings(settings)) as running:
+    with serving(ApiSettings(settings, no_auth=True)) as running:
         yield running
 
 
@@ -62,7 +62,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """For requests that must not get as far as the store."""
     folder = tmp_path_factory.mktemp("api")
     url = f"sqlite:///{folder / 'tuner.db'}"
-    with serving(ApiSettings(Settings(url, recordings=folder))) as running:
+    with serving(ApiSettings(Settings(url, recordings=folder), no_auth=True)) as running:
         yield running
 
 

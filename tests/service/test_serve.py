@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +23,12 @@ from worker_processes import wait_for
 
 from api.settings import ApiSettings
 from tuner.cli import app
+from tuner.errors import BadInput
+from tuner.toml_table import parse_toml
 from workers.settings import Settings
 
 TUNER = Path(sys.executable).with_name("tuner")
+ROOT = Path(__file__).parents[2]
 JOB = ("deepseek-r1", "--tp", "32", "--dtype", "int8_w8a8", "--device", "L40S")
 PREDICT = (*JOB, "--measure", "predict", "--batch-sizes", "1,64")
 
@@ -37,11 +42,17 @@ def env(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def key_file(env: dict[str, str]) -> Path:
+    """Where the command line looks for its key."""
+    return Path(env["XDG_CONFIG_HOME"], "tuner", "api-key")
+
+
 @contextmanager
 def serving(env: dict[str, str], *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server's URL and process."""
+    """A server's URL and process; what it says to whoever started it is on its stdout."""
     command = [str(TUNER), "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=env, **pipes)
     try:
         assert process.stderr
         for line in process.stderr:
@@ -54,6 +65,17 @@ def serving(env: dict[str, str], *options: str) -> Iterator[tuple[str, subproces
     finally:
         process.terminate()
         process.communicate(timeout=60)
+
+
+def said_by(process: subprocess.Popen[str]) -> list[str]:
+    """The lines for the person who started it, once it has said all."""
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith("To let other machines in"):
+            return lines
+    pytest.fail(f"only {lines}")
 
 
 def tuner(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +103,9 @@ def test_a_job_is_posted_followed_done_and_exported(env: dict[str, str], tmp_pat
         listed = json.loads(tuner(remote, "jobs", "--state", "done", "--json").stdout)
         assert [job["id"] for job in listed] == [job_id]
         assert listed == [json.loads(tuner(env, "job", job_id, "--json").stdout)]  # as stored
-        with urllib.request.urlopen(f"{url}/v1/exports/L40S.tar?allow_predicted=true") as tar:  # noqa: S310
+        path, key = "/v1/exports/L40S.tar?allow_predicted=true", key_file(env).read_text().strip()
+        wanted = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})  # noqa: S310
+        with urllib.request.urlopen(wanted) as tar:  # noqa: S310
             (tmp_path / "x.tar").write_bytes(tar.read())
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -120,7 +144,9 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(
     monkeypatch.setattr("tuner.cli.jobs.LOST_S", 1.0)
     with (
         ThreadPoolExecutor(1) as pool,
-        api_serving(ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"))) as server,
+        api_serving(
+            ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), no_auth=True)
+        ) as server,
     ):
         arguments = ["job", server.submit()["id"], "--follow", "--server", server.url]
         ended = pool.submit(CliRunner().invoke, app, arguments)
@@ -133,11 +159,11 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(
     assert "trying again for 1 s" in said[-2]
 
 
-def test_the_client_says_what_is_amiss(env: dict[str, str], tmp_path: Path) -> None:
+def test_the_client_says_what_is_amiss(env: dict[str, str]) -> None:
     made = tuner(env, "keys", "add", "team", "--scope", "read")
     key = made.stdout.strip()
     assert key.startswith("tuner_") and "not shown again" in made.stderr
-    file = tmp_path / "config" / "tuner" / "api-key"
+    file = key_file(env)
     file.parent.mkdir(parents=True)
     with serving(env, "--no-worker") as (url, _):
 
@@ -159,18 +185,166 @@ def test_the_client_says_what_is_amiss(env: dict[str, str], tmp_path: Path) -> N
         code, text = said("job", "0" * 26)
         assert code == 2 and "there is no job" in text
         assert tuner(env, "keys", "revoke", "team").returncode == 0
-        code, text = said("jobs")
-        assert code == 2 and "was revoked" in text
+        wait_for(lambda: said("jobs")[0] == 2)
+        assert "was revoked" in said("jobs")[1]
     code, text = said("jobs")
     assert code == 1 and "does not answer" in text
     assert tuner(env, "jobs", "--server", "ftp://x").returncode == 2
 
 
-def test_no_door_is_open_to_others_without_a_key(env: dict[str, str]) -> None:
-    run = tuner(env, "serve", "--host", "0.0.0.0", "--port", "0")  # noqa: S104
+def test_the_first_start_makes_a_key_that_the_command_line_finds(env: dict[str, str]) -> None:
+    file = key_file(env)
+    with serving(env, "--no-worker") as (url, process):
+        said = said_by(process)
+        assert (file.stat().st_mode & 0o777, list(file.parent.iterdir())) == (0o600, [file])
+        # Without a key, nothing.
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/v1/jobs")  # noqa: S310
+        assert f"The service answers on {url} until Ctrl-C stops it." == said[0]
+        assert said[1] == f"The store is {env['TUNER_DATABASE_URL'].removeprefix('sqlite:///')}."
+        assert said[2] == f"Every request needs a key. A first one, of scope admin, is in {file}."
+        assert said[-1] == "To let other machines in: stop it and run `tuner serve --host 0.0.0.0`."
+        for number, line in enumerate(line for line in said if line.startswith("    ")):
+            command = line.replace("tuner jobs", f"{TUNER} jobs")
+            run = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True)
+            assert run.returncode == 0, run.stderr
+            assert ('{"jobs":[],"next":null}', "job  state")[number] in run.stdout
+        assert number == 1
+    (key,) = json.loads(tuner(env, "keys", "list", "--json").stdout)
+    assert (key["name"], key["scope"], key["state"]) == ("local", "admin", "valid")
+    before = file.read_text()
+    with serving(env, "--no-worker") as (url, process):  # again: nothing is made
+        assert said_by(process)[2] == (
+            f"Every request needs a key. The command line's is in {file}."
+        )
+        assert tuner(env, "jobs", "--server", url).returncode == 0
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize("how", ["usual", "named", "variable"])
+def test_a_key_of_elsewhere_is_left_alone(env: dict[str, str], tmp_path: Path, how: str) -> None:
+    if how == "variable":
+        env["TUNER_API_KEY"] = "of-another-server"
+        says = "TUNER_API_KEY is set, and the store has no key: unset it"
+    else:
+        file = key_file(env) if how == "usual" else tmp_path / "named"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("of-another-server")
+        if how == "named":
+            env["TUNER_API_KEY_FILE"] = str(file)
+        says = f"{file} holds a key that is not in this store: name another file"
+    run = tuner(env, "serve", "--port", "0")
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert says in run.stderr and "`tuner keys add NAME --scope admin`" in run.stderr
+    if how != "variable":
+        assert file.read_text() == "of-another-server"
+        assert [path.name for path in file.parent.iterdir() if "api-key-" in path.name] == []
+    listed = tuner({**env, "TUNER_API_KEY": ""}, "keys", "list", "--json")
+    assert json.loads(listed.stdout) == []
+    # The next step that it names:
+    env = {**env, "TUNER_API_KEY": "", "TUNER_API_KEY_FILE": str(tmp_path / "mine")}
+    with serving(env, "--no-worker") as (url, _):
+        assert tuner(env, "jobs", "--server", url).returncode == 0
+
+
+def test_a_key_that_cannot_be_written_is_not_made(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("a file, not a folder")
+    run = tuner(env, "serve", "--port", "0")
     assert run.returncode == 2
-    assert "make a key first, with `tuner keys add NAME --scope admin`" in run.stderr
-    assert run.stderr.count("\n") == 1
+    assert f"cannot write a key to {key_file(env)}" in run.stderr
+    assert "name another file in TUNER_API_KEY_FILE" in run.stderr
+    assert json.loads(tuner(env, "keys", "list", "--json").stdout) == []
+
+
+def test_a_server_says_when_the_command_line_has_no_valid_key(env: dict[str, str]) -> None:
+    assert tuner(env, "keys", "add", "team").returncode == 0
+
+    def door() -> str:
+        with serving(env, "--no-worker") as (_, process):
+            return said_by(process)[2].removeprefix("Every request needs a key")
+
+    add = "`tuner keys add NAME --scope admin` makes one."
+    assert door() == f". The command line has none: {add}"
+    file = key_file(env)
+    file.parent.mkdir(parents=True)
+    file.write_text("of-another-server")
+    file.chmod(0o644)
+    assert f"run `chmod 600 {file}`" in door()
+    file.chmod(0o600)
+    assert door() == f". The one in {file} is not valid: {add}"
+    assert tuner(env, "keys", "revoke", "team").returncode == 0
+    assert door() == f", and none is valid: {add}"
+
+
+def test_only_no_auth_opens_the_door_and_only_here(env: dict[str, str]) -> None:
+    with serving(env, "--no-worker", "--no-auth") as (url, process):
+        said = said_by(process)
+        assert said[2] == "Requests from this machine need no key (--no-auth)."
+        assert "make a key with `tuner keys add NAME --scope admin`, then stop it" in said[-1]
+        assert tuner(env, "submit", *JOB, "--server", url).returncode == 0
+        assert not key_file(env).exists()
+        with urllib.request.urlopen(f"{url}/v1/jobs") as answer:  # noqa: S310
+            assert len(json.load(answer)["jobs"]) == 1
+    for options, says in [
+        (("--host", "0.0.0.0"), "make a key first, with `tuner keys add NAME --scope admin`"),  # noqa: S104
+        (("--no-auth", "--host", "0.0.0.0"), "--no-auth is for this machine alone"),  # noqa: S104
+    ]:
+        run = tuner(env, "serve", "--port", "0", *options)
+        assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+        assert says in run.stderr
+    assert tuner(env, "keys", "add", "team").returncode == 0
+    run = tuner(env, "serve", "--port", "0", "--no-auth")
+    assert run.returncode == 2 and "--no-auth is refused, because the store has" in run.stderr
+
+
+def test_beyond_loopback_what_it_says_is_in_its_log(env: dict[str, str]) -> None:
+    assert tuner(env, "keys", "add", "admin", "--scope", "admin").returncode == 0
+    command = [str(TUNER), "serve", "--port", "0", "--host", "0.0.0.0", "--no-worker"]  # noqa: S104
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, **pipes) as process:
+        messages = (json.loads(line)["message"] for line in process.stderr)
+        said = next(message for message in messages if message.startswith("The store is"))
+        process.terminate()
+        assert process.communicate(timeout=60)[0] == ""
+    assert said.endswith("Every request needs a key. Jobs wait for processes of `tuner worker`.")
+
+
+DRIVER = """
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUUID(index): return f"GPU-{index}"
+def nvmlDeviceGetName(index): return "NVIDIA L40S"
+"""
+
+
+@pytest.mark.parametrize("torch", [True, False])
+def test_on_a_gpu_host_it_says_what_it_measures_on(
+    env: dict[str, str], tmp_path: Path, torch: bool
+) -> None:
+    (tmp_path / "pynvml.py").write_text(DRIVER)
+    hidden = "import sys\nsys.modules['torch'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text("" if torch else hidden)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
+    with serving(env) as (_, process):
+        said = said_by(process)[3]
+    others = "Replays and predictions are done for every GPU."
+    if torch:
+        assert said == f"Jobs are measured on NVIDIA_L40S. {others}"
+    else:
+        assert said.startswith("Nothing is measured on NVIDIA_L40S, because torch is missing: ")
+
+
+def test_the_api_finds_gpus_with_its_own_requirements() -> None:
+    extras = parse_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml", BadInput)[
+        "project"
+    ]
+    for extra in ("api", "service"):
+        assert "nvidia-ml-py>=12" in extras["optional-dependencies"][extra]
 
 
 def test_keys_are_listed_without_themselves(env: dict[str, str], tmp_path: Path) -> None:
@@ -178,12 +352,50 @@ def test_keys_are_listed_without_themselves(env: dict[str, str], tmp_path: Path)
     token.write_text("k" * 43 + "\n")
     run = tuner(env, "keys", "add", "admin", "--scope", "admin", "--token-file", str(token))
     assert (run.returncode, run.stdout) == (0, "")
-    (listed,) = json.loads(tuner(env, "keys", "list", "--json").stdout)
-    assert (listed["name"], listed["scope"], listed["revoked_at"]) == ("admin", "admin", None)
+    made = tuner(env, "keys", "add", "ci", "--scope", "submit,urgent", "--expires", "2099-01-31")
+    assert made.returncode == 0
+    admin, ci = json.loads(tuner(env, "keys", "list", "--json").stdout)
+    assert (admin["name"], admin["scope"], admin["revoked_at"]) == ("admin", "admin", None)
+    assert (ci["scope"], ci["urgent"], ci["state"]) == ("submit", True, "valid")
+    assert ci["expires_at"] == "2099-01-31T00:00:00+00:00"
+    with serving(env, "--no-worker") as (url, _):
+        key = made.stdout.strip()
+        assert tuner({**env, "TUNER_API_KEY": key}, "jobs", "--server", url).returncode == 0
     table = tuner(env, "keys", "list").stdout
-    assert "admin" in table and "kkk" not in table
+    assert "kkk" not in table
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.search(
+        rf"^ci +submit,urgent  valid  {time}  {time}  2099-01-31 00:00:00", table, re.M
+    )
     near = tuner(env, "keys", "revoke", "admn")
     assert near.returncode == 2 and "did you mean 'admin'?" in near.stderr
     last = tuner(env, "keys", "revoke", "admin")
     assert last.returncode == 2 and "or add --force" in last.stderr
     assert tuner(env, "keys", "revoke", "admin", "--force").returncode == 0
+    for wrong, says in [
+        (("--scope", "foo"), "the scopes are read, submit, admin, and urgent beside submit"),
+        (("--expires", "soon"), "after 1d to 3650d"),
+    ]:
+        refused = tuner(env, "keys", "add", "x", *wrong)
+        assert refused.returncode == 2 and says in refused.stderr
+
+
+def test_a_key_is_ensured_from_a_file(env: dict[str, str], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    ensure = ("keys", "ensure", "admin", "--scope", "admin", "--token-file", str(token))
+
+    def said(key: str) -> tuple[int, str]:
+        token.write_text(key + "\n")
+        run = tuner(env, *ensure)
+        assert run.stdout == ""
+        return run.returncode, run.stderr.strip()
+
+    assert said("a" * 40) == (0, "the key of admin is stored")
+    assert said("a" * 40) == (0, "the key of admin is stored already")
+    code, text = said("b" * 40)
+    assert code == 0 and "the one before is refused from now on" in text
+    assert tuner(env, "keys", "revoke", "admin", "--force").returncode == 0
+    code, text = said("b" * 40)
+    assert code == 2 and "make a new one" in text and "rotate admin_key" in text
+    assert said("c" * 40) == (0, "admin, whose key was revoked, has a new key")
+    assert said("short")[0] == 2

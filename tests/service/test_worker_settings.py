@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
+from api.settings import ApiSettings
 from tuner.devices.table import devices
 from tuner.errors import BadInput
 from tuner.jobs.job import JobFilter, Priority, new_job_id
 from tuner.jobs.limits import Limits
-from workers.gpus import LocalGpu, devices_of, gpu_of, known_gpus, name_of, worker_environ
+from tuner.store.connect import place_of
+from workers.gpus import (
+    LocalGpu,
+    detect_gpus,
+    devices_of,
+    gpu_of,
+    known_gpus,
+    name_of,
+    worker_environ,
+)
 from workers.queue import queue_name, queue_names
 from workers.registration import describe, engines_here
-from workers.settings import read_settings
+from workers.settings import Settings, read_settings
 
 L40S = LocalGpu("GPU-1", "NVIDIA_L40S")
 
@@ -57,6 +69,10 @@ def test_nothing_set_is_a_local_store_without_a_broker() -> None:
     [
         ({"TUNER_BROKER_URL": "amqp://guest@host"}, "rediss://"),
         ({"TUNER_BROKER_URL_FILE": "/does/not/exist"}, "TUNER_BROKER_URL_FILE"),
+        (
+            {"TUNER_DATABASE_URL": "sqlite:///a.db", "TUNER_DATABASE_URL_FILE": "/does/not/exist"},
+            "TUNER_DATABASE_URL and TUNER_DATABASE_URL_FILE are both set: unset one of them",
+        ),
         ({"TUNER_NIGHTLY_HOUR": "24"}, "0 to 23"),
         ({"TUNER_NIGHTLY_HOUR": "late"}, "0 to 23"),
     ],
@@ -64,6 +80,16 @@ def test_nothing_set_is_a_local_store_without_a_broker() -> None:
 def test_what_cannot_be_is_refused(environ: dict[str, str], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         read_settings(environ)
+
+
+def test_no_password_is_shown() -> None:
+    url, broker = "postgresql://u:secret1@host/db", "redis://:secret2@host/0"
+    settings = Settings(url, broker)
+    for shown in (repr(settings), str(ApiSettings(settings)), f"{settings!r}", place_of(url)):
+        assert "secret" not in shown
+    assert place_of(url) == "postgresql://u:***@host/db"
+    assert "secret" not in place_of("postgresql://host/db?user=u&password=secret3")
+    assert place_of("sqlite:////data/tuner.db") == "/data/tuner.db"
 
 
 @pytest.mark.parametrize("name", ["../secret.csv.gz", "/etc/passwd", "a/../../b"])
@@ -81,6 +107,88 @@ def test_without_a_folder_a_recording_is_any_path() -> None:
 def test_gpus_that_the_table_lacks_are_left_out() -> None:
     named = [("GPU-1", "NVIDIA L40S"), ("GPU-2", "NVIDIA GeForce GT 710")]
     assert known_gpus(named) == [L40S]
+
+
+class Driver:
+    """The driver's library, below pynvml: its cards by name, an error instead of a lost one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *cards: str | Exception) -> None:
+        self._cards = cards
+        monkeypatch.setattr("pynvml.nvmlInit", self._init)
+        monkeypatch.setattr("pynvml.nvmlShutdown", lambda: None)
+        monkeypatch.setattr("pynvml.nvmlDeviceGetCount", lambda: len(cards))
+        monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByIndex", self._card)
+        monkeypatch.setattr("pynvml.nvmlDeviceGetName", lambda card: card[1].encode())
+        monkeypatch.setattr("pynvml.nvmlDeviceGetUUID", lambda card: f"GPU-{card[0]}")
+        self.missing: Exception | None = None
+
+    def _init(self) -> None:
+        if self.missing is not None:
+            raise self.missing
+
+    def _card(self, index: int) -> tuple[int, str]:
+        card = self._cards[index]
+        if isinstance(card, Exception):
+            raise card
+        return index, card
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """What the kernel shows of a machine with a network card of NVIDIA, but no GPU."""
+    for number, (vendor, kind) in enumerate([("0x10de", "0x020000"), ("0x8086", "0x030000")]):
+        folder = tmp_path / "sys/bus/pci/devices" / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+    return tmp_path
+
+
+def show_a_gpu(machine: Path, sign: str) -> None:
+    if sign == "sys":
+        folder = machine / "sys/bus/pci/devices/0000:09:00.0"
+        folder.mkdir()
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text("0x030200\n")
+    else:
+        file = machine / sign
+        file.parent.mkdir(parents=True)
+        file.touch()
+
+
+def test_a_card_that_is_lost_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    Driver(monkeypatch, lost, "NVIDIA L40S")
+    assert detect_gpus() == [L40S]
+
+
+@pytest.mark.parametrize("sign", ["sys", "proc/driver/nvidia/version", "dev/nvidia0"])
+@pytest.mark.parametrize("reason", ["no library", "no driver", "no module", "no card"])
+def test_a_gpu_that_cannot_be_used_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    machine: Path,
+    sign: str,
+    reason: str,
+) -> None:
+    driver = Driver(monkeypatch)
+    nvidia_smi = "see that `nvidia-smi` works here; a container needs the GPUs (`--gpus all`)"
+    if reason == "no module":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        nvidia_smi = "pip install nvidia-ml-py"
+    elif reason != "no card":
+        kinds = {"no library": "LIBRARY_NOT_FOUND", "no driver": "DRIVER_NOT_LOADED"}
+        driver.missing = pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{kinds[reason]}"))
+    with caplog.at_level(logging.INFO, "tuner.gpus"):
+        assert detect_gpus(machine) == []
+        show_a_gpu(machine, sign)
+        assert detect_gpus(machine) == []
+    without, beside = caplog.records
+    assert (without.levelname, beside.levelname) == ("INFO", "WARNING")
+    assert without.getMessage().startswith("no GPU: ")
+    said = beside.getMessage()
+    assert said.startswith("this machine has an NVIDIA GPU, but it cannot be used: ")
+    assert said.endswith(nvidia_smi)
 
 
 @pytest.mark.parametrize("gpu", [L40S, None])

@@ -98,7 +98,7 @@ def test_options_of_other_families_are_refused(tuner: Tuner) -> None:
 
 @pytest.fixture
 def server(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    command = [TUNER, "serve", "--port", "0"]
+    command = [TUNER, "serve", "--port", "0", "--no-auth"]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -5,7 +5,18 @@ Data goes to stdout, progress and messages to stderr. Exit code 0: done; 1: the 
 not load SQLAlchemy, Optuna or NumPy.
 """
 
-from tuner.cli import attention, coverage, deploy, jobs, serve, service, tables, tuning, workers  # noqa: F401  # each adds its commands to the app
+from tuner.cli import (  # noqa: F401  # each adds its commands to the app
+    attention,
+    coverage,
+    deploy,
+    jobs,
+    keys,
+    serve,
+    service,
+    tables,
+    tuning,
+    workers,
+)
 from tuner.cli.app import app
 
 

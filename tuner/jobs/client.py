@@ -217,14 +217,15 @@ class RemoteQueue:
 def api_key(environ: Mapping[str, str]) -> str | None:
     """TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's `api-key` file.
 
-    Raises BadInput for a file that cannot be read, or that other users may read, and for a text
-    that cannot be a key.
+    Raises BadInput where both variables are set, for a file that cannot be read, or that other
+    users may read, and for a text that cannot be a key.
     """
-    if key := environ.get(KEY_VARIABLE):
+    key, given = environ.get(KEY_VARIABLE), environ.get(f"{KEY_VARIABLE}_FILE")
+    if key and given:
+        raise BadInput(f"{KEY_VARIABLE} and {KEY_VARIABLE}_FILE are both set: unset one of them")
+    if key:
         return _checked_key(key, KEY_VARIABLE)
-    given = environ.get(f"{KEY_VARIABLE}_FILE")
-    usual = platformdirs.user_config_path("tuner", appauthor=False) / "api-key"
-    path = Path(given) if given else usual
+    path = key_path(environ)
     if not given and not path.exists():
         return None
     try:
@@ -233,6 +234,16 @@ def api_key(environ: Mapping[str, str]) -> str | None:
         return _checked_key(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the key in {path}: {error}") from None
+
+
+def key_path(environ: Mapping[str, str]) -> Path:
+    """The file in which the command line looks for its key."""
+    given = environ.get(f"{KEY_VARIABLE}_FILE")
+    return (
+        Path(given)
+        if given
+        else platformdirs.user_config_path("tuner", appauthor=False) / "api-key"
+    )
 
 
 def _checked_key(text: str, where: str) -> str:

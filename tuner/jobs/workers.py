@@ -160,8 +160,7 @@ class Need:
     def _engine_met_by(self, info: WorkerInfo) -> bool:
         name, version = _parts(self.engine)
         return any(
-            _parts(one)[0] == name and version in (None, _parts(one)[1])
-            for one in info.engines
+            _parts(one)[0] == name and version in (None, _parts(one)[1]) for one in info.engines
         )
 
     def pinned(self, workers: Iterable[WorkerStatus], here: str | None) -> Need:

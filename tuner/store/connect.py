@@ -127,6 +127,14 @@ def use_wal(engine: Engine) -> None:
         connection.cursor().execute("PRAGMA journal_mode = WAL")
 
 
+def place_of(text: str) -> str:
+    """A database URL as messages show it: a file's path, or the URL without its password.
+
+    Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's.
+    """
+    return _shown(_parse(text))
+
+
 def _parse(text: str) -> URL:
     forms = "use sqlite:///FILE or postgresql://USER@HOST/NAME"
     try:
@@ -166,6 +174,13 @@ def file_of(url: URL) -> str | None:
     """The path of a SQLite database; None for one in memory and for PostgreSQL."""
     plain = url.database not in (None, "", ":memory:") and "uri" not in url.query
     return url.database if plain and url.get_backend_name() == "sqlite" else None
+
+
+def _shown(url: URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        return url.database or "in memory"
+    shown = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
+    return shown.render_as_string(hide_password=True)
 
 
 def _make_folder(url: URL) -> None:

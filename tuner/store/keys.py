@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import IntEnum
+from enum import Enum
+from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, RowMapping, exists, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    true,
+    update,
+)
 
-from tuner.errors import BadInput, did_you_mean
+from tuner.errors import BadInput, UnusableStore, did_you_mean
+from tuner.store.api_key import ApiKey, KeyState, Scope, read_key, scope_names
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
+
+__all__ = ["ApiKey", "Ensured", "KeyState", "KeyStore", "Scope", "key_hash"]
 
 PREFIX = "tuner_"  # makes keys easy to recognise in logs and repositories
 MIN_LENGTH = 32  # characters of a key that was made elsewhere
 USED_EVERY = timedelta(hours=1)  # the last use is stored at most this often
+LOCAL = "local"  # the client that uses the store itself, or the key that `tuner serve` made
+_RESERVED = (LOCAL, "nightly")
+_UNREVOKED = api_keys.c.revoked_at.is_(None)
 
 
-class Scope(IntEnum):
-    """What a key allows. Each scope includes the ones before it."""
+class Ensured(Enum):
+    """What `KeyStore.ensure` did."""
 
-    READ = 1
-    SUBMIT = 2  # jobs, and cancelling the jobs that the same key submitted
-    ADMIN = 3  # cancelling every job, and the watch list
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """What is stored about a key. Times are UTC."""
-
-    name: str
-    scope: Scope
-    created_at: datetime
-    last_used_at: datetime | None  # to the hour
-    revoked_at: datetime | None
+    NOTHING = "nothing"
+    ADDED = "added"
+    CHANGED = "changed"  # its scopes
+    REPLACED = "replaced"  # another token had the name until now
+    BACK = "back"  # the name was revoked
 
 
 class KeyStore(Database):
@@ -46,7 +56,15 @@ class KeyStore(Database):
         super().__init__(engine)
         self._clock = clock
 
-    def add(self, name: str, scope: Scope, token: str | None = None) -> str:
+    def add(
+        self,
+        name: str,
+        scope: Scope,
+        token: str | None = None,
+        *,
+        urgent: bool = False,
+        expires_at: datetime | None = None,
+    ) -> str:
         """Store a new key of that name and return it. It cannot be read again later.
 
         `token` is a key that was made elsewhere. If it is stored with that name and scope already,
@@ -54,83 +72,172 @@ class KeyStore(Database):
         short.
         """
         _check_name(name)
-        token = _checked(token) if token is not None else PREFIX + secrets.token_urlsafe(32)
-        row = {
-            "name": name,
-            "key_hash": _hash(token),
-            "scopes": [scope.name.lower()],
-            "created_at": self._clock(),
-        }
+        token = _checked(token) if token is not None else _new_token()
+        row = self._row(name, token, scope, urgent, expires_at)
         with self._write() as connection:
-            insert = insert_into(connection, api_keys).on_conflict_do_nothing()
-            if connection.execute(insert, row).rowcount:
+            if _insert(connection, row):
                 return token
-            mine = select(api_keys).where(api_keys.c.key_hash == row["key_hash"])
-            found = connection.execute(mine).mappings().one_or_none()
+            found = _by_hash(connection, row)
         if found is None:
             raise BadInput(f"there is, or was, a key named {name!r} already: choose another name")
-        if found["revoked_at"] is not None:
-            raise BadInput(
-                f"this key was revoked, under the name {found['name']!r}: make a new one"
-            )
+        self._refuse_ended(found)
         if (found["name"], found["scopes"]) != (name, row["scopes"]):
-            stored = _read(found).scope.name.lower()
             raise BadInput(
-                f"this key is stored already, as {found['name']!r} with the scope {stored}: "
-                "make a new one, or give it that name and scope"
+                f"this key is stored already, as {found['name']!r} with the scope "
+                f"{','.join(found['scopes'])}: make a new one, or give it that name and scope"
             )
         return token
 
+    def add_first(self, keep: Callable[[str], None]) -> bool:
+        """Make the key LOCAL, of scope admin, if there was never a key. Whether it was made.
+
+        `keep` puts the new key where its user finds it. If it raises, no key is stored.
+        """
+        token = _new_token()
+        with self._write_alone() as connection:
+            if connection.execute(select(exists(select(api_keys.c.id)))).scalar_one():
+                return False
+            _insert(connection, self._row(LOCAL, token, Scope.ADMIN))
+            keep(token)
+        return True
+
+    def ensure(self, name: str, scope: Scope, token: str, *, urgent: bool = False) -> Ensured:
+        """Make `token` the valid key of that name and scope. Again: nothing changes.
+
+        A token that had the name until then is revoked. Raises BadInput for a token that was
+        revoked, has expired or has another name, and where no key of scope admin would remain.
+        """
+        _check_name(name)
+        row = self._row(name, _checked(token), scope, urgent)
+        with self._write_alone() as connection:
+            if _insert(connection, row):
+                return Ensured.ADDED
+            if found := _by_hash(connection, row):
+                return self._ensure_scopes(connection, found, row)
+            self._refuse_last_admin(connection, row)
+            mine = select(api_keys).where(api_keys.c.name == name)
+            old = connection.execute(mine).mappings().one()
+            # The old token stays known, so that it stays revoked. No key can be named like this.
+            put_aside = {
+                "name": f"{name}#{old['id']}",
+                "revoked_at": func.coalesce(api_keys.c.revoked_at, row["created_at"]),
+            }
+            change = update(api_keys).where(api_keys.c.id == old["id"])
+            connection.execute(change.values(put_aside))
+            _insert(connection, row)
+        return Ensured.REPLACED if old["revoked_at"] is None else Ensured.BACK
+
+    def _ensure_scopes(
+        self, connection: Connection, found: RowMapping, row: Mapping[str, Any]
+    ) -> Ensured:
+        self._refuse_ended(found)
+        if found["name"] != row["name"]:
+            raise BadInput(f"this key is stored already, as {found['name']!r}: make a new one")
+        if found["scopes"] == row["scopes"]:
+            return Ensured.NOTHING
+        self._refuse_last_admin(connection, row)
+        mine = update(api_keys).where(api_keys.c.id == found["id"])
+        connection.execute(mine.values(scopes=row["scopes"]))
+        return Ensured.CHANGED
+
     def find(self, token: str) -> ApiKey | None:
-        """The key, unless it is unknown or revoked. This counts as a use."""
-        query = select(api_keys).where(
-            api_keys.c.key_hash == _hash(token), api_keys.c.revoked_at.is_(None)
-        )
+        """The key, unless it is unknown or revoked; it may have expired. Counts as a use."""
+        query = select(api_keys).where(api_keys.c.key_hash == key_hash(token), _UNREVOKED)
         with self._read() as connection:
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             return None
-        key, now = _read(row), self._clock()
-        if key.last_used_at is None or now - key.last_used_at >= USED_EVERY:
-            with self._write() as connection:
+        key, now = read_key(row), self._clock()
+        unused = key.last_used_at is None or now - key.last_used_at >= USED_EVERY
+        if unused and key.state(now) is KeyState.VALID:
+            # A full disk must not stop those who only read.
+            with contextlib.suppress(UnusableStore), self._write() as connection:
                 mine = update(api_keys).where(api_keys.c.id == row["id"])
                 connection.execute(mine.values(last_used_at=now))
         return key
 
+    def hashes(self) -> frozenset[str]:
+        """The hashes (`key_hash`) of all valid keys."""
+        with self._read() as connection:
+            found = connection.execute(select(api_keys.c.key_hash).where(self._valid()))
+            return frozenset(found.scalars())
+
     def any(self) -> bool:
-        """Whether there is a key that was not revoked."""
-        return self._has(api_keys.c.revoked_at.is_(None))
+        """Whether there is a valid key."""
+        return self._has(self._valid())
 
     def any_ever(self) -> bool:
-        """Whether there was ever a key: one that was revoked counts too."""
+        """Whether there was ever a key: one that was revoked or has expired counts too."""
         return self._has(true())
 
     def list(self) -> Sequence[ApiKey]:
         """All keys, also the revoked ones, in the order in which they were made."""
         with self._read() as connection:
             rows = connection.execute(select(api_keys).order_by(api_keys.c.id)).mappings()
-            return [_read(row) for row in rows]
+            return [read_key(row) for row in rows]
 
     def revoke(self, name: str, *, last_too: bool = False) -> None:
         """Revoke a key, at once and for good.
 
-        Raises BadInput where no valid key has that name, and without `last_too` for the last key
-        of scope admin: without it, nobody can change the watch list over the API.
+        Raises BadInput where no unrevoked key has that name, and without `last_too` for the last
+        valid key of scope admin: without it, nobody can change the watch list over the API.
         """
-        not_revoked = api_keys.c.revoked_at.is_(None)
-        with self._write() as connection:
-            rows = connection.execute(select(api_keys).where(not_revoked)).mappings()
-            valid = {key.name: key for key in map(_read, rows)}
-            if name not in valid:
-                raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, valid)}")
-            admins = [key.name for key in valid.values() if key.scope is Scope.ADMIN]
-            if admins == [name] and not last_too:
-                raise BadInput(
-                    f"{name} is the last key of scope admin: make another first, with "
-                    "`tuner keys add NAME --scope admin`, or add --force"
-                )
-            mine = update(api_keys).where(api_keys.c.name == name, not_revoked)
+        with self._write_alone() as connection:
+            names = connection.execute(select(api_keys.c.name).where(_UNREVOKED)).scalars().all()
+            if name not in names:
+                raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, names)}")
+            if not last_too and self._admins(connection) == [name]:
+                raise BadInput(f"{_last_admin(name)}, or add --force")
+            mine = update(api_keys).where(api_keys.c.name == name, _UNREVOKED)
             connection.execute(mine.values(revoked_at=self._clock()))
+
+    @contextlib.contextmanager
+    def _write_alone(self) -> Iterator[Connection]:
+        """`_write`, while no other process changes keys. On SQLite, none ever does meanwhile."""
+        with self._write() as connection:
+            if connection.dialect.name == "postgresql":
+                lock = f"LOCK TABLE {api_keys.name} IN SHARE ROW EXCLUSIVE MODE"
+                connection.execute(text(lock))
+            yield connection
+
+    def _row(
+        self,
+        name: str,
+        token: str,
+        scope: Scope,
+        urgent: bool = False,
+        expires_at: datetime | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "name": name,
+            "key_hash": key_hash(token),
+            "scopes": scope_names(scope, urgent),
+            "created_at": self._clock(),
+            "expires_at": expires_at,
+        }
+
+    def _refuse_ended(self, row: RowMapping) -> None:
+        key = read_key(row)
+        state = key.state(self._clock())
+        if state is not KeyState.VALID:
+            name = key.name.partition("#")[0]
+            was = "was revoked" if state is KeyState.REVOKED else "expired"
+            script = "; for Docker Compose: sh docker/make_secrets.sh rotate admin_key"
+            raise BadInput(f"this key of {name!r} {was}: make a new one", cli=script)
+
+    def _refuse_last_admin(self, connection: Connection, row: Mapping[str, Any]) -> None:
+        name = row["name"]
+        if "admin" not in row["scopes"] and self._admins(connection) == [name]:
+            raise BadInput(_last_admin(name))
+
+    def _admins(self, connection: Connection) -> Sequence[str]:
+        """The names of the valid keys of scope admin."""
+        rows = connection.execute(select(api_keys).where(self._valid())).mappings()
+        return [key.name for key in map(read_key, rows) if key.scope is Scope.ADMIN]
+
+    def _valid(self) -> ColumnElement[bool]:
+        ends = api_keys.c.expires_at
+        return _UNREVOKED & or_(ends.is_(None), ends > self._clock())
 
     def _has(self, condition: ColumnElement[bool]) -> bool:
         query = select(exists(select(api_keys.c.id).where(condition)))
@@ -138,17 +245,32 @@ class KeyStore(Database):
             return bool(connection.execute(query).scalar_one())
 
 
-def parse_scope(text: str) -> Scope:
-    """Read `read`, `submit` or `admin`. Raises BadInput."""
-    names = [scope.name.lower() for scope in Scope]
-    if text not in names:
-        raise BadInput(f"unknown scope {text!r}{did_you_mean(text, names)}")
-    return Scope[text.upper()]
-
-
 # A fast hash is enough: nobody can guess a key's 256 random bits.
-def _hash(token: str) -> str:
+def key_hash(token: str) -> str:
+    """What is stored of a key."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _new_token() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def _insert(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Whether the row was added: not if its name or its hash is taken."""
+    insert = insert_into(connection, api_keys).on_conflict_do_nothing()
+    return bool(connection.execute(insert, row).rowcount)
+
+
+def _by_hash(connection: Connection, row: Mapping[str, Any]) -> RowMapping | None:
+    mine = select(api_keys).where(api_keys.c.key_hash == row["key_hash"])
+    return connection.execute(mine).mappings().one_or_none()
+
+
+def _last_admin(name: str) -> str:
+    return (
+        f"{name} is the last key of scope admin: make another first, with "
+        "`tuner keys add NAME --scope admin`"
+    )
 
 
 def _checked(token: str) -> str:
@@ -160,15 +282,7 @@ def _checked(token: str) -> str:
 
 def _check_name(name: str) -> None:
     plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    if not plain or len(name) > 60 or name in ("local", "nightly"):
+    if not plain or len(name) > 60:
         raise BadInput(f"a key's name is letters, digits, - and _: not {name!r:.80}")
-
-
-def _read(row: RowMapping) -> ApiKey:
-    return ApiKey(
-        name=row["name"],
-        scope=max(Scope[scope.upper()] for scope in row["scopes"]),
-        created_at=row["created_at"],
-        last_used_at=row["last_used_at"],
-        revoked_at=row["revoked_at"],
-    )
+    if name in _RESERVED:
+        raise BadInput(f"the name {name!r} is the service's own: choose another name")
