@@ -6,10 +6,12 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +26,12 @@ from tuner.store import Store
 
 KEPT_BYTES = 64 << 20  # some 35 archives of sglang's 1.8 MB: more than a fleet asks for
 _REFUSAL_BYTES = 1 << 10
+# Other requests need Python's lock too, and half of them must not notice an export: rests are so
+# many times as long as the work before them. It takes milliseconds to look whether an archive is
+# current, and up to seconds to make one, for which its own clients wait longer.
+LOOK_REST = 4.0
+MAKE_REST = 2.0
+T = TypeVar("T")
 _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
@@ -56,18 +64,48 @@ class _State:
     winners: str
 
 
-class Exports:
-    """Makes and keeps archives.
+@dataclass(frozen=True)
+class _Kept:
+    state: _State
+    began: float  # when it began to be made, on the monotonic clock
+    found: Archive | ExportRefused
 
-    At most one request looks at the store and the engine's files at once, and at most one makes an
-    archive: Python's lock lets one thread run at a time, and all other requests need it too.
+
+class Turns:
+    """Work in a thread: one piece at a time, and after it a rest `rest` times as long.
+
+    Clients that ask without a pause wait for one another, in the order in which they came; a client
+    that asks now and then never waits.
     """
+
+    def __init__(self, rest: float) -> None:
+        self._rest = rest
+        self._rested_at = 0.0
+        self._lock = anyio.Lock()
+
+    async def take(self, work: Callable[[], T], done: Callable[[], T | None] = lambda: None) -> T:
+        """What `work` gives, or `done` if that gives something when the turn comes."""
+        async with self._lock:
+            found = done()
+            if found is not None:
+                return found
+            await anyio.sleep(max(0.0, self._rested_at - anyio.current_time()))
+            began = anyio.current_time()
+            try:
+                return await run_in_threadpool(work)
+            finally:
+                ended = anyio.current_time()
+                self._rested_at = ended + self._rest * (ended - began)
+
+
+class Exports:
+    """Makes and keeps archives."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._looking, self._making = anyio.Lock(), anyio.Lock()
+        self._looking, self._making = Turns(LOOK_REST), Turns(MAKE_REST)
         # The least recently used first. Only the event loop changes it.
-        self._kept: OrderedDict[Wanted, tuple[_State, Archive | ExportRefused]] = OrderedDict()
+        self._kept: OrderedDict[Wanted, _Kept] = OrderedDict()
         self._folders: dict[tuple[str, str, Path], list[Path]] = {}
 
     async def get(self, wanted: Wanted) -> Archive:
@@ -76,18 +114,20 @@ class Exports:
         Raises UnknownEngine, ExportRefused, UnusableStore, and UnwritableOutput where there is no
         room for temporary files.
         """
-        async with self._looking:
-            state = await run_in_threadpool(self._look, wanted)
-        found = self._find(wanted, state)
-        if found is None:
-            async with self._making:
-                found = self._find(wanted, state)  # another request may have asked for the same
-                if found is None:
-                    found = await run_in_threadpool(_make, self._store, wanted, state.engine)
-                    self._keep(wanted, state, found)
-        if isinstance(found, ExportRefused):
-            raise ExportRefused(found.message, cli=found.cli, api=found.api)
-        return found
+        asked = time.monotonic()
+        state = await self._looking.take(lambda: self._look(wanted))
+
+        def current() -> _Kept | None:
+            kept = self._kept.get(wanted)
+            return kept if kept and (kept.state == state or kept.began >= asked) else None
+
+        kept = current()
+        if kept is None:
+            kept = await self._making.take(lambda: self._make(wanted), current)
+        self._keep(wanted, kept)
+        if isinstance(kept.found, ExportRefused):
+            raise ExportRefused(kept.found.message, cli=kept.found.cli, api=kept.found.api)
+        return kept.found
 
     def _look(self, wanted: Wanted) -> _State:
         engine = find_engine(wanted.engine)
@@ -99,17 +139,15 @@ class Exports:
         )
         return _State(engine, _files_state(self._folders[place]), winners)
 
-    def _find(self, wanted: Wanted, state: _State) -> Archive | ExportRefused | None:
-        kept_state, found = self._kept.get(wanted, (None, None))
-        if kept_state != state:
-            return None
-        self._kept.move_to_end(wanted)
-        return found
+    def _make(self, wanted: Wanted) -> _Kept:
+        began = time.monotonic()
+        state = self._look(wanted)  # it may have changed while the request waited
+        return _Kept(state, began, make_archive(self._store, wanted, state.engine))
 
-    def _keep(self, wanted: Wanted, state: _State, found: Archive | ExportRefused) -> None:
-        self._kept[wanted] = state, found
+    def _keep(self, wanted: Wanted, kept: _Kept) -> None:
+        self._kept[wanted] = kept
         self._kept.move_to_end(wanted)
-        while sum(_size(one) for _, one in self._kept.values()) > KEPT_BYTES:
+        while sum(_size(one.found) for one in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)
 
 
@@ -123,7 +161,11 @@ def _size(found: Archive | ExportRefused) -> int:
     return len(found.data) if isinstance(found, Archive) else _REFUSAL_BYTES
 
 
-def _make(store: Store, wanted: Wanted, engine: Engine) -> Archive | ExportRefused:
+def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | ExportRefused:
+    """An archive of what is stored, or why there is none.
+
+    Raises UnusableStore, and UnwritableOutput where there is no room for temporary files.
+    """
     problems = [wanted.problem] if wanted.problem is not None else []
     name = f"{wanted.device.name}-{engine.name}-{engine.version}"
     try:

@@ -90,6 +90,28 @@ def test_from_a_model_and_a_gpus_name_to_files_the_engine_loads(env, tmp_path):
     assert all(entry["fits"] and entry["limit_bytes"] == 101_376 for entry in checked)
 
 
+def test_what_was_predicted_is_left_out_and_said_on_stderr(env, tmp_path):
+    other = RECORDED.replace("N=256", "N=128")
+    assert tuner(env, *replay("--batch-sizes", "2")).returncode == 0
+    predict = ("--measure", "predict", "--effort", "quick", "--batch-sizes", "2")
+    assert tuner(env, "tune", other, "--device", "H200", *predict).returncode == 0
+    command = ("export", "--device", "H200", "--out", str(tmp_path / "out"))
+    named = tuner(env, *command, "--problem", other)
+    assert (named.returncode, named.stdout) == (1, "")
+    assert f"winners for {other} were predicted, not measured" in named.stderr
+    assert not (tmp_path / "out").exists()
+
+    done = tuner(env, *command, "--json")
+    assert done.returncode == 0, done.stderr
+    why = "only predicted: measure it, or allow predicted entries"
+    assert f"left out ({why}): {other}" in done.stderr.splitlines()
+    report = json.loads(done.stdout)
+    assert {file["problem"] for file in report["files"]} == {RECORDED}
+    assert report["left_out_problems"] == [{"problem": other, "why": why}]
+    (listed,) = (tmp_path / "out/provenance").glob("left_out,device_name=NVIDIA_H200.jsonl")
+    assert json.loads(listed.read_text()) == {"problem": other, "why": why}
+
+
 def test_replay_finds_what_the_exhaustive_search_found(env):
     done = tuner(env, *replay())
     assert done.returncode == 0, done.stderr

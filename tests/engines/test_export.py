@@ -358,9 +358,11 @@ def test_measured_rows_of_another_driver_are_kept(engine, tmp_path):
 @pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
 def test_up_and_down_with_different_blocks_are_refused(version, tmp_path):
     pair = [winner(1, Gemm.UP, block_m=64), winner(1, Gemm.DOWN, block_m=16)]
-    says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together"
-    with pytest.raises(ExportRefused, match=says):
+    says = r"M=1: up has BLOCK_SIZE_M=64 and down has 16, .* tune both gemms together \(--gemm up,d"
+    with pytest.raises(ExportRefused, match=says) as refused:
         export(pair, find_engine(f"sglang=={version}"), L40S, tmp_path / "out")
+    assert str(refused.value).endswith("or choose other problems with --problem SPEC")
+    assert refused.value.in_api_words().endswith("or choose another problem with problem=SPEC")
     assert not (tmp_path / "out").exists()
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 from api_server import Answer, Server, serving
 from attention_cases import DECODE, ENVIRONMENT, EXTEND, entry, fill, point, usual
@@ -30,6 +31,13 @@ from workers.settings import Settings
 PATH = "/v1/exports/H200.tar?engine=sglang==0.5.16"
 FOLDER = "NVIDIA_H200-sglang-0.5.16"
 LIST = f"{FOLDER}/provenance/left_out,device_name=NVIDIA_H200.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def no_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests do not wait."""
+    monkeypatch.setattr(exports, "LOOK_REST", 0.0)
+    monkeypatch.setattr(exports, "MAKE_REST", 0.0)
 
 
 @pytest.fixture
@@ -59,8 +67,8 @@ class Making:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = self.at_once = self.most_at_once = 0
-        self._lock, self._make = threading.Lock(), exports._make
-        monkeypatch.setattr(exports, "_make", self)
+        self._lock, self._make = threading.Lock(), exports.make_archive
+        monkeypatch.setattr(exports, "make_archive", self)
 
     def __call__(self, *arguments: object) -> object:
         with self._lock:
@@ -177,6 +185,42 @@ class TestMadeOnce:
         fill(store, EXTEND)
         assert server.call("GET", PATH).status == 200
 
+    def test_who_waited_gets_what_was_made_meanwhile(
+        self, server: Server, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Even where winners are published faster than archives can be made."""
+        fill(store, EXTEND)
+        begun, looked, go_on = threading.Event(), threading.Event(), threading.Event()
+        make, look, made, looks = exports.make_archive, exports.Exports._look, [], []
+
+        def slow(*arguments: object) -> object:
+            begun.set()
+            assert go_on.wait(30)
+            made.append(make(*arguments))
+            return made[-1]
+
+        def counted(*arguments: object) -> object:
+            looks.append(look(*arguments))
+            if len(looks) == 5:  # four clients, and one look to make the first archive
+                looked.set()
+            return looks[-1]
+
+        monkeypatch.setattr(exports, "make_archive", slow)
+        monkeypatch.setattr(exports.Exports, "_look", counted)
+        with ThreadPoolExecutor(4) as clients:
+            first = clients.submit(server.call, "GET", PATH)
+            assert begun.wait(30)
+            fill(store, DECODE)
+            others = [clients.submit(server.call, "GET", PATH) for _ in range(3)]
+            assert looked.wait(30)
+            fill(store, DECODE)
+            go_on.set()
+        assert first.result().status == 200
+        assert {(one.result().status, one.result().body) for one in others} == {
+            (200, made[-1].data)
+        }
+        assert len(made) == 2
+
     def test_it_is_made_again_when_the_engine_s_own_files_change(
         self, one_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, making: Making
     ) -> None:
@@ -286,3 +330,45 @@ def test_the_store_s_state_changes_with_every_winner(store_url: str) -> None:
         assert len(set(seen)) == len(seen)
         assert state(store) == seen[-1]
         assert state(store, "NVIDIA_L40S") == elsewhere
+
+
+class Clock:
+    """Time that passes only where work or sleep says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+        monkeypatch.setattr(exports.anyio, "current_time", lambda: self.now)
+        monkeypatch.setattr(exports.anyio, "sleep", self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def work(self, seconds: float) -> float:
+        self.now += seconds
+        return seconds
+
+
+def test_work_is_followed_by_a_rest_that_what_is_done_already_does_not_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+
+    def failing() -> float:
+        clock.work(1.0)
+        raise RuntimeError
+
+    async def all_turns() -> None:
+        turns = exports.Turns(rest=2.0)
+        assert await turns.take(lambda: clock.work(3.0)) == 3.0
+        clock.now += 4.0  # of the 6 that the rest takes
+        assert await turns.take(lambda: clock.work(5.0), lambda: 7.0) == 7.0
+        with pytest.raises(RuntimeError):
+            await turns.take(failing)
+        assert await turns.take(lambda: clock.work(1.0), lambda: None) == 1.0
+        clock.now += 2.0
+        await turns.take(lambda: clock.work(1.0))
+
+    anyio.run(all_turns)
+    assert clock.slept == [0.0, 2.0, 2.0, 0.0]

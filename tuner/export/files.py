@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,13 @@ def sidecar_fields(name: str, text: str) -> dict[str, Any]:
     return {
         "file": name,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "tool": f"engine-tuner {version('engine-tuner')}",
+        "tool": _tool(),
     }
+
+
+@cache  # Python takes a millisecond to find a version, and an export has hundreds of sidecars
+def _tool() -> str:
+    return f"engine-tuner {version('engine-tuner')}"
 
 
 def provenance_row(winner: Winner) -> dict[str, Any]:

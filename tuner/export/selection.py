@@ -68,9 +68,10 @@ def leave_out_predicted(
             raise _only_predicted(chosen, stored, predicted)
     if predicted.keys() == stored.keys() and predicted:
         raise _only_predicted(predicted, stored, predicted)
+    measured = {winner.problem for winner in winners if winner.entry.status is Status.OK}
     left_out = [
-        LeftOut(problem, _WHOLLY if count == stored[problem] else _PARTLY)
-        for problem, count in sorted(predicted.items(), key=lambda item: item[0].spec())
+        LeftOut(problem, _PARTLY if problem in measured else _WHOLLY)
+        for problem in sorted(predicted, key=lambda problem: problem.spec())
     ]
     return [winner for winner in winners if winner.problem not in predicted], left_out
 
