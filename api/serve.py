@@ -17,6 +17,7 @@ from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store.keys import KeyStore
 from workers.embedded import EmbeddedWorker
+from workers.tracing import start_tracing
 
 GRACE_S = 5  # for open event streams, when the process is asked to stop
 
@@ -28,6 +29,7 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
     """
     refuse_without_key(settings, host)
     log_json()
+    start_tracing("tuner-api")
     # Uvicorn shuts down on a signal and raises it again, which then ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)

@@ -11,16 +11,20 @@ from typing import Any
 
 from celery import bootsteps
 from celery.schedules import crontab
-from celery.signals import worker_shutting_down
+from celery.signals import beat_init, worker_shutting_down
+from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, UnusableStore
 from tuner.store import Leases
-from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, make_app
+from tuner.store.figures import Figures
+from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, BrokerCollector, make_app
 from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of
+from workers.metrics import PoolCollector, serve_metrics
 from workers.nightly import run_nightly
 from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
+from workers.tracing import start_tracing
 
 log = logging.getLogger("tuner.worker")
 settings = read_settings()
@@ -59,6 +63,9 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         except UnusableStore as error:  # Celery would go on; `tuner worker` restarts this
             log.error("%s", error)
             os._exit(1)
+        REGISTRY.register(PoolCollector(Figures.sharing(leases)))
+        _serve_metrics()
+        start_tracing("tuner-worker")
         _service = Service(leases, Announcer(settings), gpu_of(), devices_of())
         _service.start()
         if fleet := os.environ.get(FLEET_VARIABLE):
@@ -70,6 +77,12 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def terminate(self, worker: object) -> None:
         self.stop(worker)
+
+
+@beat_init.connect  # type: ignore[untyped-decorator]
+def _serve_metrics(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
+    REGISTRY.register(BrokerCollector(settings))
+    serve_metrics(settings)
 
 
 app.steps["worker"].add(Jobs)

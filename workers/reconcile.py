@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tuner.jobs.job import Job
 from tuner.store import JobStore, Leases
+from workers.metrics import EXPIRED_LEASES
 
 log = logging.getLogger("tuner.reconcile")
 
@@ -38,6 +39,7 @@ class Reconciler:
     def round(self) -> None:
         """Do one round of repairs. Raises UnusableStore."""
         for job in self._leases.expire():
+            EXPIRED_LEASES.inc()
             log.warning("job %s: %s: now %s", job.id, job.error, job.state.value)
             if not job.state.finished:
                 self._announcer.announce(job)

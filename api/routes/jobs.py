@@ -20,6 +20,7 @@ from tuner.devices.table import find_device
 from tuner.jobs.job import Job, Priority, Submitted
 from tuner.models.serving import Note
 from tuner.store.keys import Scope
+from workers.tracing import current_traceparent, describe_span, span
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -64,13 +65,16 @@ def submit(
     limiter = request.scope["state"]["limiter"]
     limiter.check(api.settings.submit_rate, "submit", caller.name)
     wanted, notes = job_request(body, api.settings.service)
-    answer = api.jobs.submit(
-        wanted,
-        priority=Priority.URGENT if body.urgent else Priority.NORMAL,
-        client=caller.name,
-        idempotency_key=idempotency_key,
-        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-    )
+    with span("submit", {"tuner.device": wanted.device}, "producer"):
+        answer = api.jobs.submit(
+            wanted,
+            priority=Priority.URGENT if body.urgent else Priority.NORMAL,
+            client=caller.name,
+            idempotency_key=idempotency_key,
+            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+            trace=current_traceparent(),
+        )
+        describe_span({"tuner.job.id": answer.job.id, "tuner.job.created": answer.created})
     if answer.created:
         later.add_task(api.announcer.announce, answer.job)  # a slow broker delays no answer
     _note(request, api, answer)

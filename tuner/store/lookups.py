@@ -15,7 +15,6 @@ from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import WINNING, Environment, Status, Trial
 from tuner.store.current_winners import current_points
 from tuner.store.database import Database
-from tuner.store.job_tables import jobs
 from tuner.store.rows import read_environment, read_points, read_trial, read_winner
 from tuner.store.schema import check_head
 from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
@@ -167,16 +166,6 @@ class Lookups(Database):
                 if len(found) == limit:
                     break
         return found
-
-    def unfinished(self) -> dict[tuple[str, str], int]:
-        """The number of unfinished jobs by (state, device)."""
-        query = (
-            select(jobs.c.state, jobs.c.device, func.count())
-            .where(jobs.c.state.in_(["queued", "leased", "running"]))
-            .group_by(jobs.c.state, jobs.c.device)
-        )
-        with self._read() as connection:
-            return {(state, device): count for state, device, count in connection.execute(query)}
 
     def ping(self) -> None:
         """Raises UnusableStore where the database does not answer, or has another schema."""
