@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
 from api import errors
-from api.auth import Authenticate
+from api.auth import OPEN_PATHS, Authenticate
 from api.metrics import Metrics
-from api.middleware import CheckBody, Observe, TakeTurns
+from api.middleware import CheckBody, ContinueTrace, Observe, TakeTurns
 from api.rates import Limiter
 from api.routes import (
     coverage,
@@ -28,7 +28,7 @@ from api.settings import ApiSettings
 from api.state import Api
 from tuner.jobs.job import Job
 from tuner.store import Store
-from tuner.store.lookups import Lookups
+from tuner.store.figures import Figures
 from workers.reconcile import Announces
 from workers.settings import Settings
 
@@ -36,6 +36,18 @@ DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' 
 
 Errors are problem details (RFC 9457). Lists come in pages: send the `next` of one as `after`.
 """
+
+if TYPE_CHECKING:  # FastAPI before 0.165 has none
+    from fastapi.telemetry import TelemetryConfig
+
+# Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
+_TELEMETRY: TelemetryConfig = {
+    "auto_configure": False,
+    "operation_spans": False,
+    "metrics": False,
+    "logs": False,
+    "exclude": lambda scope: scope["path"] in (*OPEN_PATHS, "/metrics"),
+}
 
 
 def create_app(settings: ApiSettings, announcer: Announces | None = None) -> FastAPI:
@@ -49,7 +61,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with Store.open(settings.service.database_url) as store:
             wakes = _announcer(settings.service) if announcer is None else announcer
-            metrics = Metrics(Lookups.sharing(store).unfinished)
+            metrics = Metrics(Figures.sharing(store), settings.service)
             app.state.api = Api(settings, store, wakes, metrics)
             yield
 
@@ -61,15 +73,18 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         docs_url=None,  # FastAPI's pages load their scripts from another host
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=_TELEMETRY,
     )
     for part in (submissions, jobs, events, results, coverage, nights, workers, tables, health):
         app.include_router(part.router)
     errors.install(app)
-    # Starlette runs them from the last to the first: Observe, TakeTurns, Authenticate, CheckBody.
+    # Starlette runs them from the last to the first: ContinueTrace, Observe, TakeTurns,
+    # Authenticate, CheckBody.
     app.add_middleware(CheckBody, largest=settings.max_body_bytes)
     app.add_middleware(Authenticate, limiter=Limiter(settings.service))
     app.add_middleware(TakeTurns)
     app.add_middleware(Observe)
+    app.add_middleware(ContinueTrace)
     _describe_problems(app)
     return app
 

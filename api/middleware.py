@@ -20,6 +20,7 @@ from api.auth import OPEN_PATHS, Caller
 from api.errors import problem_response
 from api.rates import rate_headers
 from workers.logs import current_request
+from workers.tracing import checked_traceparent, continued
 
 log = logging.getLogger("tuner.api.access")
 
@@ -31,6 +32,18 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 DEEPEST = 64  # levels of JSON; a config.json has 6
 _MOST_DIGITS = 400  # of one number: Python takes quadratic time to read more, then refuses
 _IN_THREAD_BYTES = 1 << 16  # larger bodies are checked in a thread, to not delay other requests
+
+
+class ContinueTrace:
+    """ASGI middleware: the work on a request belongs to the trace of its `traceparent`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("traceparent", "") if scope["type"] == "http" else ""
+        with continued(checked_traceparent(given)):
+            await self._app(scope, receive, send)
 
 
 class Observe:

@@ -22,6 +22,7 @@ from tuner.store.connect import place_of
 from workers.embedded import EmbeddedWorker
 from workers.gpus import LocalGpu, detect_gpus
 from workers.logs import log_json
+from workers.tracing import start_tracing
 
 log = logging.getLogger("tuner.api.serve")
 
@@ -38,6 +39,7 @@ def serve(
     """
     door = check_keys(settings, host)
     log_json()
+    start_tracing("tuner-api")
     # Uvicorn shuts down on a signal and raises it again, which then ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)

@@ -32,6 +32,7 @@ from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
 from tuner.jobs.listing import ALL_JOBS, JobQuery, Order
 from tuner.store import JobStore, Store
+from tuner.store.figures import Figures
 from tuner.store.lookups import Lookups
 
 RESULTS = Path(__file__).parent / "results"
@@ -203,6 +204,7 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
     """Each read's statements, and how the database answers them."""
     with Store.open(url) as store:
         jobs, lookups, found = JobStore.sharing(store), Lookups.sharing(store), {}
+        figures = Figures.sharing(store)
         job, device = jobs.get(job_id), find_device("L40S").name
         run_id = job.run_id or 0
         problem = job.request.problem
@@ -223,11 +225,12 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
             "a job's events": lambda: jobs.events(job_id, 0, 500),
             "a job's trials": lambda: lookups.trials(run_id, ("up", 1, 0, 0, ""), 100),
             "a job's winners": lambda: lookups.winners_of(run_id),
-            "coverage": lambda: lookups.held(None, (30, 100), 50),
-            "coverage, by device": lambda: lookups.held(device, None, 50),
+            "coverage": lambda: lookups.stored_summaries(None, (30, 100), 50),
+            "coverage, by device": lambda: lookups.stored_summaries(device, None, 50),
             "environments": lambda: lookups.environments([device]),
             "coverage, watched": lambda: lookups.published([device], ["sglang"], [problem]),
-            "metrics": lambda: lookups.unfinished(),
+            "metrics": lambda: figures.read(),
+            "metrics, finished jobs": lambda: figures.finished(),
         }
         for name, call in calls.items():
             found[name] = explain(store._engine, call)

@@ -15,23 +15,35 @@ from celery.exceptions import CPendingDeprecationWarning
 from celery.schedules import crontab
 from celery.signals import (
     after_task_publish,
+    beat_init,
     celeryd_after_setup,
     celeryd_init,
     setup_logging,
     worker_shutting_down,
 )
+from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
 from tuner.store import Leases
-from workers.broker import CONTROL_QUEUE, NIGHTLY, WAKE, BrokerErrors, make_app
+from tuner.store.figures import Figures
+from workers.broker import (
+    CONTROL_QUEUE,
+    NIGHTLY,
+    WAKE,
+    BrokerCollector,
+    BrokerErrors,
+    make_app,
+)
 from workers.gpus import FLEET_VARIABLE, devices_of, gpu_of, name_of
 from workers.logs import log_json
+from workers.metrics import PoolCollector, serve_metrics
 from workers.nightly import errors_of, headline, run_nightly
 from workers.outages import Outage
 from workers.queue import Announcer
 from workers.registration import describe
 from workers.service import Service
 from workers.settings import read_settings
+from workers.tracing import start_tracing
 
 log = logging.getLogger("tuner.worker")
 settings = read_settings()
@@ -87,6 +99,9 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         info = describe(gpu, devices_of(), name_of())
         try:
             leases = Leases.open(settings.database_url)
+            REGISTRY.register(PoolCollector(Figures.sharing(leases)))
+            _serve_metrics()
+            start_tracing("tuner-worker")
             _service = Service(leases, Announcer(settings, _broker), gpu, info, settings.limits)
             _service.start()
         except UnusableStore as error:  # Celery would go on; `tuner worker` restarts this
@@ -110,6 +125,12 @@ class Connected(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: object) -> None:
         _broker.end()
+
+
+@beat_init.connect  # type: ignore[untyped-decorator]
+def _serve_metrics(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
+    REGISTRY.register(BrokerCollector(settings))
+    serve_metrics(settings)
 
 
 app.steps["worker"].add(Jobs)

@@ -9,8 +9,14 @@ from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
+from workers.metrics import MESSAGES
 from workers.outages import Outage
 from workers.settings import Settings
 
@@ -79,7 +85,9 @@ def sender(settings: Settings) -> Callable[[str], None]:
                     app.send_task(
                         WAKE, queue=queue, retry=False, ignore_result=True, producer=producer
                     )
+                MESSAGES.labels("sent" if waiting < WAITING else "enough").inc()
         except (OperationalError, RedisError, OSError) as error:
+            MESSAGES.labels("failed").inc()
             raise ConnectionError(str(error)) from None
 
     return send
@@ -111,6 +119,38 @@ def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
         while isinstance(error, BaseException):
             yield error
             error = error.__cause__ or error.__context__
+
+
+class BrokerCollector(Collector):
+    """Whether the broker answers, asked when it is collected."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not ask the broker."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauge. A broker that does not answer costs CONNECT_S or ANSWER_S."""
+        up = int(_answers(self._settings))
+        yield GaugeMetricFamily("tuner_broker_up", "Whether the broker answers.", up)
+
+
+def _answers(settings: Settings) -> bool:
+    assert settings.broker_url
+    tls = _tls(settings) or {}
+    try:
+        with Redis.from_url(
+            settings.broker_url,
+            socket_connect_timeout=CONNECT_S,
+            socket_timeout=ANSWER_S,
+            retry=Retry(NoBackoff(), 0),
+            **tls,
+        ) as client:
+            return bool(client.ping())
+    except (RedisError, OSError):
+        return False
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

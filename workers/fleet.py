@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from tuner.devices.table import find_device
@@ -41,7 +41,11 @@ def run_fleet(
         log.info("%s: jobs for %s", gpu.uuid, gpu.device)
     if not gpus:
         log.info("no GPU here: replay and predict jobs only")
-    members = [Member(i, gpu, names) for i, gpu in enumerate(gpus or (None,) * processes)]
+    members = [
+        Member(i, gpu, names, _metrics_environ(settings, i))
+        for i, gpu in enumerate(gpus or (None,) * processes)
+    ]
+    _serve_metrics(settings, members)
     stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -63,11 +67,19 @@ def run_fleet(
 class Member:
     """One worker process."""
 
-    def __init__(self, number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        gpu: LocalGpu | None,
+        devices: Sequence[str] | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.starts = 0
         self._command = celery_command(number, gpu, devices)
         self._environ = {
             **os.environ,
             **worker_environ(gpu, devices, worker_name(number, gpu)),
+            **environ,
             FLEET_VARIABLE: str(os.getpid()),
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,6 +90,7 @@ class Member:
         running = self._process is not None and self._process.poll() is None
         if not running and time.monotonic() - self._started >= RESTART_S:
             self._started = time.monotonic()
+            self.starts += 1
             self._process = subprocess.Popen(  # noqa: S603 (our own command)
                 self._command,
                 env=self._environ,
@@ -98,6 +111,29 @@ class Member:
 def worker_name(number: int, gpu: LocalGpu | None) -> str:
     """What people call a fleet's worker, with the host's name behind it."""
     return f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
+
+
+def _metrics_environ(settings: Settings, number: int) -> dict[str, str]:
+    """Where a member shows its metrics: on loopback, at the port that many after the fleet's."""
+    if settings.metrics_port is None:
+        return {}
+    return {
+        "TUNER_METRICS_PORT": str(settings.metrics_port + 1 + number),
+        "TUNER_METRICS_PORT_FILE": "",
+        "TUNER_METRICS_HOST": "127.0.0.1",
+        "TUNER_METRICS_HOST_FILE": "",
+    }
+
+
+def _serve_metrics(settings: Settings, members: Sequence[Member]) -> None:
+    if (port := settings.metrics_port) is None:
+        return
+    from workers.fleet_metrics import serve_fleet_metrics  # noqa: PLC0415  # with Celery's extra
+
+    ports = [port + 1 + number for number in range(len(members))]
+    serve_fleet_metrics(
+        settings.metrics_host, port, ports, lambda: [member.starts for member in members]
+    )
 
 
 def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:

@@ -8,6 +8,8 @@ import sys
 from contextvars import ContextVar
 from datetime import datetime, timezone
 
+from workers.tracing import current_trace_id
+
 # The id of the request that is being answered. Threads that work on the answer inherit it.
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
@@ -26,6 +28,8 @@ class JsonFormatter(logging.Formatter):
         }
         if request_id := current_request.get():
             line["request_id"] = request_id
+        if trace_id := current_trace_id():
+            line["trace_id"] = trace_id
         line |= {name: vars(record)[name] for name in _OURS if name in vars(record)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

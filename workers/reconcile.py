@@ -15,6 +15,7 @@ from tuner.jobs.job import Job
 from tuner.jobs.limits import Limits, Stopwatch
 from tuner.store import JobStore, Leases
 from tuner.store.workers import WorkerStore
+from workers.metrics import EXPIRED_LEASES
 
 log = logging.getLogger("tuner.reconcile")
 
@@ -78,6 +79,7 @@ class Reconciler:
     def round(self) -> None:
         """Do one round of repairs. Raises UnusableStore."""
         for job in self._overdue.take_back():
+            EXPIRED_LEASES.inc()
             extra = {"job_id": job.id}
             log.warning("job %s: %s: now %s", job.id, job.error, job.state.value, extra=extra)
             if not job.state.finished:

@@ -36,6 +36,8 @@ from tuner.tuning.request import Source, parse_source
 from tuner.tuning.run import Request, open_run
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
+from workers.tracing import continued, flush_spans, span, start_tracing
+from workers.trial_spans import SpannedTrials
 
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
@@ -48,10 +50,14 @@ STORE_AGAIN_S = 1.0
 def main() -> None:
     parent = ParentPipes()
     settings = read_settings()
+    start_tracing("tuner-worker")
     with open_leases(settings.database_url) as leases:
         parent.send({"ready": True})
         while True:
-            result = do_job(read_lease(parent.receive()), leases, settings)
+            lease = read_lease(parent.receive())
+            with continued(lease.trace):
+                result = do_job(lease, leases, settings)
+            flush_spans()  # the parent may kill this process when it has the answer
             parent.send(result.as_json())
 
 
@@ -72,8 +78,11 @@ def read_lease(values: Mapping[str, Any]) -> Lease:
 def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
     """Tune what the lease's job asks for, and publish the winners."""
     try:
-        with open_run(_session_request(lease.request, settings)) as session:
-            session.run(leases.store(lease), progress=lambda trial: None)
+        with (
+            span("run", _about(lease.request)),
+            open_run(_session_request(lease.request, settings)) as session,
+        ):
+            session.run(SpannedTrials(leases.store(lease)), progress=lambda trial: None)
     except StaleLease:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:
@@ -90,6 +99,15 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
         said = str(error) if isinstance(error, TunerError) else f"{type(error).__name__}: {error}"
         return AttemptResult(AttemptOutcome.RETRY, said)
     return AttemptResult(AttemptOutcome.DONE)
+
+
+def _about(request: JobRequest) -> dict[str, str]:
+    return {
+        "tuner.problem": request.problem.spec(),
+        "tuner.engine": request.engine,
+        "tuner.measure": request.measure,
+        "tuner.model": request.model,
+    }
 
 
 def _session_request(request: JobRequest, settings: Settings) -> Request:

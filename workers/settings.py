@@ -33,12 +33,16 @@ class Settings:
     nightly: Path | None = None  # the watch list, a nightly.toml
     nightly_hour: int = 1  # UTC
     limits: Limits = Limits()
+    metrics_port: int | None = None  # of `tuner worker` and beat; None: they show no metrics
+    metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         if self.broker_url and urlsplit(self.broker_url).scheme not in _SCHEMES:
             raise BadInput("TUNER_BROKER_URL starts with redis:// or, for TLS, rediss://")
         if not 0 <= self.nightly_hour < 24:
             raise BadInput(f"TUNER_NIGHTLY_HOUR is 0 to 23, not {self.nightly_hour}")
+        if self.metrics_port is not None and not 1024 <= self.metrics_port <= 65_000:
+            raise BadInput(f"TUNER_METRICS_PORT is 1024 to 65000, not {self.metrics_port}")
 
     def recording(self, name: str) -> Path:
         """The file that `replay:name` means here. Raises BadInput for one outside the folder."""
@@ -60,11 +64,16 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     hour = read_value("TUNER_NIGHTLY_HOUR", environ) or str(Settings.nightly_hour)
     if not (hour.isascii() and hour.isdigit()):
         raise BadInput(f"TUNER_NIGHTLY_HOUR is 0 to 23, not {hour!r}")
+    port = read_value("TUNER_METRICS_PORT", environ)
+    if port is not None and not (port.isascii() and port.isdigit()):
+        raise BadInput(f"TUNER_METRICS_PORT is 1024 to 65000, not {port!r}")
     return Settings(
         database_url=values["database_url"] or database_url(environ),
         broker_url=values["broker_url"],
         nightly_hour=int(hour),
         limits=_read_limits(environ),
+        metrics_port=None if port is None else int(port),
+        metrics_host=read_value("TUNER_METRICS_HOST", environ) or Settings.metrics_host,
         **{name: Path(path) if path else None for name, path in paths.items()},
     )
 

@@ -12,6 +12,7 @@ from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import HEARTBEAT, Lease
 from tuner.jobs.limits import Limits, Phase, Stopwatch
 from tuner.store import Leases
+from workers.attempts import observed
 from workers.child import AttemptOutcome, AttemptResult, Runner
 from workers.registration import Registration
 
@@ -88,16 +89,18 @@ class Worker:
             self._backoff_s = BACKOFF_S
 
     def _do(self, lease: Lease) -> AttemptResult:
-        log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
-        self._runner.start(lease)
-        try:
-            result = self._watch(lease)
-        except BaseException:
-            self._runner.kill()
-            raise
-        text = "job %s: %s%s"
-        reason = f": {result.reason}" if result.reason else ""
-        log.info(text, lease.job_id, result.outcome.value, reason, extra={"job_id": lease.job_id})
+        with observed(self._leases, lease) as attempt:
+            log.info("job %s: attempt begins", lease.job_id, extra={"job_id": lease.job_id})
+            self._runner.start(attempt.lease)
+            try:
+                attempt.result = result = self._watch(lease)
+            except BaseException:
+                self._runner.kill()
+                raise
+            text = "job %s: %s%s"
+            reason = f": {result.reason}" if result.reason else ""
+            extra = {"job_id": lease.job_id}
+            log.info(text, lease.job_id, result.outcome.value, reason, extra=extra)
         return result
 
     def _watch(self, lease: Lease) -> AttemptResult:

@@ -17,6 +17,7 @@ from api.state import Api, ApiDep
 from tuner.errors import BadInput, IdempotencyConflict
 from tuner.jobs.job import Priority, Submitted
 from tuner.store.submissions import Submission
+from workers.tracing import current_traceparent, describe_span, span
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -63,12 +64,15 @@ def submit(
     _admit(request, api, caller, 1)
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
     unmet = api.fleet.unmet(wanted)
-    (answer,) = api.jobs.submit_all(
-        [Submission(wanted, _priority(body), unmet)],
-        client=caller.name,
-        idempotency_key=idempotency_key,
-        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-    )
+    with span("submit", {"tuner.device": wanted.device}, "producer"):
+        (answer,) = api.jobs.submit_all(
+            [Submission(wanted, _priority(body), unmet)],
+            client=caller.name,
+            idempotency_key=idempotency_key,
+            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+            trace=current_traceparent(),
+        )
+        describe_span({"tuner.job.id": answer.job.id, "tuner.job.created": answer.created})
     request.scope["state"]["job_id"] = answer.job.id
     _announce([answer], api, later)
     response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
@@ -116,12 +120,14 @@ def submit_jobs(
         except BadInput as error:
             problem = problem_of(error, request_id(request))
             items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
-    answers = api.jobs.submit_all(
-        wanted,
-        client=caller.name,
-        idempotency_key=idempotency_key,
-        body_hash=hashlib.sha256(body.canonical()).hexdigest(),
-    )
+    with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
+        answers = api.jobs.submit_all(
+            wanted,
+            client=caller.name,
+            idempotency_key=idempotency_key,
+            body_hash=hashlib.sha256(body.canonical()).hexdigest(),
+            trace=current_traceparent(),
+        )
     if len(answers) != len(wanted):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
     _announce(answers, api, later)

@@ -42,11 +42,14 @@ def test_values_come_from_variables_or_files(tmp_path: Path) -> None:
             "TUNER_BROKER_URL_FILE": str(secret),
             "TUNER_RECORDINGS": str(tmp_path),
             "TUNER_NIGHTLY_HOUR": "23",
+            "TUNER_METRICS_PORT": "9465",
+            "TUNER_METRICS_HOST": "0.0.0.0",  # noqa: S104
         }
     )
     assert settings.database_url == "sqlite:///here.db"
     assert settings.broker_url == "rediss://:pass@redis:6379/0"
     assert (settings.recordings, settings.nightly, settings.nightly_hour) == (tmp_path, None, 23)
+    assert (settings.metrics_port, settings.metrics_host) == (9465, "0.0.0.0")  # noqa: S104
 
 
 def test_the_night_is_asked_for_every_hour_from_its_own_on() -> None:
@@ -62,6 +65,7 @@ def test_nothing_set_is_a_local_store_without_a_broker() -> None:
     settings = read_settings({})
     assert settings.database_url.startswith("sqlite:///")
     assert (settings.broker_url, settings.recordings) == (None, None)
+    assert (settings.metrics_port, settings.metrics_host) == (None, "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,9 @@ def test_nothing_set_is_a_local_store_without_a_broker() -> None:
         ),
         ({"TUNER_NIGHTLY_HOUR": "24"}, "0 to 23"),
         ({"TUNER_NIGHTLY_HOUR": "late"}, "0 to 23"),
+        ({"TUNER_METRICS_PORT": "80"}, "1024 to 65000"),
+        ({"TUNER_METRICS_PORT": "65535"}, "1024 to 65000"),
+        ({"TUNER_METRICS_PORT": "http"}, "1024 to 65000"),
     ],
 )
 def test_what_cannot_be_is_refused(environ: dict[str, str], reason: str) -> None:

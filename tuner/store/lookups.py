@@ -17,7 +17,6 @@ from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import WINNING, Environment, Status, Trial
 from tuner.store.current_winners import current_points
 from tuner.store.database import Database
-from tuner.store.job_tables import jobs
 from tuner.store.rows import read_environment, read_points, read_trial, read_winner
 from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
@@ -172,16 +171,6 @@ class Lookups(Database):
                 if len(found) == limit:
                     break
         return found
-
-    def unfinished(self) -> dict[tuple[str, str], int]:
-        """The number of unfinished jobs by (state, device)."""
-        query = (
-            select(jobs.c.state, jobs.c.device, func.count())
-            .where(jobs.c.state.in_(["queued", "leased", "running"]))
-            .group_by(jobs.c.state, jobs.c.device)
-        )
-        with self._read() as connection:
-            return {(state, device): count for state, device, count in connection.execute(query)}
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:

@@ -1,0 +1,332 @@
+"""What the API, workers and beat show to Prometheus."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from datetime import date
+from pathlib import Path
+from subprocess import PIPE, Popen, run
+
+import pytest
+from api_server import Server, serving
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from servers import started_redis
+from test_figures import add_worker
+from worker_processes import descendants, replay, wait_for
+
+from api.metrics import Metrics
+from api.settings import ApiSettings
+from tuner.jobs.job import JobState
+from tuner.store import JobStore, Leases, NightStore
+from tuner.store.connect import connect
+from tuner.store.figures import Figures
+from workers.embedded import EmbeddedWorker
+from workers.settings import Settings
+
+TUNER = [sys.executable, "-c", "from tuner.cli import main; main()"]
+BEAT = [sys.executable, "-m", "celery", "--app", "workers.app", "beat"]
+L40S = "NVIDIA_L40S"
+
+
+class Scrape:
+    """The metrics of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.families: dict[str, Metric] = {}
+        for family in text_string_to_metric_families(text):
+            assert family.name not in self.families, f"{family.name} has two blocks"
+            self.families[family.name] = family
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A sample's value; None where there is no such sample."""
+        found = [
+            sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == name and sample.labels == labels
+        ]
+        assert len(found) < 2
+        return found[0] if found else None
+
+
+def scrape(server: Server) -> Scrape:
+    answer = server.call("GET", "/metrics")
+    assert answer.status == 200
+    return Scrape(answer.body.decode())
+
+
+def scrape_port(port: int) -> Scrape | None:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        try:
+            connection.request("GET", "/metrics")
+        except OSError:
+            return None  # it does not listen yet
+        return Scrape(connection.getresponse().read().decode())
+
+
+@pytest.fixture
+def server(store_url: str) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(store_url))) as running:
+        yield running
+
+
+def test_a_series_does_not_vanish_at_zero(server: Server, store_url: str) -> None:
+    job = server.submit()["id"]
+    waiting = scrape(server)
+    for seen, count in ((waiting, 1), (scrape_after_cancel(server, job), 0)):
+        assert seen.value("tuner_jobs_unfinished", state="queued", device=L40S) == count
+        assert seen.value("tuner_jobs_unfinished", state="running", device=L40S) == 0
+        assert seen.value("tuner_queue_jobs", device=L40S, needs_gpu="true") == count
+        assert seen.value("tuner_queue_jobs", device=L40S, needs_gpu="false") == 0
+        assert seen.value("tuner_queue_workers", device=L40S, needs_gpu="true") == 0
+        assert seen.value("tuner_workers", device=L40S, state="active") == 0
+        oldest = seen.value("tuner_queue_oldest_seconds", device=L40S, needs_gpu="true")
+        assert oldest is not None
+        assert (oldest > 0) == bool(count)
+        assert seen.value("tuner_store_up") == 1
+        assert seen.value("tuner_jobs_finished", state="dead") == 0
+
+
+def scrape_after_cancel(server: Server, job: str) -> Scrape:
+    assert server.call("POST", f"/v1/jobs/{job}/cancel").status == 200
+    return scrape(server)
+
+
+def test_workers_and_nights(server: Server, store_url: str) -> None:
+    empty = scrape(server)
+    assert empty.value("tuner_night_finished_timestamp_seconds") is None
+    with Leases.open(store_url) as leases:
+        add_worker(leases, 1)
+        add_worker(leases, 2, state="set_aside", engines=["sglang==0.5.12", "sglang==0.5.16"])
+        add_worker(leases, 3, device="", state="a state of a newer version")
+        nights = NightStore.sharing(leases)
+        nights.begin("nightly", date(2026, 11, 20))
+        failed = [{"what": "nope", "why": "unknown"}]
+        summary = {"errors": failed, "not_submitted": failed, "submitted": ["a", "b", "c"]}
+        nights.finish("nightly", date(2026, 11, 20), summary)
+    seen = scrape(server)
+    states = {
+        state: seen.value("tuner_workers", device=L40S, state=state)
+        for state in ("active", "draining", "drained", "set_aside")
+    }
+    assert states == {"active": 1, "draining": 0, "drained": 0, "set_aside": 1}
+    assert seen.value("tuner_workers", device="none", state="active") is None
+    assert seen.value("tuner_engine_workers", device=L40S, engine="sglang==0.5.16") == 2
+    assert seen.value("tuner_engine_workers", device=L40S, engine="sglang==0.5.12") == 1
+    assert seen.value("tuner_queue_workers", device=L40S, needs_gpu="true") == 1
+    assert seen.value("tuner_night_errors") == 2
+    assert seen.value("tuner_night_submitted") == 3
+    began = seen.value("tuner_night_started_timestamp_seconds")
+    ended = seen.value("tuner_night_finished_timestamp_seconds")
+    assert began and ended and began <= ended
+
+
+def test_a_scrape_outlives_the_store() -> None:
+    away = "postgresql://tuner@127.0.0.1:1/tuner"
+    seen = Scrape(Metrics(Figures(connect(away)), Settings(away)).text().decode())
+    assert seen.value("tuner_store_up") == 0
+    assert seen.value("tuner_jobs_finished", state="dead") is None
+    assert "process_resident_memory_bytes" in seen.families
+    assert "tuner_build_info" in seen.families
+
+
+def test_counting_finished_jobs_takes_a_hundredth_of_the_time(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("api.metrics.time.monotonic", lambda: now)
+    with Figures.open(store_url) as figures:
+        counts = [0, 7, 8]
+
+        def count() -> dict[JobState, int]:
+            nonlocal now
+            now += 2  # so long it takes
+            return {JobState.DONE: counts.pop(0)}
+
+        monkeypatch.setattr(figures, "finished", count)
+        metrics = Metrics(figures, Settings(store_url))
+
+        def done() -> float | None:
+            return Scrape(metrics.text().decode()).value("tuner_jobs_finished", state="done")
+
+        assert done() == 0
+        now = 201
+        assert done() == 0
+        now = 202
+        assert done() == 7
+        assert counts == [8]
+
+
+def test_the_pool_and_the_broker_are_shown(tmp_path: Path) -> None:
+    with started_redis("secret") as redis:
+        settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}", redis.url))
+        with serving(settings) as server:
+            up = scrape(server)
+            assert up.value("tuner_broker_up") == 1
+            assert up.value("tuner_store_connections", state="used") == 0
+            assert up.value("tuner_store_pool_size")
+            sent = up.value("tuner_broker_messages_total", result="sent")
+            assert sent is not None
+            server.submit()
+            wait_for(
+                lambda: (
+                    scrape(server).value("tuner_broker_messages_total", result="sent") == sent + 1
+                )
+            )
+            redis.stop()
+            assert scrape(server).value("tuner_broker_up") == 0
+
+
+@pytest.fixture
+def port() -> int:
+    """The first of four free ports."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(closing(socket.socket()))
+            first.bind(("127.0.0.1", 0))
+            number: int = first.getsockname()[1]
+            try:
+                for more in (1, 2, 3):
+                    other = stack.enter_context(closing(socket.socket()))
+                    other.bind(("127.0.0.1", number + more))
+            except OSError:
+                continue
+            if number < 65_000:
+                return number
+
+
+@contextmanager
+def running(command: list[str], environ: dict[str, str]) -> Iterator[Popen[bytes]]:
+    process = Popen(command, env={**os.environ, **environ})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture
+def environ(postgres_url: str, redis_url: str, port: int) -> dict[str, str]:
+    return {
+        "TUNER_DATABASE_URL": postgres_url,
+        "TUNER_BROKER_URL": redis_url,
+        "TUNER_METRICS_PORT": str(port),
+    }
+
+
+def fleet_of(*values: str) -> list[str]:
+    return [*TUNER, "worker", *values]
+
+
+def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], port: int) -> None:
+    with (
+        JobStore.open(environ["TUNER_DATABASE_URL"]) as jobs,
+        running(fleet_of("--device", "H200", "--processes", "2"), environ) as fleet,
+    ):
+
+        def seen() -> Scrape:
+            found = wait_for(lambda: scrape_port(port))
+            assert found
+            return found
+
+        wait_for(lambda: all(seen().value("tuner_worker_up", worker=n) for n in "01"))
+        first = seen()
+        for worker in "01":
+            assert first.value("tuner_worker_starts_total", worker=worker) == 1
+            assert first.value("tuner_leases_expired_total", worker=worker) == 0
+            assert first.value("tuner_leases_lost_total", worker=worker) == 0
+            assert first.value("tuner_broker_up", worker=worker) == 1
+            assert first.value("process_resident_memory_bytes", worker=worker)
+            assert first.value("tuner_store_pool_size", worker=worker)
+
+        posted = [jobs.submit(replay(seed)).job.id for seed in range(3)]
+        missing = replay(recording=Path("/none.csv"))
+        posted.append(jobs.submit(missing).job.id)
+        wait_for(lambda: all(jobs.get(one).state.finished for one in posted))
+
+        def total(name: str, **labels: str) -> float:
+            found = seen()
+            return sum(
+                found.value(name, worker=n, device="NVIDIA_H200", **labels) or 0 for n in "01"
+            )
+
+        wait_for(lambda: total("tuner_job_duration_seconds_count", state="done") == 3)
+        wait_for(lambda: total("tuner_job_duration_seconds_count", state="failed") == 1)
+        assert total("tuner_job_wait_seconds_count") == 4
+        assert total("tuner_job_wait_seconds_bucket", le="+Inf") == 4
+        assert total("tuner_attempts_total", outcome="done") == 3
+        assert total("tuner_attempts_total", outcome="failed") == 1
+
+        killed, *_ = [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
+        os.kill(killed, signal.SIGKILL)
+        wait_for(
+            lambda: sum(seen().value("tuner_worker_starts_total", worker=n) or 0 for n in "01") == 3
+        )
+        wait_for(lambda: all(seen().value("tuner_worker_up", worker=n) for n in "01"))
+
+
+def test_a_process_that_does_not_answer_is_down(environ: dict[str, str], port: int) -> None:
+    with running(fleet_of("--device", "H200"), environ) as fleet:
+
+        def up() -> float | None:
+            found = scrape_port(port)
+            return None if found is None else found.value("tuner_worker_up", worker="0")
+
+        wait_for(lambda: up() == 1)
+        member, *_ = [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
+        os.kill(member, signal.SIGSTOP)
+        try:
+            assert up() == 0
+        finally:
+            os.kill(member, signal.SIGCONT)
+        wait_for(lambda: up() == 1)
+
+
+def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        ended = run(
+            fleet_of("--device", "H200"), env={**os.environ, **environ}, stderr=PIPE, timeout=60
+        )
+    assert ended.returncode == 2
+    said = ended.stderr.decode()
+    assert f"TUNER_METRICS_PORT: cannot listen on 127.0.0.1, port {port}" in said
+
+
+def test_beat_shows_its_metrics(environ: dict[str, str], port: int, tmp_path: Path) -> None:
+    command = [*BEAT, "--schedule", str(tmp_path / "beat")]
+    with running(command, environ):
+        found = wait_for(lambda: scrape_port(port))
+    assert found
+    assert found.value("tuner_broker_up") == 1
+    assert "tuner_build_info" in found.families
+    assert "process_start_time_seconds" in found.families
+
+
+def test_an_embedded_worker_is_shown_by_its_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
+    monkeypatch.setenv("TUNER_DATABASE_URL", settings.database_url)  # for the child
+    embedded = EmbeddedWorker(settings, gpus=())
+    embedded.start()
+    try:
+        with serving(ApiSettings(settings), embedded) as server:
+
+            def done() -> float:
+                name = "tuner_attempts_total"
+                return scrape(server).value(name, device=L40S, outcome="done") or 0
+
+            before = done()
+            server.submit(measure="predict", batch_sizes=[1])
+            wait_for(lambda: done() == before + 1)
+    finally:
+        embedded.stop()

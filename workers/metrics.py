@@ -1,0 +1,94 @@
+"""What a process counts for Prometheus, and the endpoint on which workers and beat show it.
+
+These metrics are in `REGISTRY`, which also has the ones of the process, the interpreter and its
+garbage collector. docs/operations.md lists all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from prometheus_client import (
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tuner.store.figures import Figures
+from workers.settings import Settings
+
+log = logging.getLogger("tuner.metrics")
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series, and nobody asks for them
+
+_MINUTE, _HOUR = 60, 3600
+_WAITS = (1, 5, 15, _MINUTE, 300, 900, _HOUR, 4 * _HOUR, 12 * _HOUR, 24 * _HOUR, 72 * _HOUR)
+_DURATIONS = (1, 5, 15, _MINUTE, 300, 900, 1800, _HOUR, 2 * _HOUR, 4 * _HOUR, 8 * _HOUR, 24 * _HOUR)
+
+WAIT = Histogram(
+    "tuner_job_wait_seconds",
+    "From the posting of a job to its first claim.",
+    ("device",),
+    buckets=_WAITS,
+)
+DURATION = Histogram(
+    "tuner_job_duration_seconds",
+    "From a job's first claim to its end, by the worker that ended it.",
+    ("device", "state"),
+    buckets=_DURATIONS,
+)
+ATTEMPTS = Counter("tuner_attempts", "Attempts at jobs, by how they ended.", ("device", "outcome"))
+LOST_LEASES = Counter(
+    "tuner_leases_lost", "Jobs that another worker was given while this one had them."
+)
+EXPIRED_LEASES = Counter("tuner_leases_expired", "Leases that this worker took from another one.")
+MESSAGES = Counter(
+    "tuner_broker_messages",
+    "Messages that wake workers: sent, failed, or not needed because enough are waiting.",
+    ("result",),
+)
+_BUILD = Gauge("tuner_build_info", "1; the labels say what runs.", ("version", "python"))
+_BUILD.labels(version("engine-tuner"), platform.python_version()).set(1)
+for _result in ("sent", "failed", "enough"):
+    MESSAGES.labels(_result)  # it begins at zero, so that its first increase is seen
+
+
+class PoolCollector(Collector):
+    """The connections of a database's pool, now."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The pool's gauges; none where connections are not pooled."""
+        use = self._figures.pool()
+        if use is None:
+            return
+        name, text = "tuner_store_connections", "Connections to the store that are open now."
+        yield GaugeMetricFamily("tuner_store_pool_size", "Connections kept open.", use.size)
+        opened = GaugeMetricFamily(name, text, labels=("state",))
+        opened.add_metric(("idle",), use.idle)
+        opened.add_metric(("used",), use.used)
+        yield opened
+
+
+def serve_metrics(settings: Settings) -> None:
+    """Answer scrapes on the port of the settings, in a thread; do nothing where there is none.
+
+    A port that is taken is logged. Jobs go on, because they are worth more than their figures.
+    """
+    if settings.metrics_port is None:
+        return
+    try:
+        start_http_server(settings.metrics_port, settings.metrics_host)
+    except OSError as error:
+        log.error(
+            "no metrics on %s:%d: %s", settings.metrics_host, settings.metrics_port, error.strerror
+        )
