@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import RETRY_S, problem_response
+from api.errors import problem_response, store_problem
 from api.rates import Limiter
 from api.state import Api
 from tuner.errors import UnusableStore
@@ -55,11 +55,15 @@ class Authenticate:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
+        request_id = scope["state"]["request_id"]
         try:
             caller = await run_in_threadpool(self._admit, scope)
+        except UnusableStore as error:
+            await store_problem(request_id, error)(scope, receive, send)
+            return
         except HTTPException as error:
             response = problem_response(
-                scope["state"]["request_id"], error.status_code, error.detail, headers=error.headers
+                request_id, error.status_code, error.detail, headers=error.headers
             )
             await response(scope, receive, send)
             return
@@ -76,19 +80,14 @@ class Authenticate:
         headers = Headers(scope=scope)
         kind, _, token = headers.get("authorization", "").partition(" ")
         address = scope["client"][0] if scope["client"] else "?"
-        try:
-            if kind.lower() == "bearer":
-                if key := api.keys.find(token.strip()):
-                    return Caller(key.name, key.scope)
-                log.warning("a wrong key", extra={"address": address, "path": scope["path"]})
-                self._limiter.check((WRONG_KEYS,), "wrong", address)
-                raise _unauthorized("this key is not known, or was revoked")
-            if is_loopback(address) and _is_direct(headers) and not api.keys.any_ever():
-                return Caller(LOCAL, KeyScope.ADMIN)
-        except UnusableStore as error:
-            log.error("%s", error)
-            text, later = "the store does not answer: try again", {"Retry-After": str(RETRY_S)}
-            raise HTTPException(503, text, later) from None
+        if kind.lower() == "bearer":
+            if key := api.keys.find(token.strip()):
+                return Caller(key.name, key.scope)
+            log.warning("a wrong key", extra={"address": address, "path": scope["path"]})
+            self._limiter.check((WRONG_KEYS,), "wrong", address)
+            raise _unauthorized("this key is not known, or was revoked")
+        if is_loopback(address) and _is_direct(headers) and not api.keys.any_ever():
+            return Caller(LOCAL, KeyScope.ADMIN)
         raise _unauthorized("send a key: Authorization: Bearer KEY")
 
 

@@ -12,6 +12,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
+from api.connections import uvicorn_options
 from api.logs import log_json
 from api.settings import ApiSettings
 from tuner.errors import BadInput
@@ -46,6 +47,7 @@ def serve(settings: ApiSettings, host: str, port: int, *, workers: bool) -> None
             server_header=False,
             proxy_headers=False,  # with them, any client could claim to be on loopback
             timeout_graceful_shutdown=GRACE_S,
+            **uvicorn_options(settings),
         )
 
 

@@ -10,7 +10,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.metrics import Metrics
+from api.readiness import Readiness
 from api.settings import ApiSettings
+from api.streams import FollowedJob, Streams
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
@@ -25,24 +27,29 @@ class Api:
     store: Store
     announcer: Announces
     metrics: Metrics
-    streams: int = 0  # event streams open now; only the event loop changes it
+    readiness: Readiness
 
     def __post_init__(self) -> None:
         self.jobs = JobStore.sharing(self.store)
         self.nights = NightStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
         self.lookups = Lookups.sharing(self.store)
+        self.streams = Streams(
+            self.lookups.event_counts,
+            self.jobs.events,
+            most=self.settings.streams,
+            most_per_key=self.settings.streams_per_key,
+        )
 
     @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Count an event stream while it is open."""
-        self.streams += 1
-        self.metrics.streams.inc()
-        try:
-            yield
-        finally:
-            self.streams -= 1
-            self.metrics.streams.dec()
+    def streaming(self, client: str, job_id: str) -> Iterator[FollowedJob]:
+        """A place for an event stream. Raises HTTPException where there is none left."""
+        with self.streams.place(client), self.streams.following(job_id) as job:
+            self.metrics.streams.inc()
+            try:
+                yield job
+            finally:
+                self.metrics.streams.dec()
 
 
 async def get_api(request: Request) -> Api:  # async: it never blocks, so it needs no thread

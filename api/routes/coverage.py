@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
+from api.bodies import JsonRoute
 from api.coverage import stored_rows, watched_rows
 from api.errors import responses
 from api.paging import next_cursor, read_cursor, read_one, read_pair
@@ -19,7 +20,7 @@ from api.state import ApiDep
 from tuner.devices.table import find_device
 from workers.nightly import watch_list_of
 
-router = APIRouter(prefix="/v1", tags=["coverage"])
+router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 
 
 @router.get("/coverage", response_model=HeldPageOut, responses=responses())

@@ -9,6 +9,7 @@ from fastapi import APIRouter, BackgroundTasks, Header, Query, Request, Response
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader, Submitter
+from api.bodies import JsonRoute
 from api.errors import responses
 from api.paging import next_cursor, read_cursor, read_time_and_id
 from api.requests import job_request
@@ -21,7 +22,7 @@ from tuner.jobs.job import Job, Priority, Submitted
 from tuner.models.serving import Note
 from tuner.store.keys import Scope
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
 RETRY_S = 5  # a client should ask for the job again after so long
 IdempotencyKey = Annotated[

@@ -167,6 +167,12 @@ class Lookups(Database):
                     break
         return found
 
+    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
+        """The number of events of each of these jobs. Unknown jobs are left out."""
+        query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
+        with self._read() as connection:
+            return {job_id: count for job_id, count in connection.execute(query)}
+
     def unfinished(self) -> dict[tuple[str, str], int]:
         """The number of unfinished jobs by (state, device)."""
         query = (
