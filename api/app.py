@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from fastapi import FastAPI
 
 from api import errors
 from api.auth import OPEN_PATHS, Authenticate
+from api.bodies import CheckBody
 from api.metrics import Metrics
-from api.middleware import CheckBody, ContinueTrace, Observe, TakeTurns
+from api.middleware import AnswerHead, ContinueTrace, Observe, RefuseWithoutStore
 from api.rates import Limiter
+from api.readiness import Readiness
 from api.routes import (
     coverage,
     events,
@@ -26,9 +29,11 @@ from api.routes import (
 )
 from api.settings import ApiSettings
 from api.state import Api
+from api.turns import TakeTurns
 from tuner.jobs.job import Job
 from tuner.store import Store
 from tuner.store.figures import Figures
+from tuner.store.probe import Probe
 from workers.reconcile import Announces
 from workers.settings import Settings
 
@@ -59,11 +64,17 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with Store.open(settings.service.database_url) as store:
+        url = settings.service.database_url
+        with Store.open(url, settings.store_limits) as store, Probe.of(url) as probe:
             wakes = _announcer(settings.service) if announcer is None else announcer
             metrics = Metrics(Figures.sharing(store), settings.service)
-            app.state.api = Api(settings, store, wakes, metrics)
-            yield
+            api = Api(settings, store, wakes, metrics, Readiness(probe))
+            app.state.api = api
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(api.readiness.watch)
+                tasks.start_soon(api.streams.watch)
+                yield
+                tasks.cancel_scope.cancel()
 
     app = FastAPI(
         title="engine-tuner",
@@ -78,12 +89,13 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     for part in (submissions, jobs, events, results, coverage, nights, workers, tables, health):
         app.include_router(part.router)
     errors.install(app)
-    # Starlette runs them from the last to the first: ContinueTrace, Observe, TakeTurns,
-    # Authenticate, CheckBody.
-    app.add_middleware(CheckBody, largest=settings.max_body_bytes)
+    # Starlette runs them from the last to the first: ContinueTrace, AnswerHead, and so on.
+    app.add_middleware(CheckBody, settings=settings)
     app.add_middleware(Authenticate, limiter=Limiter(settings.service))
     app.add_middleware(TakeTurns)
+    app.add_middleware(RefuseWithoutStore)
     app.add_middleware(Observe)
+    app.add_middleware(AnswerHead)
     app.add_middleware(ContinueTrace)
     _describe_problems(app)
     return app

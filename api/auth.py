@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import RETRY_S, problem_response
+from api.errors import problem_response, store_problem
 from api.known_keys import KnownKeys, TooManyWrong
 from api.rates import Limiter
 from api.state import Api
@@ -58,11 +58,15 @@ class Authenticate:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
+        request_id = scope["state"]["request_id"]
         try:
             caller = await self._admit(scope, scope["app"].state.api)
+        except UnusableStore as error:
+            await store_problem(request_id, error)(scope, receive, send)
+            return
         except HTTPException as error:
             response = problem_response(
-                scope["state"]["request_id"], error.status_code, error.detail, headers=error.headers
+                request_id, error.status_code, error.detail, headers=error.headers
             )
             await response(scope, receive, send)
             return
@@ -92,10 +96,6 @@ class Authenticate:
         except TooManyWrong as error:
             later = {"Retry-After": str(error.wait_s)}
             raise HTTPException(429, "too many wrong keys came from your address", later) from None
-        except UnusableStore as error:
-            log.error("%s", error)
-            text, later = "the store does not answer: try again", {"Retry-After": str(RETRY_S)}
-            raise HTTPException(503, text, later) from None
         return _caller_of(key)
 
 

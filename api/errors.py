@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,10 +20,16 @@ from tuner.errors import (
     ExportRefused,
     IdempotencyKeyInUse,
     OptionsRefused,
+    StoreFull,
+    StoreReadOnly,
+    StoreReplaced,
+    StoreUnreachable,
     TunerError,
     UnknownJob,
     UnusableStore,
+    UnwritableOutput,
     WorkFailed,
+    WrongSchema,
     did_you_mean,
 )
 from tuner.problems.fields import UNKNOWN_FIELD
@@ -31,15 +38,26 @@ log = logging.getLogger("tuner.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
-# An error's own class decides, or else its nearest base class that is here.
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     ExportRefused: 409,
+    StoreFull: 507,
     UnusableStore: 503,
+    UnwritableOutput: 500,  # requests name no folders: it is one of the server's own
     BadInput: 422,
     WorkFailed: 409,
     TunerError: 500,
 }
+# What a client is told. The errors' own messages name the store's URL or path, which are for the
+# server's log alone; those of WrongSchema do not.
+_STORE_WORDS: dict[type[BaseException], str] = {
+    StoreUnreachable: "the store does not answer: try again",
+    StoreFull: "the store's disk is full: nothing was stored. Its operator must make room",
+    StoreReadOnly: "the store cannot be written: its operator must look at its disk and its rights",
+    StoreReplaced: "the store's file was deleted or replaced: its operator must restart the server",
+    UnusableStore: "the store cannot be used: the server's log says why",
+}
+DISK_FULL = "the server's disk is full: its operator must make room"
 
 
 class Mistake(BaseModel):
@@ -73,7 +91,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": schema}},
         }
-        for status in sorted({400, 401, 403, 413, 422, 429, 500, 503, *statuses})
+        for status in sorted({400, 401, 403, 408, 413, 422, 429, 500, 503, 507, *statuses})
     }
 
 
@@ -82,6 +100,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(TunerError, _on_tuner_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(OSError, _on_system_error)
 
 
 def problem_response(
@@ -107,15 +126,18 @@ def problem_response(
 
 
 def problem_of(error: TunerError, request_id: str) -> ProblemDetails:
-    """An error as problem details. What it says of the store is for the server's log alone."""
-    kinds = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
-    status, detail = next(kinds), error.in_api_words()
+    """An error as problem details. What the server alone may know is logged."""
+    status, detail = _nearest(error, _STATUSES), error.in_api_words()
     if status >= 500:
         log.error("%s", error)
-        detail = "the store does not answer: try again" if status == 503 else "the tuner failed"
+        detail = "the tuner failed"
+    if isinstance(error, WrongSchema):
+        detail = error.message
+    elif isinstance(error, UnusableStore):
+        detail = _nearest(error, _STORE_WORDS)
     refused = error.by_field if isinstance(error, OptionsRefused) else {}
     return ProblemDetails(
-        type=f"urn:engine-tuner:error:{_kebab(type(error).__name__)}",
+        type=_urn(error),
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
@@ -124,8 +146,16 @@ def problem_of(error: TunerError, request_id: str) -> ProblemDetails:
     )
 
 
+def store_problem(request_id: str, error: UnusableStore) -> JSONResponse:
+    """The answer to a request that cannot use the store. The error itself is logged."""
+    return _response(problem_of(error, request_id), {"Retry-After": str(RETRY_S)})
+
+
 async def _on_tuner_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TunerError)
+    cause = error.__cause__ or error.__context__
+    if _says_disk_full(cause) and not isinstance(error, UnusableStore):
+        return _disk_full(request, error)
     problem = problem_of(error, request_id(request))
     headers = {"Retry-After": str(RETRY_S)} if problem.status >= 500 else {}
     if isinstance(error, IdempotencyKeyInUse):
@@ -138,6 +168,22 @@ def _response(problem: ProblemDetails, headers: Mapping[str, str] | None) -> JSO
     return JSONResponse(content, problem.status, headers, media_type=MEDIA_TYPE)
 
 
+async def _on_system_error(request: Request, error: Exception) -> Response:
+    if _says_disk_full(error):
+        return _disk_full(request, error)
+    raise error  # a failure like any other
+
+
+def _says_disk_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _disk_full(request: Request, error: Exception) -> Response:
+    log.error("%s", error)  # with the path, which is for the server's log alone
+    later = {"Retry-After": str(RETRY_S)}
+    return problem_response(request_id(request), 507, DISK_FULL, headers=later)
+
+
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code < 400:
@@ -145,9 +191,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     headers, detail = dict(error.headers or {}), error.detail
     paths, route = request.app.openapi()["paths"], request.scope.get("route")
     if error.status_code == 405:  # Starlette's own header has one route's methods only
-        operations = paths.get(getattr(route, "path", ""), {})
-        headers["Allow"] = ", ".join(name.upper() for name in operations)
-        detail = f"{request.method} does nothing here: use {headers['Allow'] or 'another'}"
+        methods = [name.upper() for name in paths.get(getattr(route, "path", ""), {})]
+        also = ["HEAD"] if "GET" in methods else []  # AnswerHead turns it into a GET
+        headers["Allow"] = ", ".join([*methods, *also, "OPTIONS"])
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+        detail = f"{request.method} does nothing here: use {', '.join(methods) or 'another'}"
     elif error.status_code == 404 and route is None:
         near = did_you_mean(request.url.path[:200], paths) or "; GET /openapi.json lists the paths"
         detail = f"there is nothing at {request.url.path[:200]!r}{near}"
@@ -215,5 +264,14 @@ def _line(mistake: Mistake) -> str:
     return f"{mistake.pointer.lstrip('/')}: {mistake.detail}".removeprefix(": ")
 
 
-def _kebab(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+T = TypeVar("T")
+
+
+def _nearest(error: BaseException, table: Mapping[type[BaseException], T]) -> T:
+    """The table's value for the error's own class, or else for its nearest base class there."""
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)
+
+
+def _urn(error: TunerError) -> str:
+    kebab = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
+    return f"urn:engine-tuner:error:{kebab}"

@@ -1,8 +1,7 @@
-"""Around every request: its id, log line and metrics, its turn, and the checks of its body."""
+"""Around every request: its id, log line and metrics, and what its body may hold."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
@@ -12,12 +11,11 @@ from collections import Counter
 from typing import NoReturn
 
 import anyio
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import OPEN_PATHS, Caller
-from api.errors import problem_response
+from api.errors import problem_response, store_problem
 from api.rates import rate_headers
 from workers.logs import current_request
 from workers.tracing import checked_traceparent, continued
@@ -25,13 +23,9 @@ from workers.tracing import checked_traceparent, continued
 log = logging.getLogger("tuner.api.access")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-AT_ONCE = 3  # one computes while the others wait for the database
-# Health checks must never wait, and an export, which takes seconds, must not make others wait.
-_OUT_OF_TURN = (*OPEN_PATHS, "/v1/exports/")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 DEEPEST = 64  # levels of JSON; a config.json has 6
 _MOST_DIGITS = 400  # of one number: Python takes quadratic time to read more, then refuses
-_IN_THREAD_BYTES = 1 << 16  # larger bodies are checked in a thread, to not delay other requests
 
 
 class ContinueTrace:
@@ -87,14 +81,14 @@ class Observe:
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         metrics, route = scope["app"].state.api.metrics, _route(scope)
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = _method(scope) if _method(scope) in _METHODS else "other"
         metrics.requests.labels(method, route, status).inc()
         metrics.seconds.labels(method, route).observe(seconds)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         caller, job_id = scope["state"].get("caller"), scope["state"].get("job_id")
         extra = {
-            "method": scope["method"],
+            "method": _method(scope),
             "path": scope["path"],
             "route": _route(scope),
             "status": status,
@@ -103,35 +97,45 @@ class Observe:
             "job_id": job_id or scope.get("path_params", {}).get("job_id"),
         }
         said = {name: value for name, value in extra.items() if value is not None}
-        log.info("%s %s %d", scope["method"], scope["path"], status, extra=said)
+        log.info("%s %s %d", _method(scope), scope["path"], status, extra=said)
 
 
-class TakeTurns:
-    """ASGI middleware: at most AT_ONCE reading requests are worked on at once, the oldest first.
-
-    More at once are not faster, because Python's lock lets one thread run at a time. It picks
-    threads at random: with eight at once, some answers took ten times as long as others.
-    """
+class AnswerHead:
+    """ASGI middleware: a HEAD is answered as its GET would be, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._turns = anyio.Semaphore(AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reads = scope["type"] == "http" and scope["method"] == "GET"
-        if not reads or scope["path"].startswith(_OUT_OF_TURN):
+        if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        await self._turns.acquire()
-        with contextlib.ExitStack() as turn:
-            turn.callback(self._turns.release)
-            scope.setdefault("state", {})["end_turn"] = turn.close  # before a handler waits
 
-            async def send_out_of_turn(message: Message) -> None:
-                turn.close()  # the work is done, or the answer is an event stream
+        async def send_head(message: Message) -> None:
+            if message["type"] != "http.response.body":
                 await send(message)
+                return
+            await send({"type": "http.response.body", "body": b""})
+            if message.get("more_body"):
+                stream.cancel()  # an event stream would not end
 
-            await self._app(scope, receive, send_out_of_turn)
+        with anyio.CancelScope() as stream:
+            await self._app({**scope, "method": "GET", "head": True}, receive, send_head)
+
+
+class RefuseWithoutStore:
+    """ASGI middleware: refuses what needs the store while no request may use it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            refusal = scope["app"].state.api.readiness.refusal
+            if refusal is not None:
+                app = store_problem(scope["state"]["request_id"], refusal)
+        await app(scope, receive, send)
 
 
 class Refused(Exception):
@@ -142,60 +146,11 @@ class Refused(Exception):
         self.status = status
 
 
-class CheckBody:
-    """ASGI middleware: reads bodies up to `largest` bytes, and lets only plain JSON through."""
+def check_json(body: bytes) -> object:
+    """The value of a body.
 
-    def __init__(self, app: ASGIApp, largest: int) -> None:
-        self._app = app
-        self._largest = largest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._app(scope, receive, send)
-            return
-        try:
-            body = await self._read(scope, receive)
-            if len(body) > _IN_THREAD_BYTES:
-                await run_in_threadpool(check_json, body)
-            elif body:
-                check_json(body)
-        except Refused as refusal:
-            response = problem_response(scope["state"]["request_id"], refusal.status, str(refusal))
-            await response(scope, receive, send)
-            return
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive_again() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self._app(scope, receive_again, send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        headers = Headers(scope=scope)
-        declared = headers.get("content-length", "0")
-        if not declared.isdigit() or int(declared[:20]) > self._largest:
-            raise self._too_large()
-        chunks, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refused(400, "the body was cut off")
-            chunk, more = message.get("body", b""), message.get("more_body", False)
-            size += len(chunk)
-            if size > self._largest:
-                raise self._too_large()
-            chunks.append(chunk)
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if size and kind != "application/json":
-            raise Refused(415, "send JSON, as Content-Type: application/json")
-        return b"".join(chunks)
-
-    def _too_large(self) -> Refused:
-        return Refused(413, f"a body has at most {self._largest} bytes")
-
-
-def check_json(body: bytes) -> None:
-    """Raises Refused for a body that is not plain JSON, or that a database cannot store."""
+    Raises Refused for one that is not plain JSON, or that a database cannot store.
+    """
     try:
         value = json.loads(
             body.decode(),
@@ -209,6 +164,7 @@ def check_json(body: bytes) -> None:
     except ValueError as error:
         raise Refused(400, f"the body is not JSON: {error}") from None
     _check_values(value)
+    return value
 
 
 def _check_values(value: object) -> None:
@@ -229,8 +185,10 @@ def _check_values(value: object) -> None:
 
 
 def _check_text(text: str) -> None:
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise Refused(400, "a string holds half a character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused(400, "a string holds half a character") from None
     if "\0" in text:  # valid JSON, and valid in the schema, but PostgreSQL cannot store it
         raise Refused(422, "a string holds a NUL")
 
@@ -258,6 +216,10 @@ def _finite(text: str) -> float:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number")
+
+
+def _method(scope: Scope) -> str:
+    return "HEAD" if scope.get("head") else str(scope["method"])
 
 
 def _route(scope: Scope) -> str:

@@ -16,6 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
+from api.connections import uvicorn_options
 from api.first_key import Door, check_keys
 from api.settings import ApiSettings
 from tuner.store.connect import place_of
@@ -72,6 +73,7 @@ def serve(
             server_header=False,
             proxy_headers=False,  # with them, any client could claim to be on loopback
             timeout_graceful_shutdown=GRACE_S,
+            **uvicorn_options(settings),
         )
         _Server(config, started).run()
 

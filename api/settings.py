@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from limits import RateLimitItem, parse_many
 
 from tuner.errors import BadInput
+from tuner.store.pool import Limits
 from workers.settings import Settings, read_settings, read_value
 
 MIB = 1 << 20
@@ -30,6 +31,18 @@ class ApiSettings:
     streams: int = 200  # event streams at once
     wait_s: int = 60  # a request waits at most so long for its job's end
     no_auth: bool = False  # requests from this machine need no key: `tuner serve --no-auth`
+    streams_per_key: int = 20
+    body_s: int = 20  # a body must have arrived after so many seconds
+    large_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("60/minute"))
+    connections: int = 1000  # of clients, at once
+    statement_s: int = 10  # PostgreSQL gives a statement of a request up after so many seconds
+    lock_s: int = 5  # and a wait for a lock, or for a free connection to the store
+
+    @property
+    def store_limits(self) -> Limits:
+        """How long a request waits for the store."""
+        wait_s = self.lock_s
+        return Limits(connection_s=wait_s, statement_s=self.statement_s, lock_s=wait_s)
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
@@ -57,6 +70,12 @@ def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
         stream_s=whole("STREAM_S", 1, 86_400, defaults.stream_s),
         wait_s=whole("WAIT_S", 0, 60, defaults.wait_s),
         streams=whole("STREAMS", 1, 10_000, defaults.streams),
+        streams_per_key=whole("STREAMS_PER_KEY", 1, 10_000, defaults.streams_per_key),
+        body_s=whole("BODY_S", 1, 3600, defaults.body_s),
+        large_rate=rate("LARGE_RATE", defaults.large_rate),
+        connections=whole("CONNECTIONS", 10, 100_000, defaults.connections),
+        statement_s=whole("STATEMENT_S", 1, 3600, defaults.statement_s),
+        lock_s=whole("LOCK_S", 1, 3600, defaults.lock_s),
     )
 
 

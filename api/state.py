@@ -13,7 +13,9 @@ from api.exports import Exports
 from api.fleet import Fleet
 from api.metrics import Metrics
 from api.quotas import Quotas
+from api.readiness import Readiness
 from api.settings import ApiSettings
+from api.streams import FollowedJob, Streams
 from api.waits import Waits
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
@@ -30,7 +32,7 @@ class Api:
     store: Store
     announcer: Announces
     metrics: Metrics
-    streams: int = 0  # event streams open now; only the event loop changes it
+    readiness: Readiness
 
     def __post_init__(self) -> None:
         self.jobs = JobStore.sharing(self.store)
@@ -42,17 +44,22 @@ class Api:
         self.fleet = Fleet(self.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.store)
+        self.streams = Streams(
+            self.lookups.event_counts,
+            self.jobs.events,
+            most=self.settings.streams,
+            most_per_key=self.settings.streams_per_key,
+        )
 
     @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Count an event stream while it is open."""
-        self.streams += 1
-        self.metrics.streams.inc()
-        try:
-            yield
-        finally:
-            self.streams -= 1
-            self.metrics.streams.dec()
+    def streaming(self, client: str, job_id: str) -> Iterator[FollowedJob]:
+        """A place for an event stream. Raises HTTPException where there is none left."""
+        with self.streams.place(client), self.streams.following(job_id) as job:
+            self.metrics.streams.inc()
+            try:
+                yield job
+            finally:
+                self.metrics.streams.dec()
 
 
 async def get_api(request: Request) -> Api:  # async: it never blocks, so it needs no thread

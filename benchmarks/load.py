@@ -203,6 +203,12 @@ def quantiles(latencies: Sequence[float]) -> dict[str, float]:
 def plans(url: str, job_id: str) -> dict[str, list[str]]:
     """Each read's statements, and how the database answers them."""
     with Store.open(url) as store:
+        seen: list[tuple[str, Any]] = []
+
+        def note(*arguments: object) -> None:  # connection, cursor, statement, parameters, ...
+            seen.append((str(arguments[2]), arguments[3]))
+
+        event.listen(store._engine, "before_cursor_execute", note)  # before others share it
         jobs, lookups, found = JobStore.sharing(store), Lookups.sharing(store), {}
         figures = Figures.sharing(store)
         job, device = jobs.get(job_id), find_device("L40S").name
@@ -233,20 +239,14 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
             "metrics, finished jobs": lambda: figures.finished(),
         }
         for name, call in calls.items():
-            found[name] = explain(store._engine, call)
+            seen.clear()
+            call()
+            found[name] = explain(store._engine, list(seen))
         return found
 
 
-def explain(engine: Engine, call: Callable[[], object]) -> list[str]:
-    """The plans of the statements that a call executes."""
-    seen: list[tuple[str, Any]] = []
-
-    def note(*arguments: object) -> None:  # connection, cursor, statement, parameters, ...
-        seen.append((str(arguments[2]), arguments[3]))
-
-    event.listen(engine, "before_cursor_execute", note)
-    call()
-    event.remove(engine, "before_cursor_execute", note)
+def explain(engine: Engine, seen: Sequence[tuple[str, Any]]) -> list[str]:
+    """The plans of statements with their parameters."""
     word = "EXPLAIN (ANALYZE)" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
     lines = []
     with engine.connect() as connection:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
+from api.bodies import JsonRoute
 from api.errors import responses
 from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
@@ -19,7 +20,7 @@ from tuner.devices.table import find_device
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import watch_list_of
 
-router = APIRouter(prefix="/v1", tags=["coverage"])
+router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 
 WatchId = Annotated[int, Path(ge=1, lt=1 << 31)]
 

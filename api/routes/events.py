@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,15 +16,14 @@ from starlette.exceptions import HTTPException
 from api.auth import Reader
 from api.errors import responses
 from api.schemas_out import EventOut
-from api.state import ApiDep
+from api.state import Api, ApiDep
+from api.streams import FollowedJob
 from api.text import JobId
 from tuner.errors import UnusableStore
-from tuner.jobs.job import JobState
+from tuner.jobs.job import JobEvent, JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-POLL_S = 0.5  # between looks for new events
-BATCH = 500
 _ENDS = {state.value for state in JobState if state.finished}  # kinds of a job's last event
 RECONNECT_MS = 2000  # a client waits for so long after the stream broke
 
@@ -42,24 +41,27 @@ LastEventId = Annotated[
 class StreamStart:
     """A stream begins after the job's event with the number `seen`."""
 
-    job_id: str
+    job: FollowedJob
     seen: int
 
 
-def _stream_start(
+async def _stream_start(
     job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0
-) -> StreamStart:
-    """Find the stream's start. Once the stream has begun, its status cannot be changed."""
+) -> AsyncIterator[StreamStart]:
+    """The stream's start, and its place. Once it has begun, its status cannot be changed."""
+    seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id)
+    with api.streaming(caller.name, job_id) as job:
+        yield StreamStart(job, seen)
+
+
+def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
     job = api.jobs.get(job_id)
     # A store restored from a backup may lack that event: then the stream begins at the first one.
     known = api.jobs.events(job_id, last_event_id - 1, 1) if last_event_id else ()
     seen = last_event_id if known else 0
     if job.state.finished and not api.jobs.events(job_id, seen, 1):
         raise HTTPException(204)  # a browser does not reconnect after a 204
-    if api.streams >= api.settings.streams:
-        text = f"{api.streams} event streams are open, and no more may be"
-        raise HTTPException(503, text, {"Retry-After": "5"})
-    return StreamStart(job_id, seen)
+    return seen
 
 
 @router.get(
@@ -76,18 +78,19 @@ async def follow(
 ) -> AsyncIterator[EventOut]:
     """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
     ends_at = time.monotonic() + api.settings.stream_s
-    with api.streaming():
-        seen, finished = start.seen, False
-        yield ServerSentEvent(comment="steps of a job", retry=RECONNECT_MS)  # type: ignore[misc]
-        while not finished and time.monotonic() < ends_at:
+    seen, finished = start.seen, False
+    yield ServerSentEvent(comment="steps of a job", retry=RECONNECT_MS)  # type: ignore[misc]
+    while not finished:
+        events: Sequence[JobEvent] = ()
+        with anyio.move_on_after(ends_at - time.monotonic()):
             try:
-                events = await run_in_threadpool(api.jobs.events, start.job_id, seen, BATCH)
+                events = await start.job.after(seen)
             except UnusableStore:
                 return  # the client reconnects with the last id that it has
-            for event in events:
-                seen = event.seq
-                data = event.as_json()
-                yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
-                finished = event.kind in _ENDS
-            if not events:
-                await anyio.sleep(POLL_S)
+        if not events:
+            return
+        for event in events:
+            seen = event.seq
+            data = event.as_json()
+            yield ServerSentEvent(data=data, event=event.kind, id=str(seen))  # type: ignore[misc]
+            finished = event.kind in _ENDS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 
 from api.auth import Reader
@@ -19,10 +21,13 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", response_model=StatusOut, responses={503: responses(503)[503]})
-def readyz(api: ApiDep) -> dict[str, str]:
-    """Say whether the store answers, so that requests can be served."""
-    api.lookups.check_schema()
+_NOT_READY: dict[int | str, Any] = {status: responses()[status] for status in (503, 507)}
+
+
+@router.get("/readyz", response_model=StatusOut, responses=_NOT_READY)
+async def readyz(api: ApiDep) -> dict[str, str]:
+    """Say whether jobs can be stored, within 2 seconds."""
+    await api.readiness.check()
     return {"status": "ok"}
 
 

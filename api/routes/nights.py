@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader
+from api.bodies import JsonRoute
 from api.errors import responses
 from api.paging import page_of, read_cursor, read_date_and_id
 from api.schemas_in import NightIn, Page
@@ -16,7 +17,7 @@ from api.schemas_out import NightOut, NightsOut, SummaryOut
 from api.state import ApiDep
 from workers.nightly import do_round
 
-router = APIRouter(prefix="/v1/nights", tags=["coverage"])
+router = APIRouter(prefix="/v1/nights", tags=["coverage"], route_class=JsonRoute)
 
 
 @router.post(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, BackgroundTasks, Header, Request, Response
 
 from api.auth import Caller, Submitter, may_hurry
+from api.bodies import JsonRoute
 from api.errors import problem_of, request_id, responses
 from api.requests import job_request
 from api.schemas_in import SubmitJob, SubmitJobs
@@ -19,7 +20,7 @@ from tuner.jobs.job import Priority, Submitted
 from tuner.store.submissions import Submission
 from workers.tracing import current_traceparent, describe_span, span
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"], route_class=JsonRoute)
 
 RETRY_S = 5  # a client should ask for the job again after so long
 IdempotencyKey = Annotated[

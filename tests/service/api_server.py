@@ -14,6 +14,7 @@ import uvicorn
 from store_writer import KEY, POINTS, batch
 
 from api.app import create_app
+from api.connections import uvicorn_options
 from api.settings import ApiSettings
 from tuner.jobs.job import Job, JobFilter
 from tuner.problems.points import Config
@@ -113,7 +114,12 @@ def serving(settings: ApiSettings, announcer: Announces | None = None) -> Iterat
     """The API in a thread of this process, on a port of its own."""
     app = create_app(settings, announcer)
     config = uvicorn.Config(
-        app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1
+        app,
+        port=0,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        **uvicorn_options(settings),
     )
     server = uvicorn.Server(config)
     started = threading.Event()

@@ -274,7 +274,7 @@ class TestEvents:
         path = f"/v1/jobs/{job_id}/events"
         follower = threading.Thread(target=lambda: answers.append(server.call("GET", path)))
         follower.start()
-        eventually(lambda: server.app.state.api.streams == 1)
+        eventually(lambda: server.app.state.api.streams.open == 1)
         work(leases)
         follower.join(30)
         (answer,) = answers
@@ -285,13 +285,13 @@ class TestEvents:
         ]  # fmt: skip
         assert [one["id"] for one in events] == ["1", "2", "3", "4", "5"]
         assert events[3]["data"]["data"]["new"] == 100  # type: ignore[index]
-        eventually(lambda: server.app.state.api.streams == 0)
+        eventually(lambda: server.app.state.api.streams.open == 0)
 
     def test_a_stream_ends_with_a_cancelled_job(self, server: Server) -> None:
         job_id = server.submit()["id"]
         with ThreadPoolExecutor(1) as pool:
             following = pool.submit(server.call, "GET", f"/v1/jobs/{job_id}/events")
-            eventually(lambda: server.app.state.api.streams == 1)
+            eventually(lambda: server.app.state.api.streams.open == 1)
             server.call("POST", f"/v1/jobs/{job_id}/cancel")
             events = events_of(following.result(30).body)
         assert [one["event"] for one in events] == ["submitted", "cancelled"]
@@ -441,8 +441,31 @@ def test_the_tables_and_the_counters(server: Server) -> None:
 
 def test_a_path_names_its_methods(server: Server) -> None:
     answer = server.call("PUT", "/v1/jobs", {})
-    answer.problem(405)
-    assert set(answer.headers["allow"].split(", ")) == {"GET", "POST"}
+    assert answer.problem(405) == "PUT does nothing here: use GET, POST"
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "OPTIONS", "POST"}
+    asked = server.call("OPTIONS", "/v1/jobs")
+    assert (asked.status, asked.body) == (204, b"")
+    assert asked.headers["allow"] == answer.headers["allow"]
+    server.call("OPTIONS", "/v1/job").problem(404)
+
+
+def test_a_head_is_answered_as_a_get_is_without_the_body(server: Server) -> None:
+    job_id = server.submit()["id"]
+    for path in (*("/healthz", "/readyz", "/metrics", "/v1/jobs", "/v1/devices", "/v1/coverage"),):
+        got, head = server.call("GET", path), server.call("HEAD", path)
+        assert (head.status, head.body) == (got.status, b"") == (200, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+        if path not in ("/metrics", "/v1/jobs"):  # which count this request, or its time
+            assert head.headers["content-length"] == got.headers["content-length"]
+    stream = server.call("HEAD", f"/v1/jobs/{job_id}/events")
+    assert (stream.status, stream.body) == (200, b"")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    eventually(lambda: server.app.state.api.streams.open == 0)
+    assert server.call("HEAD", f"/v1/jobs/{NEVER}").status == 404
+    assert server.call("HEAD", f"/v1/jobs/{job_id}/cancel").status == 405
+    assert server.call("GET", f"/v1/jobs/{job_id}").json["state"] == "queued"
+    metrics = server.call("GET", "/metrics").body.decode()
+    assert 'method="HEAD",route="/v1/jobs",status="200"} 1.0' in metrics
 
 
 def test_the_api_imports_nothing_heavy() -> None:

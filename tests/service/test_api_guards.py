@@ -26,7 +26,7 @@ from tuner.jobs.job import Job
 from tuner.store.connect import connect
 from tuner.store.database import utc_now
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.tables import VERSION_TABLE
+from tuner.store.pool import Limits
 from workers.settings import Settings
 
 LARGEST = 100_000
@@ -416,8 +416,14 @@ class TestSettings:
         read = read_api_settings(
             {"TUNER_API_RATE_FILE": str(file), "TUNER_API_SUBMIT_RATE": "none"}
             | {"TUNER_API_MAX_BODY_BYTES": "2048", "TUNER_API_STREAMS": "3"}
+            | {"TUNER_API_LARGE_RATE": "1/hour", "TUNER_API_STREAMS_PER_KEY": "2"}
+            | {"TUNER_API_BODY_S": "7", "TUNER_API_CONNECTIONS": "50"}
+            | {"TUNER_API_STATEMENT_S": "8", "TUNER_API_LOCK_S": "4"}
         )
         assert (read.max_body_bytes, read.streams, read.submit_rate) == (2048, 3, ())
+        assert (read.streams_per_key, read.body_s, read.connections) == (2, 7, 50)
+        assert [str(rate) for rate in read.large_rate] == ["1 per 1 hour"]
+        assert read.store_limits == Limits(connection_s=4, statement_s=8, lock_s=4)
         assert [str(rate) for rate in read.rate] == ["5 per 1 second"]
 
     @pytest.mark.parametrize(
@@ -427,29 +433,3 @@ class TestSettings:
     def test_what_cannot_be_is_refused(self, name: str, value: str) -> None:
         with pytest.raises(BadInput, match=value):
             read_api_settings({f"TUNER_API_{name}": value})
-
-
-def test_a_store_that_was_upgraded_or_emptied_is_not_ready(
-    settings: ApiSettings, server: Server
-) -> None:
-    assert server.call("GET", "/readyz").status == 200
-    for change in ("UPDATE {} SET version_num = '9999'", "DELETE FROM {}", "DROP TABLE {}"):
-        with connect(settings.service.database_url).begin() as connection:
-            connection.execute(text(change.format(VERSION_TABLE)))
-        assert "the store does not answer" in server.call("GET", "/readyz").problem(503)
-    assert server.call("GET", "/healthz").status == 200
-
-
-def test_a_store_that_is_gone_is_said_to_be_and_not_where(
-    settings: ApiSettings, server: Server
-) -> None:
-    path = Path(settings.service.database_url.removeprefix("sqlite:///"))
-    server.app.state.api.store._engine.dispose()
-    for file in path.parent.glob("tuner.db*"):
-        file.unlink()
-    path.mkdir()
-    for target in ("/readyz", "/v1/jobs"):
-        answer = server.call("GET", target)
-        assert "the store does not answer" in answer.problem(503)
-        assert str(path) not in answer.body.decode()
-    assert server.call("GET", "/healthz").status == 200

@@ -17,6 +17,7 @@ from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import WINNING, Environment, Status, Trial
 from tuner.store.current_winners import current_points
 from tuner.store.database import Database
+from tuner.store.job_tables import jobs
 from tuner.store.rows import read_environment, read_points, read_trial, read_winner
 from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
@@ -171,6 +172,12 @@ class Lookups(Database):
                 if len(found) == limit:
                     break
         return found
+
+    def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
+        """The number of events of each of these jobs. Unknown jobs are left out."""
+        query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
+        with self._read() as connection:
+            return dict(connection.execute(query).tuples())
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ def refuse_another_file(engine: Engine, path: str) -> None:
     What is written to a deleted file is lost when the process ends, and SQLite would make a new
     file for a new connection.
     """
-    first: list[tuple[int, int]] = []
+    first = [found for found in [_identity(path)] if found]
 
     @event.listens_for(engine, "checkin")
     def _remember(*_: object) -> None:
@@ -83,9 +84,10 @@ def refuse_another_file(engine: Engine, path: str) -> None:
             raise StoreReplaced(f"the store's file {path} was deleted or replaced: restart this")
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int, int] | None:
     try:
         found = os.stat(path)  # noqa: PTH116 (for each use of a connection: the quick way)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    # While a connection of the pool has a deleted file open, no other gets its number.
+    return found.st_dev, found.st_ino, stat.S_IFMT(found.st_mode)

@@ -31,7 +31,7 @@ def bring_to_head(engine: Engine) -> None:
     """
     with engine.begin() as connection:
         if _heads(connection) == (HEAD,):
-            _prove_writable(connection)
+            prove_writable(connection)
             return
         # On SQLite, the transaction has the write lock already.
         if connection.dialect.name == "postgresql":
@@ -103,7 +103,8 @@ def _set_back(found: Sequence[str], reason: str) -> UnusableStore:
     )
 
 
-def _prove_writable(connection: Connection) -> None:
+def prove_writable(connection: Connection) -> None:
+    """Raises a database error where the store takes no writes. Rolls the transaction back."""
     # SQLite opens a read-only file without an error, and even BEGIN IMMEDIATE succeeds on it.
     connection.execute(update(_VERSION).values(version_num=_VERSION.c.version_num))
     connection.rollback()

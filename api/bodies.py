@@ -1,0 +1,148 @@
+"""Reads the bodies of requests: in time, not too large, and plain JSON that is parsed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+from anyio import to_thread
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import problem_response
+from api.middleware import Refused, check_json
+from api.settings import ApiSettings
+from api.turns import WRITES, Turns
+
+# A larger body is parsed in a thread, one at a time, to not delay other requests. It counts against
+# a rate of its own.
+LARGE_BYTES = 1 << 16
+# Each of these brings a value, which takes far longer to make than to send. The largest config.json
+# that was seen has 70,000.
+_BRING_VALUES = b",:[{"
+MOST_VALUES = 200_000
+
+
+class CheckBody:
+    """ASGI middleware: reads bodies within the settings' limits, and lets only plain JSON through.
+
+    Its value is left in the scope's state, for `JsonRoute`.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._one = anyio.CapacityLimiter(1)
+        self._turns = Turns(WRITES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        if end_turn := scope["state"].get("end_turn"):
+            end_turn()  # while a slow body arrives, others are admitted
+        try:
+            body = await self._read_in_time(scope, receive)
+            scope["state"]["json"] = await self._parse(body)
+        except (Refused, HTTPException) as refusal:
+            await _refuse(refusal, scope, receive, send)
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        async with self._turns.take(scope, receive, send) as sender:
+            if sender:
+                await self._app(scope, receive_again, sender)
+
+    async def _read_in_time(self, scope: Scope, receive: Receive) -> bytes:
+        with anyio.move_on_after(self._settings.body_s):
+            return await self._read(scope, receive)
+        raise Refused(408, f"the body did not arrive within {self._settings.body_s} s")
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        declared = Headers(scope=scope).get("content-length", "0")
+        if not declared.isdigit():
+            raise Refused(400, "Content-Length is a number of bytes")
+        body, more = _Body(scope, self._settings, int(declared[:20])), True
+        while more:
+            await body.check()
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the body was cut off")
+            body.add(message.get("body", b""))
+            more = message.get("more_body", False)
+        await body.check()
+        return b"".join(body.chunks)
+
+    async def _parse(self, body: bytes) -> object:
+        if len(body) > LARGE_BYTES:
+            return await to_thread.run_sync(check_json, body, limiter=self._one)
+        return check_json(body) if body else None
+
+
+class _Body:
+    """What has arrived of a body, and what its sender declared."""
+
+    def __init__(self, scope: Scope, settings: ApiSettings, declared: int) -> None:
+        self.chunks: list[bytes] = []
+        self._size, self._values, self._declared = 0, 0, declared
+        self._scope, self._settings = scope, settings
+        self._counted = False
+
+    def add(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        self._values += len(chunk) - len(chunk.translate(None, _BRING_VALUES))
+        self.chunks.append(chunk)
+
+    async def check(self) -> None:
+        """Raises Refused, or HTTPException 429, for a body that need not be read to its end."""
+        if max(self._size, self._declared) > self._settings.max_body_bytes:
+            raise Refused(413, f"a body has at most {self._settings.max_body_bytes} bytes")
+        if self._values > MOST_VALUES:
+            raise Refused(413, f"a body has at most {MOST_VALUES} commas, colons and brackets")
+        kind = Headers(scope=self._scope).get("content-type", "").partition(";")[0]
+        if self._size and kind.strip().lower() != "application/json":
+            raise Refused(415, "send JSON, as Content-Type: application/json")
+        if max(self._size, self._declared) > LARGE_BYTES and not self._counted:
+            self._counted = True
+            state = self._scope["state"]
+            rates = self._settings.large_rate
+            await run_in_threadpool(state["limiter"].check, rates, "large", state["caller"].name)
+
+
+async def _refuse(
+    refusal: Refused | HTTPException, scope: Scope, receive: Receive, send: Send
+) -> None:
+    if isinstance(refusal, HTTPException):
+        status, text, headers = refusal.status_code, refusal.detail, refusal.headers
+    else:
+        status, text, headers = refusal.status, str(refusal), None
+    if status == 408:
+        headers = {"Connection": "close"}
+    response = problem_response(scope["state"]["request_id"], status, text, headers=headers)
+    await response(scope, receive, send)
+
+
+class _ParsedRequest(Request):
+    async def json(self) -> Any:  # noqa: ANN401 (Starlette's signature)
+        return self.scope["state"]["json"]
+
+
+class JsonRoute(APIRoute):
+    """A route that takes the body's value from `CheckBody`. FastAPI would parse it again."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As FastAPI's, for a request whose body is parsed."""
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            return await handle(_ParsedRequest(request.scope, request.receive))
+
+        return handle_parsed

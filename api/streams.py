@@ -1,0 +1,155 @@
+"""The event streams of one process: how many there are, and one reader that wakes them all."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import anyio
+from anyio import to_thread
+from starlette.exceptions import HTTPException
+
+from tuner.errors import StoreUnreachable, TunerError
+from tuner.jobs.job import JobEvent
+
+log = logging.getLogger("tuner.api.streams")
+
+POLL_S = 0.5  # between looks for new events
+PAGE = 500  # events read at once
+RETRY_S = 5  # a client that was refused a stream should wait for so long
+ReadCounts = Callable[[Collection[str]], Mapping[str, int]]
+ReadEvents = Callable[[str, int, int], Sequence[JobEvent]]
+
+
+class Streams:
+    """Follows jobs for their streams, in one event loop. The store is read in one thread."""
+
+    def __init__(
+        self, counts: ReadCounts, events: ReadEvents, most: int, most_per_key: int
+    ) -> None:
+        """`counts` reads the number of events of jobs, `events` a job's events after a number."""
+        self._counts, self._events = counts, events
+        self._most, self._most_per_key = most, most_per_key
+        self._by_key: Counter[str] = Counter()
+        self._jobs: dict[str, FollowedJob] = {}
+        self._anybody = anyio.Event()
+        self._thread = anyio.CapacityLimiter(1)
+
+    @property
+    def open(self) -> int:
+        """The number of streams that are open."""
+        return sum(self._by_key.values())
+
+    @contextmanager
+    def place(self, key: str) -> Iterator[None]:
+        """A stream's place. Raises HTTPException 429 above the key's number, 503 above all."""
+        later = {"Retry-After": str(RETRY_S)}
+        if self._by_key[key] >= self._most_per_key:
+            text = f"{self._by_key[key]} event streams of this key are open, and no more may be"
+            raise HTTPException(429, text, later)
+        if self.open >= self._most:
+            raise HTTPException(
+                503, f"{self.open} event streams are open, and no more may be", later
+            )
+        self._by_key[key] += 1
+        try:
+            yield
+        finally:
+            self._by_key[key] -= 1
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+    @contextmanager
+    def following(self, job_id: str) -> Iterator[FollowedJob]:
+        """A job that is looked at while the block runs. Streams of one job share it."""
+        job = self._jobs.setdefault(job_id, FollowedJob(job_id, self))
+        job.followers += 1
+        self._anybody.set()
+        try:
+            yield job
+        finally:
+            job.followers -= 1
+            if not job.followers:
+                del self._jobs[job_id]
+
+    async def watch(self) -> NoReturn:
+        """Look for new events of all followed jobs, with one query, and wake their streams."""
+        while True:
+            if not self._jobs:
+                self._anybody = anyio.Event()
+                await self._anybody.wait()
+            try:
+                await self._look()
+            except Exception as error:
+                log.error(
+                    "event streams end: %s", error, exc_info=not isinstance(error, TunerError)
+                )
+                for job in self._jobs.values():
+                    job.fail()
+            await anyio.sleep(POLL_S)
+
+    async def events(self, job_id: str, after: int) -> Sequence[JobEvent]:
+        """A page of a job's events. Raises UnusableStore."""
+        return await to_thread.run_sync(self._events, job_id, after, PAGE, limiter=self._thread)
+
+    async def _look(self) -> None:
+        job_ids = tuple(self._jobs)
+        counts = await to_thread.run_sync(self._counts, job_ids, limiter=self._thread)
+        for job_id, count in counts.items():
+            if job := self._jobs.get(job_id):
+                job.advance(count)
+
+
+class FollowedJob:
+    """What the streams of one job share: its number of events, and the last page that was read."""
+
+    def __init__(self, job_id: str, streams: Streams) -> None:
+        self.followers = 0
+        self._id, self._streams = job_id, streams
+        self._count: int | None = None  # not known yet
+        self._failed = False
+        self._changed = anyio.Event()
+        self._reading = anyio.Lock()
+        self._after = 0  # the number before the page
+        self._page: Sequence[JobEvent] = ()
+
+    def advance(self, count: int) -> None:
+        """The store has so many events of the job."""
+        if count != self._count:
+            self._count = count
+            self._wake()
+
+    def fail(self) -> None:
+        """The store does not answer: the streams end, and their clients connect again."""
+        self._failed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def after(self, seen: int) -> Sequence[JobEvent]:
+        """The events after the one with the number `seen`, a page at most; waits for the first.
+
+        Raises UnusableStore where the store does not answer.
+        """
+        while True:
+            changed = self._changed
+            if self._failed:
+                raise StoreUnreachable
+            known = self._count
+            if (known is None or known > seen) and (page := await self._read(seen)):
+                return page
+            await changed.wait()
+
+    async def _read(self, seen: int) -> Sequence[JobEvent]:
+        async with self._reading:
+            if not self._page or not self._after <= seen < self._page[-1].seq:
+                page = await self._streams.events(self._id, seen)
+                if not page:
+                    return ()
+                self._after, self._page = seen, page
+            return [event for event in self._page if event.seq > seen]

@@ -1,0 +1,358 @@
+"""What the API says, and does not do, while its store is away, full, locked, newer or gone."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+from api_server import JOB, Server, serving, work
+from servers import Postgres
+from sqlalchemy import event, make_url, text
+
+from api.readiness import Readiness
+from api.settings import ApiSettings
+from tuner.errors import StoreUnreachable
+from tuner.store import Leases
+from tuner.store.connect import connect, writer
+from tuner.store.schema import HEAD
+from tuner.store.tables import VERSION_TABLE
+from workers.settings import Settings
+
+
+@pytest.fixture
+def settings(store_url: str) -> ApiSettings:
+    return ApiSettings(Settings(store_url), lock_s=1)
+
+
+@pytest.fixture
+def server(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr("api.readiness.FRESH_S", 0)
+    monkeypatch.setattr("api.readiness.LOOK_S", 0.02)
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[int], Path]]:
+    """Makes a file system with so many MiB."""
+    # Not in pytest's folder, which is its user's alone: PostgreSQL runs as another one.
+    with tempfile.TemporaryDirectory(prefix="tuner-disk-") as name, ExitStack() as made:
+        folder = Path(name)
+        folder.chmod(0o755)
+
+        def make(mib: int) -> Path:
+            command = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=755", "tuner", name]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("this account may not mount a file system")
+            made.callback(subprocess.run, ["umount", "--lazy", name], check=True)
+            return folder
+
+        yield make
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all that is left."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def execute(url: str, statement: str) -> None:
+    engine = connect(url)
+    with writer(engine).begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+def superuser(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    plain = make_url(url).set(drivername="postgresql")
+    return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it did not happen")
+
+
+class TestSchema:
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (
+                "UPDATE {} SET version_num = '9999'",
+                f"the store was upgraded to schema 9999 and this program knows {HEAD}: "
+                "upgrade and restart it",
+            ),
+            (
+                "UPDATE {} SET version_num = '0001'",
+                f"the store was set back to schema 0001 and this program needs {HEAD}: "
+                "restart it, and it upgrades the store",
+            ),
+            ("DELETE FROM {}", "the store's schema is gone: restore a backup"),
+        ],
+    )
+    def test_nothing_is_done_on_another_schema(
+        self, server: Server, store_url: str, change: str, said: str
+    ) -> None:
+        job_id = server.submit()["id"]
+        execute(store_url, change.format(VERSION_TABLE))
+        assert said in server.call("GET", "/readyz").problem(503)
+        eventually(lambda: server.call("GET", "/v1/jobs").status == 503)
+        for method, path, body in [
+            ("GET", f"/v1/jobs/{job_id}", None),
+            ("GET", f"/v1/jobs/{job_id}/events", None),
+            ("POST", "/v1/jobs", {**JOB, "seed": 1}),
+            ("POST", f"/v1/jobs/{job_id}/cancel", None),
+        ]:
+            answer = server.call(method, path, body)
+            assert said in answer.problem(503)
+            assert answer.headers["retry-after"] == "5"
+        assert server.call("GET", "/healthz").status == 200
+        execute(store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
+        execute(store_url, f"INSERT INTO {VERSION_TABLE} VALUES ('{HEAD}')")  # noqa: S608
+        eventually(lambda: server.call("GET", "/v1/jobs").status == 200)
+        (job,) = server.call("GET", "/v1/jobs").json["jobs"]
+        assert (job["id"], job["state"]) == (job_id, "queued")
+
+    def test_a_store_without_a_schema_is_not_ready(self, server: Server, store_url: str) -> None:
+        execute(store_url, f"DROP TABLE {VERSION_TABLE}")
+        said = server.call("GET", "/readyz").problem(503)
+        assert said == "the store cannot be used: the server's log says why"
+
+
+class TestReadiness:
+    def test_it_is_ready_while_other_tables_are_locked(self, postgres_url: str) -> None:
+        settings = ApiSettings(Settings(postgres_url), lock_s=1)
+        with serving(settings) as server, superuser(postgres_url) as other:
+            with other.transaction():
+                other.execute("LOCK TABLE jobs")
+                with ThreadPoolExecutor(60) as pool:
+                    posts = [
+                        pool.submit(server.call, "POST", "/v1/jobs", {**JOB, "seed": seed})
+                        for seed in range(60)
+                    ]
+                    assert server.call("GET", "/readyz").status == 200
+                    details = {post.result().problem(503) for post in posts}
+            assert details <= {
+                "the store does not answer: try again",
+                "the server is busy: try again",
+            }
+            assert server.submit()["created"]
+
+    def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url: str) -> None:
+        with (
+            serving(ApiSettings(Settings(postgres_url))) as server,
+            superuser(postgres_url) as other,
+            other.transaction(),
+        ):
+            other.execute(f"LOCK TABLE {VERSION_TABLE}")
+            said = server.call("GET", "/readyz").problem(503)
+            assert said == "the store does not answer: try again"
+            assert server.call("GET", "/healthz").status == 200
+
+    def test_it_answers_in_time_where_the_store_does_not(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.readiness.PATIENCE_S", 0.05)
+        answers = threading.Event()
+
+        class Hanging:
+            def check_schema(self) -> None:
+                answers.wait()
+
+            def check_writable(self) -> None:
+                """It can be written, once it answers."""
+
+        async def ask() -> None:
+            readiness: Any = Readiness(Hanging())  # type: ignore[arg-type]
+            for _ in range(2):
+                with pytest.raises(StoreUnreachable, match="did not answer within"):
+                    await readiness.check()
+            answers.set()
+            with anyio.fail_after(30):
+                await ready(readiness)
+
+        async def ready(readiness: Readiness) -> None:
+            while True:
+                try:
+                    await readiness.check()
+                except StoreUnreachable:
+                    continue
+                return
+
+        anyio.run(ask)
+
+    def test_who_asks_often_costs_little(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody needs a key to ask."""
+        monkeypatch.setattr("api.readiness.FRESH_S", 3600)
+        probe, asked = server.app.state.api.readiness._probe, []
+
+        @event.listens_for(probe._writer, "before_cursor_execute")
+        def note(*arguments: Any) -> None:  # connection, cursor, statement, ...
+            asked.append(arguments[2])
+
+        for _ in range(20):
+            assert server.call("GET", "/readyz").status == 200
+        assert sum("UPDATE" in statement for statement in asked) == 1
+
+
+class TestReadOnly:
+    def test_a_store_that_takes_no_writes_is_named(self, server: Server, store_url: str) -> None:
+        server.submit()
+        api = server.app.state.api
+        if store_url.startswith("sqlite"):
+            for store in (api.store, api.readiness._probe):
+                store._engine.dispose()
+                event.listen(
+                    store._engine,
+                    "connect",
+                    lambda connection, _: connection.execute("PRAGMA query_only = on"),
+                )
+        else:
+            with superuser(store_url) as other:
+                name = make_url(store_url).database
+                other.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        said = "the store cannot be written: its operator must look at its disk and its rights"
+        assert server.call("GET", "/readyz").problem(503) == said
+        assert server.call("POST", "/v1/jobs", {**JOB, "seed": 1}).problem(503) == said
+        assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
+
+
+class TestFullDisk:
+    FULL = "the store's disk is full: nothing was stored. Its operator must make room"
+
+    def test_a_full_sqlite_file_takes_no_job_and_loses_none(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'tuner.db'}"
+        with serving(ApiSettings(Settings(url), rate=(), submit_rate=())) as server:
+            engine = server.app.state.api.store._engine
+            with engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA max_page_count = 1")  # as large as it is
+            seeds = iter(range(1000))
+            taken = 0
+            while (answer := self.post(server, next(seeds))).status == 202:
+                taken += 1
+            assert answer.problem(507) == self.FULL
+            assert answer.json["type"].endswith(":store-full")
+            assert str(tmp_path) not in answer.body.decode()
+            jobs = server.call("GET", "/v1/jobs?limit=1000").json["jobs"]
+            assert len(jobs) == taken
+            engine.dispose()
+            assert self.post(server, next(seeds)).status == 202
+
+    @staticmethod
+    def post(server: Server, seed: int) -> Any:
+        return server.call("POST", "/v1/jobs", {**JOB, "seed": seed})
+
+    def test_a_full_disk_under_sqlite_is_not_ready(
+        self, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.readiness.FRESH_S", 0)
+        folder = small_disk(4)
+        with serving(ApiSettings(Settings(f"sqlite:///{folder / 'tuner.db'}"))) as server:
+            assert server.call("GET", "/readyz").status == 200
+            filler = fill(folder)
+            assert server.call("GET", "/readyz").problem(507) == self.FULL
+            filler.unlink()
+            assert server.call("GET", "/readyz").status == 200
+
+    def test_a_full_disk_under_postgresql_is_not_ready(
+        self, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.readiness.FRESH_S", 0)
+        folder = small_disk(200)
+        with tempfile.TemporaryDirectory(prefix="tuner-pg-", dir=folder) as home:
+            postgres = Postgres(Path(home))
+            postgres.start()
+            url = postgres.url.render_as_string(hide_password=False)
+            with serving(ApiSettings(Settings(url))) as server:
+                assert server.call("GET", "/readyz").status == 200
+                filler = fill(folder)
+                assert server.call("GET", "/readyz").problem(507) == self.FULL
+                filler.unlink()
+                assert server.call("GET", "/readyz").status == 200
+            postgres.stop()
+
+    def test_a_full_disk_for_temporary_files_is_named_and_not_where(
+        self,
+        small_disk: Callable[[int], Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        folder = small_disk(1)
+        url = f"sqlite:///{tmp_path / 'tuner.db'}"
+        with serving(ApiSettings(Settings(url))) as server:
+            server.submit()
+            with Leases.open(url) as leases:
+                work(leases)
+            fill(folder)
+            monkeypatch.setattr(tempfile, "tempdir", str(folder))
+            answer = server.call("GET", "/v1/exports/L40S.tar")
+            assert "must make room" in answer.problem(507)
+            assert str(folder) not in answer.body.decode()
+
+
+class TestGone:
+    def test_a_deleted_file_takes_no_job(self, tmp_path: Path) -> None:
+        path = tmp_path / "tuner.db"
+        with serving(ApiSettings(Settings(f"sqlite:///{path}"))) as server:
+            server.submit()
+            for file in tmp_path.glob("tuner.db*"):
+                file.unlink()
+            said = "the store's file was deleted or replaced: its operator must restart the server"
+            for method, target in [("GET", "/readyz"), ("GET", "/v1/jobs"), ("POST", "/v1/jobs")]:
+                answer = server.call(method, target, JOB if method == "POST" else None)
+                assert answer.problem(503) == said
+                assert str(path) not in answer.body.decode()
+            assert not path.exists()
+            assert server.call("GET", "/healthz").status == 200
+
+    def test_a_store_that_is_gone_is_said_to_be_and_not_where(self, tmp_path: Path) -> None:
+        path = tmp_path / "tuner.db"
+        with serving(ApiSettings(Settings(f"sqlite:///{path}"))) as server:
+            server.app.state.api.store._engine.dispose()
+            for file in tmp_path.glob("tuner.db*"):
+                file.unlink()
+            path.mkdir()
+            for target in ("/readyz", "/v1/jobs"):
+                answer = server.call("GET", target)
+                assert "the store's file was deleted" in answer.problem(503)
+                assert str(path) not in answer.body.decode()
+
+    def test_a_server_that_stops_and_starts_is_used_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.readiness.FRESH_S", 0)
+        with tempfile.TemporaryDirectory(prefix="tuner-pg-") as home:
+            postgres = Postgres(Path(home))
+            postgres.start()
+            url = postgres.url.render_as_string(hide_password=False)
+            with serving(ApiSettings(Settings(url))) as server:
+                job_id = server.submit()["id"]
+                postgres.stop()
+                for target in ("/readyz", f"/v1/jobs/{job_id}"):
+                    said = server.call("GET", target).problem(503)
+                    assert said == "the store does not answer: try again"
+                postgres.start()
+                for target in ("/readyz", f"/v1/jobs/{job_id}"):
+                    assert server.call("GET", target).status == 200
+            postgres.stop()
