@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
 
-from api import errors
+from api import docs, errors, openapi
 from api.auth import Authenticate
 from api.metrics import Metrics
 from api.middleware import CheckBody, Observe, TakeTurns
@@ -21,11 +20,6 @@ from tuner.store import Store
 from tuner.store.lookups import Lookups
 from workers.reconcile import Announces
 from workers.settings import Settings
-
-DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' Triton kernels.
-
-Errors are problem details (RFC 9457). Lists come in pages: send the `next` of one as `after`.
-"""
 
 
 def create_app(settings: ApiSettings, announcer: Announces | None = None) -> FastAPI:
@@ -45,22 +39,27 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
 
     app = FastAPI(
         title="engine-tuner",
-        version="1",
-        description=DESCRIPTION,
+        version=openapi.package_version(),
+        description=openapi.DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/", "description": "The server that this document came from"}],
+        openapi_tags=openapi.tags(),
+        generate_unique_id_function=openapi.operation_id,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load their scripts from another host
+        docs_url=None,  # FastAPI's pages load their scripts from another host: see api.docs
         redoc_url=None,
         redirect_slashes=False,
     )
     for part in (jobs, events, results, coverage, tables, health):
         app.include_router(part.router)
+    docs.install(app)
     errors.install(app)
     # Starlette runs them from the last to the first: Observe, TakeTurns, Authenticate, CheckBody.
     app.add_middleware(CheckBody, largest=settings.max_body_bytes)
     app.add_middleware(Authenticate, limiter=Limiter(settings.service))
     app.add_middleware(TakeTurns)
     app.add_middleware(Observe)
-    _describe_problems(app)
+    openapi.complete(app)
     return app
 
 
@@ -75,20 +74,3 @@ def _announcer(settings: Settings) -> Announces:
     from workers.queue import Announcer  # noqa: PLC0415 (without a broker, no Celery is needed)
 
     return Announcer(settings)
-
-
-def _describe_problems(app: FastAPI) -> None:
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = make()
-        schemas = schema["components"]["schemas"]
-        if "Problem" not in schemas:
-            problem = errors.ProblemDetails.model_json_schema(
-                ref_template="#/components/schemas/{model}"
-            )
-            schemas |= problem.pop("$defs")
-            schemas["Problem"] = problem
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

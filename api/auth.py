@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.docs import is_page
 from api.errors import RETRY_S, problem_response
 from api.rates import Limiter
 from api.state import Api
@@ -52,7 +53,7 @@ class Authenticate:
         self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_page(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:
@@ -95,12 +96,16 @@ class Authenticate:
 
 def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
     """A dependency: the caller. It answers 403 where the scope of their key is too small."""
+    name = least.name.lower()  # for the OpenAPI document
 
-    async def check(request: Request, _: Annotated[object, Security(_SCHEME)]) -> Caller:
+    async def check(
+        request: Request,
+        _: object = Security(_SCHEME, scopes=[name]),  # noqa: B008
+    ) -> Caller:
         caller: Caller = request.scope["state"]["caller"]
         if caller.scope < least:
-            mine, wanted = caller.scope.name.lower(), least.name.lower()
-            raise HTTPException(403, f"this needs a key of scope {wanted}, and yours is of {mine}")
+            mine = caller.scope.name.lower()
+            raise HTTPException(403, f"this needs a key of scope {name}, and yours is of {mine}")
         return caller
 
     return check

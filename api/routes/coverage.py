@@ -23,7 +23,9 @@ router = APIRouter(prefix="/v1", tags=["coverage"])
 
 
 @router.get("/coverage", response_model=HeldPageOut, responses=responses())
-def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+def list_stored(
+    page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
     after = read_cursor(page.after, read_pair)
@@ -34,7 +36,9 @@ def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) ->
 
 
 @router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())
-def watched(page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+def list_watched(
+    page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
     """List what is watched, in the watch list's order: tuned, stale or missing."""
     device = find_device(page.device).name if page.device else None
     skip = read_cursor(page.after, read_one) or 0
@@ -67,7 +71,7 @@ def remove_watch(
 
 
 @router.get("/nights/last", response_model=NightOut, responses=responses(404))
-def last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
+def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what the last night did."""
     night = api.nights.last()
     if night is None:

@@ -14,13 +14,13 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", response_model=StatusOut)
-async def healthz() -> dict[str, str]:
+async def get_health() -> dict[str, str]:
     """Say that the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", response_model=StatusOut, responses={503: responses(503)[503]})
-def readyz(api: ApiDep) -> dict[str, str]:
+def get_readiness(api: ApiDep) -> dict[str, str]:
     """Say whether the store answers, so that requests can be served."""
     api.lookups.ping()
     return {"status": "ok"}
@@ -34,6 +34,6 @@ def readyz(api: ApiDep) -> dict[str, str]:
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
     },
 )
-def metrics(caller: Reader, api: ApiDep) -> Response:
+def get_metrics(caller: Reader, api: ApiDep) -> Response:
     """Show the counters, in Prometheus' text format."""
     return Response(api.metrics.text(), media_type=CONTENT_TYPE)

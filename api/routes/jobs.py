@@ -61,7 +61,7 @@ Wait = Annotated[
         },
     },
 )
-def submit(
+def submit_job(
     body: SubmitJob,
     request: Request,
     response: Response,
@@ -134,7 +134,7 @@ async def get_job(
         202: {"model": JobOut, "description": "Its worker was asked to stop."},
     },
 )
-def cancel(job_id: JobId, response: Response, caller: Submitter, api: ApiDep) -> dict[str, Any]:
+def cancel_job(job_id: JobId, response: Response, caller: Submitter, api: ApiDep) -> dict[str, Any]:
     """End a job. Its trials stay. It ends for every client whose request was answered with it."""
     _check_own(api.jobs.get(job_id), caller)
     job = api.jobs.cancel(job_id)

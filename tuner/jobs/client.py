@@ -230,13 +230,13 @@ def _event_data(answer: IO[bytes]) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_event(job_id: str, values: Mapping[str, Any]) -> JobEvent:
-    at = datetime.fromisoformat(values["at"])
+    at = _time(values["at"])
     return JobEvent(job_id, values["seq"], values["kind"], at, values["data"])
 
 
 def _read_job(values: Mapping[str, Any]) -> Job:
     times = {
-        name: datetime.fromisoformat(values[name].replace("Z", "+00:00"))
+        name: _time(values[name])
         for name in ("created_at", "updated_at", "finished_at")
         if values[name] is not None
     }
@@ -257,3 +257,7 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         updated_at=times["updated_at"],
         finished_at=times.get("finished_at"),
     )
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 knows no Z

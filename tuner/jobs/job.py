@@ -234,4 +234,4 @@ def parse_state(text: str) -> JobState:
 
 
 def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
+    return None if at is None else at.isoformat().replace("+00:00", "Z")
