@@ -7,7 +7,7 @@ ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
 TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v))
 
-.PHONY: install demo check lint types imports test chaos clean
+.PHONY: install demo check lint types imports browser test chaos clean
 
 install: $(VENV)/.installed $(ENGINE)
 
@@ -48,7 +48,14 @@ types: $(VENV)/.installed-dev
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-test: install $(VENV)/.installed-dev $(TEST_ENGINES)
+# One test opens the API's page in Chromium. Where none can be installed, that test says so.
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+browser:
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	  test -n "$$TUNER_TEST_BROWSER" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
+
+test: install $(VENV)/.installed-dev $(TEST_ENGINES) browser
 	$(BIN)/python -m pytest -m 'not gpu'
 
 # About a quarter of an hour on two cores. It kills only what it started.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 from fastapi import FastAPI
 
-from api import errors
+from api import docs, errors, openapi
 from api.auth import OPEN_PATHS, Authenticate
 from api.bodies import CheckBody
 from api.metrics import Metrics
@@ -36,11 +36,6 @@ from tuner.store.figures import Figures
 from tuner.store.probe import Probe
 from workers.reconcile import Announces
 from workers.settings import Settings
-
-DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' Triton kernels.
-
-Errors are problem details (RFC 9457). Lists come in pages: send the `next` of one as `after`.
-"""
 
 if TYPE_CHECKING:  # FastAPI before 0.165 has none
     from fastapi.telemetry import TelemetryConfig
@@ -78,16 +73,21 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
 
     app = FastAPI(
         title="engine-tuner",
-        version="1",
-        description=DESCRIPTION,
+        version=openapi.package_version(),
+        description=openapi.DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/", "description": "The server that this document came from"}],
+        openapi_tags=openapi.tags(),
+        generate_unique_id_function=openapi.operation_id,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load their scripts from another host
+        docs_url=None,  # FastAPI's pages load their scripts from another host: see api.docs
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_TELEMETRY,
     )
     for part in (submissions, jobs, events, results, coverage, nights, workers, tables, health):
         app.include_router(part.router)
+    docs.install(app)
     errors.install(app)
     # Starlette runs them from the last to the first: ContinueTrace, AnswerHead, and so on.
     app.add_middleware(CheckBody, settings=settings)
@@ -97,7 +97,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     app.add_middleware(Observe)
     app.add_middleware(AnswerHead)
     app.add_middleware(ContinueTrace)
-    _describe_problems(app)
+    openapi.complete(app)
     return app
 
 
@@ -112,20 +112,3 @@ def _announcer(settings: Settings) -> Announces:
     from workers.queue import Announcer  # noqa: PLC0415 (without a broker, no Celery is needed)
 
     return Announcer(settings)
-
-
-def _describe_problems(app: FastAPI) -> None:
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = make()
-        schemas = schema["components"]["schemas"]
-        if "Problem" not in schemas:
-            problem = errors.ProblemDetails.model_json_schema(
-                ref_template="#/components/schemas/{model}"
-            )
-            schemas |= problem.pop("$defs")
-            schemas["Problem"] = problem
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

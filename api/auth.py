@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.docs import is_page
 from api.errors import problem_response, store_problem
 from api.known_keys import KnownKeys, TooManyWrong
 from api.rates import Limiter
@@ -55,7 +56,7 @@ class Authenticate:
         self._keys = KnownKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_page(scope["path"]):
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
@@ -119,12 +120,16 @@ def may_hurry(caller: Caller) -> None:
 
 def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
     """A dependency: the caller. It answers 403 where the scope of their key is too small."""
+    name = least.name.lower()  # for the OpenAPI document
 
-    async def check(request: Request, _: Annotated[object, Security(_SCHEME)]) -> Caller:
+    async def check(
+        request: Request,
+        _: object = Security(_SCHEME, scopes=[name]),  # noqa: B008
+    ) -> Caller:
         caller: Caller = request.scope["state"]["caller"]
         if caller.scope < least:
-            mine, wanted = caller.scope.name.lower(), least.name.lower()
-            raise HTTPException(403, f"this needs a key of scope {wanted}, and yours is of {mine}")
+            mine = caller.scope.name.lower()
+            raise HTTPException(403, f"this needs a key of scope {name}, and yours is of {mine}")
         return caller
 
     return check

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from api.docs import PAGE
 from tuner.errors import (
     BadInput,
     ExportRefused,
@@ -198,7 +199,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers=headers)
         detail = f"{request.method} does nothing here: use {', '.join(methods) or 'another'}"
     elif error.status_code == 404 and route is None:
-        near = did_you_mean(request.url.path[:200], paths) or "; GET /openapi.json lists the paths"
+        near = (
+            did_you_mean(request.url.path[:200], [*paths, PAGE])
+            or "; GET /openapi.json lists the paths"
+        )
         detail = f"there is nothing at {request.url.path[:200]!r}{near}"
     return problem_response(request_id(request), error.status_code, detail, headers=headers)
 

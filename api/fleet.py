@@ -35,6 +35,6 @@ class Fleet:
         """Why no living worker can do a job; "" where one can."""
         return Need.of(request).unmet(self.workers(), utc_now())
 
-    def waiting(self, job: Job) -> str | None:
-        """Why a queued job is not being done; None where a worker can do it, or has it."""
-        return self.unmet(job.request) or None if job.state is JobState.QUEUED else None
+    def waiting(self, job: Job) -> str:
+        """Why a queued job is not being done; "" where a worker can do it, or has it."""
+        return self.unmet(job.request) if job.state is JobState.QUEUED else ""

@@ -46,8 +46,8 @@ class JobOut(BaseModel):
     updated_at: datetime
     started_at: datetime | None = Field(description="When a worker first had it.")
     finished_at: datetime | None
-    waiting: str | None = Field(
-        None, description="Why it stays queued: no living worker can do it. Null in lists."
+    waiting: str = Field(
+        "", description="Why it stays queued: no living worker can do it. Not in lists."
     )
 
 

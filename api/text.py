@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from api.examples import JOB_ID
 from tuner.engines.engine import parse_spec
 from tuner.errors import BadInput
 from tuner.tuning.request import parse_source
@@ -36,6 +37,7 @@ JobId = Annotated[
         max_length=26,
         pattern=r"^[0-9a-hjkmnp-tv-z]*$",
         description="The id in the answer to the job's submission.",
+        examples=[JOB_ID],
     ),
 ]
 Cursor = Annotated[

@@ -26,7 +26,9 @@ WatchId = Annotated[int, Path(ge=1, lt=1 << 31)]
 
 
 @router.get("/coverage", response_model=HeldPageOut, responses=responses())
-def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+def list_stored(
+    page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
     after = read_cursor(page.after, read_pair)
@@ -37,7 +39,9 @@ def stored(page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep) ->
 
 
 @router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())
-def watched(page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+def list_watched(
+    page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
     """List what is watched, in the watch list's order: tuned, stale or missing."""
     device = find_device(page.device).name if page.device else None
     skip = read_cursor(page.after, read_one) or 0
@@ -61,7 +65,7 @@ def add_watch(body: WatchIn, caller: Admin, api: ApiDep) -> dict[str, Any]:
 
 
 @router.get("/watches/{watch_id}", response_model=WatchOut, responses=responses(404))
-def show_watch(watch_id: WatchId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+def get_watch(watch_id: WatchId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show a watch that was added over the API."""
     watch = api.nights.watch(watch_id)
     if watch is None:

@@ -69,11 +69,14 @@ def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
     response_class=EventSourceResponse,
     responses={
         **responses(404),
-        200: {"description": "Each event has its number as id, its kind as event, this as data:"},
+        200: {
+            "description": "A stream. Each event has its number as `id`, its kind as `event`, and "
+            "an `EventOut` as `data`."
+        },
         204: {"description": "The job has ended and there are no more events."},
     },
 )
-async def follow(
+async def follow_job(
     start: Annotated[StreamStart, Depends(_stream_start)], api: ApiDep
 ) -> AsyncIterator[EventOut]:
     """Follow a job to its end, from its first step or from the one after Last-Event-ID."""

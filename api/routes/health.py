@@ -16,7 +16,7 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", response_model=StatusOut)
-async def healthz() -> dict[str, str]:
+async def get_health() -> dict[str, str]:
     """Say that the process answers."""
     return {"status": "ok"}
 
@@ -25,7 +25,7 @@ _NOT_READY: dict[int | str, Any] = {status: responses()[status] for status in (5
 
 
 @router.get("/readyz", response_model=StatusOut, responses=_NOT_READY)
-async def readyz(api: ApiDep) -> dict[str, str]:
+async def get_readiness(api: ApiDep) -> dict[str, str]:
     """Say whether jobs can be stored, within 2 seconds."""
     await api.readiness.check()
     return {"status": "ok"}
@@ -39,6 +39,6 @@ async def readyz(api: ApiDep) -> dict[str, str]:
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
     },
 )
-def metrics(caller: Reader, api: ApiDep) -> Response:
+def get_metrics(caller: Reader, api: ApiDep) -> Response:
     """Show the counters, in Prometheus' text format."""
     return Response(api.metrics.text(), media_type=CONTENT_TYPE)

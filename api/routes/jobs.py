@@ -16,6 +16,7 @@ from api.schemas_in import JobPage
 from api.schemas_out import JobOut, JobsOut
 from api.state import ApiDep
 from api.text import JobId
+from tuner.jobs.job import JobState
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -61,8 +62,9 @@ async def get_job(
         await api.waits.until_ended(job_id, request, caller.name, seconds)
         state["waited_s"] = time.monotonic() - began
         job = await run_in_threadpool(api.jobs.get, job_id)
-    waiting = await run_in_threadpool(api.fleet.waiting, job)
-    return {**job.as_json(), "waiting": waiting}
+    if job.state is not JobState.QUEUED:
+        return job.as_json()
+    return {**job.as_json(), "waiting": await run_in_threadpool(api.fleet.unmet, job.request)}
 
 
 @router.post(
@@ -75,7 +77,7 @@ async def get_job(
         202: {"model": JobOut, "description": "Its worker was asked to stop."},
     },
 )
-def cancel(
+def cancel_job(
     job_id: JobId, response: Response, caller: Submitter, api: ApiDep, everyone: Everyone = False
 ) -> dict[str, Any]:
     """Withdraw from a job. It ends with its last client; its trials stay."""

@@ -44,7 +44,7 @@ def list_nights(page: Annotated[Page, Query()], caller: Reader, api: ApiDep) -> 
 @router.get(
     "/last", response_model=NightOut, response_model_exclude_unset=True, responses=responses(404)
 )
-def last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
+def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what the last night did."""
     night = api.nights.last()
     if night is None:

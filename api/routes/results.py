@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1", tags=["results"])
     response_model_exclude_unset=True,  # a point has the fields of its family only
     responses=responses(404),
 )
-def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+def list_winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     """Show what is published for a job's problem in the environment that it ran in."""
     job = api.jobs.get(job_id)
     found = api.lookups.winners_of(job.run_id) if job.run_id is not None else []
@@ -53,7 +53,7 @@ def winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     response_model_exclude_unset=True,
     responses=responses(404),
 )
-def trials(
+def list_trials(
     job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
     """List what a job tried, by gemm or stage, size and configuration."""
@@ -90,7 +90,7 @@ _EXPORT_HEADERS = {
         304: {"description": "Equal to what If-None-Match names."},
     },
 )
-async def export(
+async def download_export(
     device: Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")],
     caller: Reader,
     api: ApiDep,

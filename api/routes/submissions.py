@@ -50,7 +50,7 @@ IdempotencyKey = Annotated[
         },
     },
 )
-def submit(
+def submit_job(
     body: SubmitJob,
     request: Request,
     response: Response,

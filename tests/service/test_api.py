@@ -201,7 +201,8 @@ class TestPaths:
         [
             ("GET", "/v1/job", 404, "there is nothing at '/v1/job'; did you mean '/v1/jobs'?"),
             ("GET", "/v1/jobs/", 404, "did you mean '/v1/jobs'?"),
-            ("GET", "/", 404, "GET /openapi.json lists the paths"),
+            ("GET", "/redoc", 404, "did you mean '/docs'?"),
+            ("GET", "/zzzzzzzzzzzzzzzz", 404, "GET /openapi.json lists the paths"),
             ("PUT", "/v1/jobs", 405, "PUT does nothing here: use "),
             ("GET", f"/v1/jobs/{NEVER}/cancel", 405, "GET does nothing here: use POST"),
             ("GET", "/v1/exports/L40S.tar?engin=x", 422, "did you mean 'engine'?"),

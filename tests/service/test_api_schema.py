@@ -1,15 +1,23 @@
-"""The running API against its own OpenAPI schema: Schemathesis finds nothing."""
+"""The OpenAPI document: it is valid and complete, and Schemathesis finds that it is true."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import pytest
 from api_server import serving, work
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from api.app import create_app
 from api.settings import ApiSettings
 from tuner.store import Leases
 from tuner.store.keys import Scope
@@ -20,8 +28,100 @@ SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 EXAMPLES = 15  # an operation and phase
 
 
+@pytest.fixture(scope="module")
+def document() -> Any:
+    """As clients read it: through JSON."""
+    app = create_app(ApiSettings(Settings("sqlite:///unused.db")))
+    return json.loads(json.dumps(app.openapi()))
+
+
+def operations(document: Any) -> Iterator[tuple[str, Any]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method} {path}", operation
+
+
+def test_it_is_valid_for_the_version_that_it_names(document: Any) -> None:
+    assert document["openapi"].startswith("3.1.")
+    errors = [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()]
+    assert errors == []
+
+
+def test_it_names_the_package_s_version_and_a_server(document: Any) -> None:
+    assert document["info"]["version"] == version("engine-tuner")
+    assert document["servers"][0]["url"] == "/"
+
+
+def test_operations_have_short_names_summaries_and_described_tags(document: Any) -> None:
+    ids = [operation["operationId"] for _, operation in operations(document)]
+    assert len(set(ids)) == len(ids)
+    assert {"submitJob", "listJobs", "getJob", "cancelJob", "followJob"} <= set(ids)
+    described = {tag["name"]: tag["description"] for tag in document["tags"]}
+    for name, operation in operations(document):
+        assert re.fullmatch(r"[a-z]+([A-Z][a-z]+)+", operation["operationId"]), name
+        assert 5 < len(operation["summary"]) < 100, name
+        assert all(described.get(tag) for tag in operation["tags"]), name
+
+
+def test_each_operation_says_which_scope_its_key_needs(document: Any) -> None:
+    found = {}
+    for name, operation in operations(document):
+        for requirement in operation.get("security", [{"": [""]}]):
+            ((scheme, (scope,)),) = requirement.items()
+            found[name] = scope
+            if scope:
+                assert document["components"]["securitySchemes"][scheme]["scheme"] == "bearer"
+                assert f"`{scope}`" in operation["description"], name
+    assert found["post /v1/jobs"] == "submit"
+    assert found["get /v1/jobs"] == found["get /metrics"] == "read"
+    assert found["post /v1/watches"] == "admin"
+    assert {name for name, scope in found.items() if not scope} == {"get /healthz", "get /readyz"}
+
+
+def test_bodies_and_answers_have_examples_that_are_valid(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for name, schema in schemas.items():
+        for example in schema.get("examples", ()):
+            whole = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+            errors = Draft202012Validator(whole).iter_errors(example)
+            assert [error.message for error in errors] == [], name
+    for name, operation in operations(document):
+        answers = [answer for status, answer in operation["responses"].items() if status < "300"]
+        for part in (*answers, operation.get("requestBody", {})):
+            if json_part := part.get("content", {}).get("application/json"):
+                used = json_part["schema"]["$ref"].rpartition("/")[2]
+                assert schemas[used].get("examples"), (name, used)
+
+
+def test_a_stream_describes_its_events(document: Any) -> None:
+    answer = document["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["200"]
+    (event,) = answer["content"].values()
+    data = event["schema"]["properties"]["data"]["contentSchema"]
+    assert data == {"$ref": "#/components/schemas/EventOut"}
+    Draft202012Validator(event["schema"]).validate(event["example"])
+    whole = {**data, "components": {"schemas": document["components"]["schemas"]}}
+    Draft202012Validator(whole).validate(json.loads(event["example"]["data"]))
+
+
+def test_each_error_is_described_once(document: Any) -> None:
+    shared = document["components"]["responses"]
+    for name, operation in operations(document):
+        for status, answer in operation["responses"].items():
+            if status >= "400":
+                assert answer == {"$ref": f"#/components/responses/Error{status}"}, name
+                (content,) = shared[f"Error{status}"]["content"].values()
+                assert str(content["example"]["status"]) == status
+    assert "Retry-After" in shared["Error429"]["headers"]
+    assert "RateLimit" in shared["Error429"]["headers"]
+
+
+def test_a_get_has_no_errors_of_bodies(document: Any) -> None:
+    for methods in document["paths"].values():
+        assert not {"400", "413", "415"} & set(methods.get("get", {"responses": {}})["responses"])
+
+
 def test_schemathesis_finds_nothing(store_url: str, tmp_path: Path) -> None:
-    settings = ApiSettings(Settings(store_url), rate=(), submit_rate=(), stream_s=1)
+    settings = ApiSettings(Settings(store_url), rate=(), submit_rate=(), stream_s=1, wait_s=1)
     with serving(settings) as server:
         server.key = server.app.state.api.keys.add("fuzz", Scope.ADMIN)
         server.submit()

@@ -143,7 +143,7 @@ class TestOverHttp:
         assert server.call("GET", f"/v1/jobs/{job['id']}").json["waiting"] == never
         self.api_workers(server).beat(replace(L40S, engines=("sglang==0.5.16",)))
         self.look_again(server)
-        assert server.call("GET", f"/v1/jobs/{job['id']}").json["waiting"] is None
+        assert server.call("GET", f"/v1/jobs/{job['id']}").json["waiting"] == ""
 
     def test_an_engine_without_a_version_gets_the_one_of_a_living_worker(
         self, server: Server
@@ -151,7 +151,7 @@ class TestOverHttp:
         self.api_workers(server).beat(L40S)
         job = server.submit()
         assert job["request"]["engine"] == "sglang==0.5.12"
-        assert job["waiting"] is None
+        assert job["waiting"] == ""
         assert "sglang 0.5.12 " in job["notes"][0]  # the problem is that version's, too
         predicted = server.submit(measure="predict")
         assert predicted["request"]["engine"] == "sglang==0.5.12"

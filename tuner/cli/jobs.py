@@ -207,7 +207,7 @@ def _follow(queue: Queue, found: Job) -> Job:
     from tuner.errors import ServerUnavailable, UnusableStore
 
     seen, outage = 0, _Outage()
-    reason: str | None = None
+    reason = ""
     while True:
         try:
             found = queue.get(found.id)  # read before its events, so that no event is missed

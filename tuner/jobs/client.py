@@ -57,7 +57,7 @@ class Queue(Protocol):
 
     def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent] | Iterator[JobEvent]: ...
 
-    def waiting(self, job: Job) -> str | None: ...
+    def waiting(self, job: Job) -> str: ...
 
     def workers(self) -> Sequence[WorkerStatus]: ...
 
@@ -124,12 +124,11 @@ class RemoteQueue:
         with self._expecting_this_version():
             return _read_job(answer)
 
-    def waiting(self, job: Job) -> str | None:
-        """Why a queued job is not being done; None where a worker can do it, or has it."""
+    def waiting(self, job: Job) -> str:
+        """Why a queued job is not being done; "" where a worker can do it, or has it."""
         if job.state is not JobState.QUEUED:
-            return None
-        reason = self._ask("GET", _job_path(job.id)).get("waiting")
-        return None if reason is None else str(reason)
+            return ""
+        return str(self._ask("GET", _job_path(job.id)).get("waiting", ""))
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

@@ -45,11 +45,11 @@ class LocalQueue(Database):
         """A job's events after number `after`, until now."""
         return self._jobs.events(job_id, after)
 
-    def waiting(self, job: Job) -> str | None:
-        """Why a queued job is not being done; None where a worker can do it, or has it."""
+    def waiting(self, job: Job) -> str:
+        """Why a queued job is not being done; "" where a worker can do it, or has it."""
         if job.state is not JobState.QUEUED:
-            return None
-        return Need.of(job.request).unmet(self.workers(), utc_now()) or None
+            return ""
+        return Need.of(job.request).unmet(self.workers(), utc_now())
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""
