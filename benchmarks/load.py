@@ -43,7 +43,8 @@ WATCH = {
     "tp": [4, 8],
     "dtypes": ["fp8_w8a8"],
 }
-SECONDS = 15.0  # of submissions, at each number of clients
+BATCH = 100
+SECONDS = 5.0  # of submissions, at each number of clients
 READS = 400
 
 
@@ -64,16 +65,35 @@ def submissions(url: str) -> dict[str, Any]:
     """New jobs, each another, as fast as the clients can."""
     seeds = itertools.count(time.time_ns() // 1000)
     before, rows = machine(), []
-    with serving(url) as port:
+    with serving(url) as (port, pid):
 
         def post(connection: http.client.HTTPConnection) -> None:
             ask(connection, "POST", "/v1/jobs", {**JOB, "seed": next(seeds)}, 202)
 
         measure(port, post, 1, seconds=2)  # nothing is imported or connected for the first time
-        for clients in (1, 8, 64):
-            took, latencies = measure(port, post, clients, seconds=SECONDS)
-            rate = round(len(latencies) / took, 1)
-            rows.append({"clients": clients, "a second": rate, **quantiles(latencies)})
+
+        def post_batch(connection: http.client.HTTPConnection) -> None:
+            jobs = [{**JOB, "seed": next(seeds)} for _ in range(BATCH)]
+            ask(connection, "POST", "/v1/jobs:batch", {"jobs": jobs}, 200)
+
+        for clients, send, count in (
+            (1, post, 1),
+            (8, post, 1),
+            (64, post, 1),
+            (4, post_batch, BATCH),
+        ):
+            cpu_s = server_cpu_s(pid)
+            took, latencies = measure(port, send, clients, seconds=SECONDS)
+            cpu_ms = 1000 * (server_cpu_s(pid) - cpu_s) / len(latencies) / count
+            rows.append(
+                {
+                    "clients": clients,
+                    "jobs a request": count,
+                    "jobs a second": round(count * len(latencies) / took, 1),
+                    "API CPU ms a job": round(cpu_ms, 2),
+                    **quantiles(latencies),
+                }
+            )
     return {"machine": before, "rows": rows}
 
 
@@ -108,7 +128,7 @@ def reads(url: str) -> dict[str, Any]:
         "metrics": "/metrics",
     }
     before, rows = machine(), []
-    with serving(url) as port:
+    with serving(url) as (port, _):
         for watch in ({**WATCH, "models": tuned, "tp": [1]}, WATCH):
             ask(http.client.HTTPConnection("127.0.0.1", port), "POST", "/v1/watches", watch, 201)
         for (name, path), clients in itertools.product(pages.items(), (1, 8)):
@@ -122,13 +142,15 @@ def reads(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(url: str) -> Iterator[int]:
-    """The port of a server over that store."""
+def serving(url: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of a server over that store."""
     environ = {
         **os.environ,
         "TUNER_DATABASE_URL": url,
         "TUNER_API_RATE": "none",
         "TUNER_API_SUBMIT_RATE": "none",
+        "TUNER_API_LARGE_RATE": "none",
+        "TUNER_API_QUEUED": "1000000",
     }
     tuner = str(Path(sys.executable).with_name("tuner"))
     command = [tuner, "serve", "--port", "0", "--no-worker", "--no-auth"]
@@ -140,9 +162,15 @@ def serving(url: str) -> Iterator[int]:
         drain = threading.Thread(target=server.stderr.read, daemon=True)  # or its pipe fills
         drain.start()
         try:
-            yield int(urlsplit(json.loads(line)["message"].split()[3]).port or 0)
+            yield int(urlsplit(json.loads(line)["message"].split()[3]).port or 0), server.pid
         finally:
             server.terminate()
+
+
+def server_cpu_s(pid: int) -> float:
+    """The processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(

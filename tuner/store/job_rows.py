@@ -17,7 +17,7 @@ from tuner.store.job_tables import job_events, jobs
 def new_job_row(
     request: JobRequest, priority: Priority, client: str, now: datetime, trace: str = ""
 ) -> dict[str, Any]:
-    """The row of a job that has one event, `submitted`."""
+    """The row of a queued job without events."""
     return {
         "id": new_job_id(),
         "request": request.as_json(),
@@ -35,7 +35,7 @@ def new_job_row(
         "owner": "",
         "fence": 0,
         "cancel_requested": False,
-        "event_count": 1,
+        "event_count": 0,
         "error": "",
         "trace": trace,
         "available_at": now,

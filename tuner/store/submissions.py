@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Interval, and_, func, insert, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Interval,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import ReturningInsert
 
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, Submitted
-from tuner.store.database import Clock, insert_into, utc_now
+from tuner.store.database import Clock, utc_now
 from tuner.store.job_rows import append_event, new_job, new_job_row, read_job, update_job
 from tuner.store.job_tables import IS_COALESCIBLE, job_events, jobs
 from tuner.store.tables import UtcDateTime
@@ -60,33 +74,40 @@ def _equal_jobs(
     connection: Connection, keys: Sequence[str], clock: Clock | None, fresh: timedelta
 ) -> tuple[datetime, Mapping[str, Job]]:
     """The time, and the jobs that answer requests with these keys, in one statement."""
-    now, done_since = _now(connection, clock, fresh)
-    done = and_(jobs.c.state == JobState.DONE.value, jobs.c.finished_at > done_since)
-    equal = and_(jobs.c.request_key.in_(keys), or_(IS_COALESCIBLE, done))
-    one = select(now.label("time")).subquery()
-    query = select(one.c.time, jobs).select_from(one.outerjoin(jobs, equal))
-    rows = connection.execute(query).mappings().all()
+    if clock is None and connection.dialect.name == "postgresql":
+        query, parameters = _EQUAL_BY_THEIR_CLOCK, {"keys": keys, "fresh": fresh}
+    else:
+        now = utc_now() if clock is None else clock()
+        query, parameters = _EQUAL, {"keys": keys, "now": now, "done_since": now - fresh}
+    rows = connection.execute(query, parameters).mappings().all()
     found: dict[str, Job] = {}
     for row in sorted((row for row in rows if row["id"]), key=_answers_best):
         found[row["request_key"]] = read_job(row)
     return rows[0]["time"], found
 
 
+def _select_equal(now: ColumnElement[Any], done_since: ColumnElement[Any]) -> Select[Any]:
+    done = and_(jobs.c.state == JobState.DONE.value, jobs.c.finished_at > done_since)
+    mine = jobs.c.request_key.in_(bindparam("keys", expanding=True))
+    one = select(now.label("time")).subquery()
+    joined = one.outerjoin(jobs, and_(mine, or_(IS_COALESCIBLE, done)))
+    return select(one.c.time, jobs).select_from(joined)
+
+
+# Made once: to make them for each submission takes as long as to execute them.
+_EQUAL = _select_equal(
+    bindparam("now", type_=UtcDateTime), bindparam("done_since", type_=UtcDateTime)
+)
+_EQUAL_BY_THEIR_CLOCK = _select_equal(
+    func.clock_timestamp(type_=UtcDateTime),
+    func.clock_timestamp() - bindparam("fresh", type_=Interval),
+)
+
+
 def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
     """Sorts the best answer last: an unfinished job, else the one that was done last."""
     unfinished = row["finished_at"] is None
     return unfinished, row["created_at"] if unfinished else row["finished_at"]
-
-
-def _now(
-    connection: Connection, clock: Clock | None, fresh: timedelta
-) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-    """The time, and the time `fresh` ago; PostgreSQL tells its own while it answers."""
-    if clock is None and connection.dialect.name == "postgresql":
-        now = func.clock_timestamp(type_=UtcDateTime)
-        return now, func.clock_timestamp() - literal(fresh, Interval)
-    here = utc_now() if clock is None else clock()
-    return literal(here, UtcDateTime), literal(here - fresh, UtcDateTime)
 
 
 def _add(
@@ -100,27 +121,43 @@ def _add(
     if not wanted:
         return {}
     # In the order of their keys: two transactions that add the same jobs cannot wait for each other
-    rows = [
-        new_job_row(wanted[key].request, wanted[key].priority, client, now, trace)
-        for key in sorted(wanted)
-    ]
-    addition = (
-        insert_into(connection, jobs)
-        .on_conflict_do_nothing(index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE)
-        .returning(jobs.c.id)
-    )
-    ids = set(connection.execute(addition, rows).scalars())
-    new = [row for row in rows if row["id"] in ids]
-    events = [
-        {"job_id": row["id"], "seq": 1, "kind": "submitted", "at": now, "data": {"client": client}}
-        for row in new
-    ]
+    in_order = sorted(wanted.items())
+    rows = [_row(one, client, now, trace) for _, one in in_order]
+    ids = set(connection.execute(_addition(connection.dialect.name), rows).scalars())
+    new = [(one, row) for (_, one), row in zip(in_order, rows, strict=True) if row["id"] in ids]
+    events = [event for one, row in new for event in _first_events(one, row)]
     if events:
-        connection.execute(insert(job_events), events)
-    for row in new:
-        if reason := wanted[row["request_key"]].unmet:
-            append_event(connection, row["id"], now, "waiting", {"reason": reason})
-    return {row["request_key"]: new_job(row, wanted[row["request_key"]].request) for row in new}
+        connection.execute(_ADD_EVENTS, events)
+    return {row["request_key"]: new_job(row, one.request) for one, row in new}
+
+
+_ADD_EVENTS = insert(job_events)
+
+
+@cache
+def _addition(dialect: str) -> ReturningInsert[tuple[str]]:
+    insertion = postgresql.insert(jobs) if dialect == "postgresql" else sqlite.insert(jobs)
+    equal = {"index_elements": [jobs.c.request_key], "index_where": IS_COALESCIBLE}
+    return insertion.on_conflict_do_nothing(**equal).returning(jobs.c.id)
+
+
+def _row(wanted: Submission, client: str, now: datetime, trace: str) -> dict[str, Any]:
+    row = new_job_row(wanted.request, wanted.priority, client, now, trace)
+    return {**row, "event_count": 2 if wanted.unmet else 1}
+
+
+def _first_events(wanted: Submission, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    kinds = [("submitted", {"client": row["client"]})]
+    if wanted.unmet:
+        kinds.append(("waiting", {"reason": wanted.unmet}))
+    for seq, (kind, data) in enumerate(kinds, start=1):
+        yield {
+            "job_id": row["id"],
+            "seq": seq,
+            "kind": kind,
+            "at": row["created_at"],
+            "data": data,
+        }
 
 
 def _join(connection: Connection, job: Job, client: str, priority: Priority, now: datetime) -> Job:
