@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -123,7 +122,7 @@ def _add(
     # In the order of their keys: two transactions that add the same jobs cannot wait for each other
     in_order = sorted(wanted.items())
     rows = [_row(one, client, now, trace) for _, one in in_order]
-    ids = set(connection.execute(_addition(connection.dialect.name), rows).scalars())
+    ids = set(connection.execute(_ADD[connection.dialect.name], rows).scalars())
     new = [(one, row) for (_, one), row in zip(in_order, rows, strict=True) if row["id"] in ids]
     events = [event for one, row in new for event in _first_events(one, row)]
     if events:
@@ -134,11 +133,18 @@ def _add(
 _ADD_EVENTS = insert(job_events)
 
 
-@cache
-def _addition(dialect: str) -> ReturningInsert[tuple[str]]:
-    insertion = postgresql.insert(jobs) if dialect == "postgresql" else sqlite.insert(jobs)
-    equal = {"index_elements": [jobs.c.request_key], "index_where": IS_COALESCIBLE}
-    return insertion.on_conflict_do_nothing(**equal).returning(jobs.c.id)
+def _addition(
+    insertion: postgresql.Insert | sqlite.Insert,
+) -> ReturningInsert[tuple[str]]:
+    return insertion.on_conflict_do_nothing(
+        index_elements=[jobs.c.request_key], index_where=IS_COALESCIBLE
+    ).returning(jobs.c.id)
+
+
+_ADD = {
+    "postgresql": _addition(postgresql.insert(jobs)),
+    "sqlite": _addition(sqlite.insert(jobs)),
+}
 
 
 def _row(wanted: Submission, client: str, now: datetime, trace: str) -> dict[str, Any]:
