@@ -57,7 +57,8 @@ async def get_job(
     job = await run_in_threadpool(api.jobs.get, job_id)
     if wait and not job.state.finished:
         state, began = request.scope["state"], time.monotonic()
-        state["end_turn"]()
+        if end_turn := state.get("end_turn"):  # other reading requests need not wait too
+            end_turn()
         seconds = min(wait, api.settings.wait_s)
         await api.waits.until_ended(job_id, request, caller.name, seconds)
         state["waited_s"] = time.monotonic() - began

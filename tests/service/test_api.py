@@ -285,6 +285,8 @@ class TestEvents:
             "submitted", "leased", "running", "trials", "done",
         ]  # fmt: skip
         assert [one["id"] for one in events] == ["1", "2", "3", "4", "5"]
+        posted_at = server.call("GET", f"/v1/jobs/{job_id}").json["created_at"]
+        assert events[0]["data"]["at"] == posted_at and posted_at.endswith("Z")  # type: ignore[index]
         assert events[3]["data"]["data"]["new"] == 100  # type: ignore[index]
         eventually(lambda: server.app.state.api.streams.open == 0)
 
