@@ -171,7 +171,7 @@ class Lookups(Database):
         """The number of events of each of these jobs. Unknown jobs are left out."""
         query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
         with self._read() as connection:
-            return {job_id: count for job_id, count in connection.execute(query)}
+            return {row.id: row.event_count for row in connection.execute(query)}
 
     def unfinished(self) -> dict[tuple[str, str], int]:
         """The number of unfinished jobs by (state, device)."""
