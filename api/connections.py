@@ -17,7 +17,8 @@ log = logging.getLogger("tuner.api")
 
 HEAD_S = 20.0  # a request's head must have arrived so long after its connection began
 MOST_USELESS_BYTES = 1 << 16  # that bring no body: a head, or what only looks like the rest of one
-LINGER_S = 1.0  # for a client that is refused to read why
+LINGER_S = 1.0  # for a client that is refused to read why; until then, what it sends is ignored
+MOST_IGNORED_BYTES = 1 << 20
 _OTHER_FILES = 200  # of this process: the store, Redis, modules, workers
 
 
@@ -65,9 +66,11 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
         self._useless += len(data)
+        if self._refused:
+            if self._useless > MOST_IGNORED_BYTES:
+                self.transport.abort()
+            return
         super().data_received(data)
         if self._useless > MOST_USELESS_BYTES and not self.transport.is_closing():
             self._refuse(431, f"a request's head has at most {MOST_USELESS_BYTES} bytes")

@@ -192,7 +192,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     headers, detail = dict(error.headers or {}), error.detail
     paths, route = request.app.openapi()["paths"], request.scope.get("route")
     if error.status_code == 405:  # Starlette's own header has one route's methods only
-        methods = [name.upper() for name in paths.get(getattr(route, "path", ""), {})]
+        methods = sorted(name.upper() for name in paths.get(getattr(route, "path", ""), {}))
         also = ["HEAD"] if "GET" in methods else []  # AnswerHead turns it into a GET
         headers["Allow"] = ", ".join([*methods, *also, "OPTIONS"])
         if request.method == "OPTIONS":

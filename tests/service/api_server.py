@@ -155,3 +155,12 @@ def work(leases: Leases, *, finish: bool = True) -> Job:
     if finish:
         store.finish_run(run, [ENTRY], Totals(measurements=100))
     return JobStore.sharing(leases).get(lease.job_id)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Waits, without a clock of its own, for what another thread is about to do."""
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it did not happen")

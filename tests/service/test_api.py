@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from api_server import JOB, NEVER, Server, serving, work
+from api_server import JOB, NEVER, Server, eventually, serving, work
 from attention_cases import EXTEND, fill
 from job_submitter import go_on, submitting
 from store_writer import KEY
@@ -476,12 +476,3 @@ def test_the_api_imports_nothing_heavy() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "triton", "optuna", "numpy", "celery", "workers.app"}
     assert heavy & set(run.stdout.split()) == set()
-
-
-def eventually(condition) -> None:
-    """Waits, without a clock of its own, for what another thread is about to do."""
-    for _ in range(2000):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not happen")

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
-from api_server import JOB, Server, serving, work
+from api_server import JOB, Server, eventually, serving, work
 from servers import Postgres
 from sqlalchemy import event, make_url, text
 
@@ -78,14 +78,6 @@ def execute(url: str, statement: str) -> None:
 def superuser(url: str) -> psycopg.Connection[tuple[object, ...]]:
     plain = make_url(url).set(drivername="postgresql")
     return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not happen")
 
 
 class TestSchema:

@@ -1,0 +1,183 @@
+"""Large bodies: refused unread where they can be, parsed once and one at a time."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from api_server import JOB, Server, serving
+from limits import RateLimitItemPerHour
+from starlette.types import Message, Scope
+
+import api.bodies
+from api.bodies import LARGE_BYTES, MOST_VALUES
+from api.settings import ApiSettings
+from api.turns import READS, TakeTurns
+from tuner.store.keys import Scope as KeyScope
+from workers.settings import Settings
+
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "intermediate_size": 14336,
+    "hidden_size": 4096,
+    "num_experts_per_tok": 2,
+    "torch_dtype": "bfloat16",
+}
+# As of a model whose layers are not all quantized: 3 MiB.
+SKIPPED = [f"model.layers.{n}.mlp.experts.{n % 256}.gate_proj" for n in range(70_000)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ApiSettings:
+    return ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"))
+
+
+@pytest.fixture
+def server(settings: ApiSettings) -> Iterator[Server]:
+    with serving(settings) as running:
+        yield running
+
+
+def large(seed: int = 0) -> dict[str, Any]:
+    model = {**MIXTRAL, "modules_to_not_convert": SKIPPED}
+    return {**JOB, "model": model, "dtype": None, "tp": 8, "seed": seed}
+
+
+def answer_to(server: Server, headers: str, start: bytes, key: str = "") -> tuple[int, bytes]:
+    """What the server says to the head of a request and the start of its body."""
+    sent = (
+        f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
+    )
+    if key:
+        sent += f"Authorization: Bearer {key}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(sent.encode() + b"\r\n" + start)
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        return answer.status, answer.read()
+
+
+def test_a_body_of_many_values_is_refused_before_its_end(server: Server) -> None:
+    start = b"[" + b"1," * (MOST_VALUES + 1)
+    status, said = answer_to(server, "Content-Length: 4000000\r\n", start)
+    assert status == 413
+    assert f"at most {MOST_VALUES} commas, colons and brackets" in json.loads(said)["detail"]
+
+
+def test_the_largest_config_json_is_taken(server: Server) -> None:
+    body = json.dumps(large()).encode()
+    assert len(body) > 3_000_000
+    answer = server.call("POST", "/v1/jobs", body)
+    assert answer.status == 202, answer.body[:500]
+    assert answer.json["request"]["problem"].startswith("fused_moe:E=8,N=1792,K=4096")
+
+
+def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(settings: ApiSettings) -> None:
+    few = replace(settings, large_rate=(RateLimitItemPerHour(2),))
+    with serving(few) as server:
+        keys = server.app.state.api.keys
+        mine, other = keys.add("mine", KeyScope.SUBMIT), keys.add("other", KeyScope.SUBMIT)
+        for seed in range(2):
+            assert server.call("POST", "/v1/jobs", large(seed), key=mine).status == 202
+        declared = f"Content-Length: {LARGE_BYTES + 1}\r\n"
+        status, said = answer_to(server, declared, b"", mine)
+        assert (status, json.loads(said)["detail"]) == (429, "more than 2 per 1 hour")
+        chunk = b"%x\r\n%s\r\n" % (LARGE_BYTES + 1, b" " * (LARGE_BYTES + 1))
+        assert answer_to(server, "Transfer-Encoding: chunked\r\n", chunk, mine)[0] == 429
+        assert server.call("POST", "/v1/jobs", JOB, key=mine).status == 202
+        assert server.call("POST", "/v1/jobs", large(), key=other).status == 202
+
+
+def test_a_large_body_is_parsed_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, parsed = json.dumps(large()).encode(), []
+    loads = json.loads
+
+    def note(text: str | bytes, **options: Any) -> Any:
+        parsed.append(len(text) == len(body))
+        return loads(text, **options)
+
+    monkeypatch.setattr(json, "loads", note)
+    assert server.call("POST", "/v1/jobs", body).status == 202
+    assert parsed.count(True) == 1
+
+
+def test_large_bodies_are_parsed_one_at_a_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, active, most = threading.Lock(), 0, 0
+    check_json = api.bodies.check_json
+
+    def note(body: bytes) -> object:
+        nonlocal active, most
+        with lock:
+            active += 1
+            most = max(most, active)
+        try:
+            return check_json(body)
+        finally:
+            with lock:
+                active -= 1
+
+    monkeypatch.setattr(api.bodies, "check_json", note)
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(server.call, "POST", "/v1/jobs", large(n)) for n in range(6)]
+        assert {answer.result().status for answer in answers} == {202}
+    assert most == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("\\ud800", "half a character"), ("é" * 10 + "\\udfff", "half a character")]
+)
+def test_half_characters_are_found(server: Server, text: str, said: str) -> None:
+    body = b'{"model": "%s"}' % text.encode()
+    assert said in server.call("POST", "/v1/jobs", body).problem(400)
+
+
+def test_a_request_that_waits_in_vain_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.turns.WAIT_S", 0.05)
+
+    async def main() -> None:
+        hanging, begun = anyio.Event(), 0
+
+        async def hang(scope: Scope, receive: object, send: Any) -> None:
+            nonlocal begun
+            begun += 1
+            await hanging.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        app, statuses = TakeTurns(hang), []
+
+        async def ask(method: str, path: str) -> None:
+            scope: Scope = {"type": "http", "method": method, "path": path}
+            scope["state"] = {"request_id": "1"}
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            await app(scope, anyio.sleep_forever, send)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(READS + 2):
+                tasks.start_soon(ask, "GET", "/v1/jobs")
+            while len(statuses) < 2:
+                await anyio.sleep(0.01)
+            assert (statuses, begun) == ([503, 503], READS)
+            for _ in range(READS + 1):
+                tasks.start_soon(ask, "GET", "/healthz")  # never waits
+            await anyio.wait_all_tasks_blocked()
+            assert begun == 2 * READS + 1
+            hanging.set()
+        assert sorted(statuses) == [200] * (2 * READS + 1) + [503, 503]
+
+    anyio.run(main)

@@ -1,0 +1,167 @@
+"""What a client's connection may cost: too many, too slow, or with bytes that bring nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api_server import JOB, Server, eventually, serving
+
+from api.connections import uvicorn_options
+from api.settings import ApiSettings
+from workers.settings import Settings
+
+HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+FEW = 12
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ApiSettings:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    return ApiSettings(Settings(url), body_s=1, connections=FEW)
+
+
+@pytest.fixture
+def server(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr("api.connections.HEAD_S", 0.3)
+    with serving(settings) as running:
+        yield running
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def rest(client: socket.socket) -> bytes:
+    """All that the server still says, until it closes."""
+    said = b""
+    with contextlib.suppress(ConnectionError):  # what was sent after the answer may reset it
+        while chunk := client.recv(65536):
+            said += chunk
+    return said
+
+
+class TestTooSlow:
+    @pytest.mark.parametrize("start", [b"", b"GET /v1/jo", HEAD, b"\r\n\r\n"])
+    def test_a_head_that_does_not_come_ends_the_connection(
+        self, server: Server, start: bytes
+    ) -> None:
+        with connect(server) as client:
+            client.sendall(start)
+            assert rest(client) == b""
+
+    def test_so_does_the_second_one(self, server: Server) -> None:
+        with connect(server) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
+            assert rest(client).startswith(b"HTTP/1.1 200 OK")
+
+    def test_a_body_that_does_not_come_is_given_up(self, server: Server) -> None:
+        body = json.dumps(JOB).encode()
+        with connect(server) as client:
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body) + 1, body))
+            said = rest(client)
+        assert said.startswith(b"HTTP/1.1 408 Request Timeout")
+        assert b"the body did not arrive within 1 s" in said
+        assert server.call("GET", "/v1/jobs").json["jobs"] == []
+
+    def test_slow_bodies_keep_nobody_waiting(self, server: Server) -> None:
+        with contextlib.ExitStack() as clients:
+            for _ in range(FEW - 2):
+                client = clients.enter_context(connect(server))
+                client.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+            assert server.submit()["created"]
+
+    def test_an_answer_may_take_longer(self, server: Server) -> None:
+        """An event stream, of which nothing more is asked."""
+        job_id = server.submit()["id"]
+        with connect(server) as client:
+            client.sendall(b"GET /v1/jobs/%s/events HTTP/1.1\r\n" % job_id.encode())
+            client.sendall(b"Host: localhost\r\n\r\n")
+            said = b""
+            while b"submitted" not in said:
+                said += client.recv(4096)
+            for _ in range(3):  # whose connections wait in vain meanwhile
+                with connect(server) as other:
+                    assert rest(other) == b""
+            server.call("POST", f"/v1/jobs/{job_id}/cancel")
+            while b"cancelled" not in said:
+                said += client.recv(4096)
+
+
+class TestTooMany:
+    def test_one_more_is_refused_at_once_and_fits_later(
+        self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with serving(settings) as server:
+            with contextlib.ExitStack() as clients:
+                for _ in range(FEW):
+                    clients.enter_context(connect(server))
+                with connect(server) as late:
+                    late.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    answer = rest(late)
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+                assert problem["status"] == 503
+                said = f"{FEW} connections are open, and no more may be: try again"
+                assert problem["detail"] == said
+            eventually(lambda: server.call("GET", "/healthz").status == 200)
+
+    def test_files_are_left_for_the_process_s_own(
+        self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (256, 256))
+        assert uvicorn_options(settings)["limit_concurrency"] == FEW
+        monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (205, 256))
+        assert uvicorn_options(settings)["limit_concurrency"] == 5
+
+
+class TestUseless:
+    """Bytes that the parser keeps, and that no handler ever sees."""
+
+    MORE = b"x" * 16_384
+
+    @pytest.mark.parametrize(
+        "start",
+        [
+            b"GET /",
+            HEAD + b"X-Long: ",
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;",
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-Trailer: ",
+        ],
+        ids=["a URL", "a header", "a chunk's extension", "a trailer"],
+    )
+    def test_they_end_soon(self, settings: ApiSettings, start: bytes) -> None:
+        with serving(settings) as server, connect(server) as client:
+            client.sendall(start)
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent < 64 << 20:
+                    client.sendall(self.MORE)
+                    sent += len(self.MORE)
+            assert sent < 64 << 20
+
+    def test_a_long_head_is_refused_with_a_reason(self, settings: ApiSettings) -> None:
+        with serving(settings) as server, connect(server) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + self.MORE * 5)
+            said = rest(client)
+        assert said.startswith(b"HTTP/1.1 431 ")
+        assert b"a request's head has at most 65536 bytes" in said
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+            b"Content-Length: 2\r\nContent-Length: 3\r\n",
+            b"Content-Length: -2\r\n",
+            b"Transfer-Encoding: gzip\r\n",
+        ],
+    )
+    def test_a_body_of_two_lengths_is_refused(self, server: Server, headers: bytes) -> None:
+        """A proxy may see another end of it, and pass on a second request."""
+        with connect(server) as client:
+            client.sendall(HEAD + headers + b"\r\n0\r\n\r\n")
+            assert rest(client).startswith(b"HTTP/1.1 400 ")
