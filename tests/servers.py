@@ -65,18 +65,33 @@ def started_postgres() -> Iterator[URL]:
 
 
 class Postgres:
-    """A server whose data, log and socket are in `home`; it can be stopped and started again."""
+    """A server whose data, log and socket are in `home`; it can be stopped and started again.
 
-    def __init__(self, home: Path) -> None:
+    With a password, it also answers on a free port of 127.0.0.1, which asks for it; its socket asks
+    for none. PostgreSQL's Docker image does the same.
+    """
+
+    def __init__(self, home: Path, user: str = "postgres", password: str | None = None) -> None:
         self._home = home
         self._pg_ctl, self._user = _pg_ctl(home)
-        query = {"host": str(home)}
-        self.url = URL.create("postgresql", "postgres", database="postgres", query=query)
-        self._run("init", "-o", "-A trust -U postgres --no-sync --no-locale -E UTF8")
+        self.psql = [str(self._pg_ctl.with_name("psql")), "--host", str(home)]
+        options = f"-U {user} --no-sync --no-locale -E UTF8 --auth-local=trust"
+        if password is None:
+            self._listen = "-c listen_addresses=''"
+            query = {"host": str(home)}
+            self.url = URL.create("postgresql", user, database="postgres", query=query)
+        else:
+            (home / "password").write_text(password)
+            options += f" --auth-host=scram-sha-256 --pwfile={home / 'password'}"
+            port = free_port()
+            self._listen = f"-c listen_addresses=127.0.0.1 -c port={port}"
+            self.psql += ["--port", str(port)]
+            self.url = URL.create("postgresql", user, password, "127.0.0.1", port, "postgres")
+        self._run("init", "-o", options)
 
     def start(self) -> None:
         home = self._home
-        options = f"-c listen_addresses='' -c unix_socket_directories='{home}' -c fsync=off"
+        options = f"{self._listen} -c unix_socket_directories='{home}' -c fsync=off"
         self._run("start", "-w", "-l", str(home / "log"), "-o", options)
 
     def stop(self) -> None:
@@ -118,10 +133,8 @@ def started_redis(password: str | None = None) -> Iterator[Redis]:
 class Redis:
     """A server that keeps nothing; it can be stopped and started again on the same port."""
 
-    def __init__(self, password: str | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+    def __init__(self, password: str | None = None, port: int | None = None) -> None:
+        self.port = port or free_port()
         self._password = password
         secret = f":{quote(password, safe='')}@" if password else ""
         self.url = f"redis://{secret}127.0.0.1:{self.port}/0"
@@ -149,6 +162,14 @@ class Redis:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def _redis_answers(url: str) -> bool:

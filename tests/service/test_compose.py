@@ -110,10 +110,19 @@ class Processes:
 
     def __init__(self, secrets: Path, folder: Path, stack: ExitStack) -> None:
         self._secrets, self._folder, self._stack = secrets, folder, stack
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def run(self, name: str) -> None:
-        """To its end."""
-        subprocess.run(self._command(name), env=self._environ(name), check=True, timeout=120)
+    def run(self, name: str) -> str:
+        """To its end; what it says."""
+        run = subprocess.run(
+            self._command(name),
+            env=self._environ(name),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stderr
 
     def start(self, name: str) -> Path:
         """Its log; it is stopped with the test."""
@@ -122,9 +131,14 @@ class Processes:
             process = subprocess.Popen(
                 self._command(name), env=self._environ(name), stdout=out, stderr=out
             )
+        self._started[name] = process
         self._stack.callback(process.wait, 90)
         self._stack.callback(process.terminate)
         return log
+
+    def stop(self, name: str) -> None:
+        self._started[name].terminate()
+        assert self._started[name].wait(90) == 0
 
     def is_healthy(self, name: str, port: int = 0) -> bool:
         """What the service's health check says."""
@@ -133,15 +147,14 @@ class Processes:
             test = ["sh", "-c", *test]
         test[-1] = test[-1].replace("$$", "$").replace(":8765", f":{port}")
         environ = {**self._environ(name), "HOSTNAME": socket.gethostname()}
-        environ["PATH"] = f"{BIN}{os.pathsep}{environ['PATH']}"
         return subprocess.run(test, env=environ, capture_output=True, timeout=60).returncode == 0
 
     def _command(self, name: str) -> list[str]:
-        given = [self._here(word) for word in SERVICES[name]["command"]]
-        return [str(BIN / given[0]), *given[1:]]
+        return [self._here(word) for word in SERVICES[name]["command"]]
 
     def _environ(self, name: str) -> dict[str, str]:
         ours = {k: v for k, v in os.environ.items() if not k.startswith("TUNER_")}
+        ours["PATH"] = f"{BIN}{os.pathsep}{ours['PATH']}"
         wanted: Mapping[str, str] = SERVICES[name]["environment"]
         return {**ours, **{k: self._here(v) for k, v in wanted.items()}}
 
@@ -165,8 +178,8 @@ def processes(secrets: Path, tmp_path: Path, postgres_url: str) -> Iterator[Proc
 
 
 def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> None:
-    processes.run("migrate")
-    processes.run("migrate")  # as at the next `up`
+    assert "the key of admin is stored\n" in processes.run("migrate")
+    assert "the key of admin is stored already\n" in processes.run("migrate")  # at the next `up`
     api = processes.start("api")
     beat = processes.start("beat")
     processes.start("worker-cpu")
