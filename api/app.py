@@ -13,7 +13,7 @@ from api.auth import Authenticate
 from api.metrics import Metrics
 from api.middleware import CheckBody, Observe, TakeTurns
 from api.rates import Limiter
-from api.routes import coverage, events, health, jobs, nights, results, tables
+from api.routes import coverage, events, health, jobs, nights, results, retry, tables
 from api.settings import ApiSettings
 from api.state import Api
 from tuner.jobs.job import Job
@@ -52,7 +52,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (jobs, events, results, coverage, nights, tables, health):
+    for part in (jobs, retry, events, results, coverage, nights, tables, health):
         app.include_router(part.router)
     errors.install(app)
     # Starlette runs them from the last to the first: Observe, TakeTurns, Authenticate, CheckBody.

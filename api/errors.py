@@ -18,6 +18,7 @@ from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
+    NotRetriable,
     OptionsRefused,
     TunerError,
     UnknownJob,
@@ -34,6 +35,7 @@ RETRY_S = 5
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     ExportRefused: 409,
+    NotRetriable: 409,
     UnusableStore: 503,
     BadInput: 422,
     WorkFailed: 409,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, create_model
 
-from api.text import Cursor, DeviceName, EngineSpec, Measure, Name
+from api.text import PLAIN, Cursor, DeviceName, EngineSpec, Measure, Name
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
@@ -20,7 +20,7 @@ ModelText = Annotated[
     Field(
         min_length=1,
         max_length=2000,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
+        pattern=PLAIN,
         description="A preset of GET /v1/models, a problem (fused_moe:E=..,N=..,K=..,top_k=..,"
         "dtype=.. or decode_attention:q_heads=..,kv_heads=..,Lq=..,Lv=..,dtype=..), or an engine's "
         "warning that it found no config file. Never a path.",

@@ -13,9 +13,11 @@ from tuner.errors import BadInput
 from tuner.tuning.request import parse_source
 
 _RECORDING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_PLAIN = r"^[^\x00-\x1f\x7f]*$"  # no NUL, which PostgreSQL cannot hold, and no line breaks
+# No NUL, which PostgreSQL cannot hold, no line breaks, and nothing that changes what a terminal
+# shows: control characters and marks of the direction of text.
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=_PLAIN)]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN)]
 DeviceName = Annotated[
     str,
     Field(

@@ -23,6 +23,8 @@ TunerError                      the root: catch this to catch them all
 │   ├── UnwritableOutput
 │   ├── UnusableStore
 │   ├── UnknownJob
+│   ├── NotRetriable
+│   │   └── EqualJobUnfinished
 │   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
     ├── NothingFits
@@ -159,6 +161,14 @@ class UnusableStore(BadInput):
 
 class UnknownJob(BadInput):
     """There is no job with that id."""
+
+
+class NotRetriable(BadInput):
+    """Only a job that is dead, failed or cancelled can be queued again."""
+
+
+class EqualJobUnfinished(NotRetriable):
+    """Another job for the same work is unfinished."""
 
 
 class IdempotencyConflict(BadInput):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tuner.childprocess import ParentPipes
@@ -43,8 +44,10 @@ def main() -> None:
     with Leases.open(settings.database_url) as leases:
         parent.send({"ready": True})
         while True:
-            result = do_job(read_lease(parent.receive()), leases, settings)
-            parent.send(result.as_json())
+            lease = read_lease(parent.receive())
+            result = do_job(lease, leases, settings)
+            reason = _without_path(result.reason, lease.request, settings)
+            parent.send(replace(result, reason=reason).as_json())
 
 
 def read_lease(values: Mapping[str, Any]) -> Lease:
@@ -71,6 +74,15 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
         said = str(error) if isinstance(error, TunerError) else f"{type(error).__name__}: {error}"
         return AttemptResult(AttemptOutcome.RETRY, said)
     return AttemptResult(AttemptOutcome.DONE)
+
+
+def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
+    """The text with the recording's name in place of its path: clients will read it."""
+    recording = parse_source(request.measure).recording
+    if recording is None or settings.recordings is None:
+        return text
+    path = (settings.recordings / recording).resolve()
+    return text.replace(str(path), str(recording))
 
 
 def _session_request(request: JobRequest, settings: Settings) -> Request:

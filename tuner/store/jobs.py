@@ -13,6 +13,7 @@ from tuner.jobs.job import FRESH, Job, JobEvent, JobRequest, JobState, Priority,
 from tuner.store.database import Clock, Database, insert_into, time_of
 from tuner.store.job_rows import append_event, get_job, move, new_job_row, read_job, update_job
 from tuner.store.job_tables import IS_COALESCIBLE, idempotency_keys, job_events, jobs
+from tuner.store.retries import retry_job
 
 
 class JobStore(Database):
@@ -131,6 +132,11 @@ class JobStore(Database):
         if idempotency_key is None:
             return self._write()
         return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+
+    def retry(self, job_id: str, client: str = "local") -> Job:
+        """Queue a dead, failed or cancelled job again. Raises what `retry_job` raises."""
+        with self._write() as connection:
+            return retry_job(connection, job_id, client, time_of(connection, self._clock))
 
 
 def _earlier_answer(connection: Connection, client: str, key: str, body_hash: str) -> Job | None:

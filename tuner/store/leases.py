@@ -8,10 +8,11 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, select
+from sqlalchemy import Connection, Engine, RowMapping, func, select, tuple_
 
 from tuner.errors import RunAlreadyActive, StaleLease
 from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Job, JobFilter, JobState, Lease, read_request
+from tuner.problems.points import Point
 from tuner.problems.records import Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, Database, time_of
@@ -19,6 +20,7 @@ from tuner.store.job_rows import UNREADABLE, append_event, move, read_if_possibl
 from tuner.store.job_tables import IS_QUEUED, jobs
 from tuner.store.rows import storable
 from tuner.store.store import Store
+from tuner.store.tables import POINT_COLUMNS, trials
 
 _HELD = [state.value for state in HELD]
 RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further one
@@ -186,7 +188,8 @@ class LeasedStore(Store):
 
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         inserted = super()._add(connection, run, new)
-        data = {"tried": len(new), "new": inserted, "best_us": _best(new)}
+        best = _best(connection, run.id, [trial.candidate.point for trial in new])
+        data = {"tried": len(new), "new": inserted, "best_us": best}
         now = time_of(connection, self._clock)
         append_event(connection, self._lease.job_id, now, "trials", data)
         return inserted
@@ -258,10 +261,15 @@ def _give_back(
     return state
 
 
-def _best(trials: Sequence[Trial]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for trial in trials:
-        at, time_us = str(trial.candidate.point), trial.measurement.median_us
-        if time_us is not None:
-            best[at] = min(time_us, best.get(at, time_us))
-    return best
+def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
+    """The best time of the run so far, in microseconds, at each of these points that has one."""
+    wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
+    place = [trials.c[name] for name in POINT_COLUMNS]
+    query = (
+        select(*place, func.min(trials.c.median_us))
+        .where(trials.c.run_id == run_id, trials.c.median_us.is_not(None))
+        .where(tuple_(*place).in_(list(wanted)))
+        .group_by(*place)
+    )
+    best = {(*at,): time_us for *at, time_us in connection.execute(query)}
+    return {name: best[at] for at, name in wanted.items() if at in best}
