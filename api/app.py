@@ -23,6 +23,7 @@ from api.routes import (
     jobs,
     nights,
     results,
+    retry,
     submissions,
     tables,
     workers,
@@ -85,7 +86,18 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         redirect_slashes=False,
         telemetry=_TELEMETRY,
     )
-    for part in (submissions, jobs, events, results, coverage, nights, workers, tables, health):
+    for part in (
+        submissions,
+        jobs,
+        retry,
+        events,
+        results,
+        coverage,
+        nights,
+        workers,
+        tables,
+        health,
+    ):
         app.include_router(part.router)
     docs.install(app)
     errors.install(app)

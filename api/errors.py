@@ -20,6 +20,7 @@ from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
+    NotRetriable,
     OptionsRefused,
     StoreFull,
     StoreReadOnly,
@@ -43,6 +44,7 @@ _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     ExportRefused: 409,
     StoreFull: 507,
+    NotRetriable: 409,
     UnusableStore: 503,
     UnwritableOutput: 500,  # requests name no folders: it is one of the server's own
     BadInput: 422,

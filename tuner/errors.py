@@ -29,6 +29,8 @@ TunerError                      the root: catch this to catch them all
 │   │   └── WrongSchema
 │   │       └── NewerSchema
 │   ├── UnknownJob
+│   ├── NotRetriable
+│   │   └── EqualJobUnfinished
 │   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
     ├── NothingFits
@@ -189,6 +191,14 @@ class NewerSchema(WrongSchema):
 
 class UnknownJob(BadInput):
     """There is no job with that id."""
+
+
+class NotRetriable(BadInput):
+    """Only a job that is dead, failed or cancelled can be queued again."""
+
+
+class EqualJobUnfinished(NotRetriable):
+    """Another job for the same work is unfinished."""
 
 
 class IdempotencyConflict(BadInput):

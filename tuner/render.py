@@ -19,9 +19,10 @@ def table(
 ) -> str:
     """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
 
-    `right` names columns of text to right-align; `rule` draws a line below the headers.
+    Cells are made `printable`. `right` names columns of text to right-align; `rule` draws a line
+    below the headers.
     """
-    cells = [["" if value is None else str(value) for value in row] for row in rows]
+    cells = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
     numeric = [
         name in right

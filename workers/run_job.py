@@ -11,6 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tuner.childprocess import ParentPipes
@@ -58,7 +59,8 @@ def main() -> None:
             with continued(lease.trace):
                 result = do_job(lease, leases, settings)
             flush_spans()  # the parent may kill this process when it has the answer
-            parent.send(result.as_json())
+            reason = _without_path(result.reason, lease.request, settings)
+            parent.send(replace(result, reason=reason).as_json())
 
 
 def open_leases(url: str) -> Leases:
@@ -108,6 +110,15 @@ def _about(request: JobRequest) -> dict[str, str]:
         "tuner.measure": request.measure,
         "tuner.model": request.model,
     }
+
+
+def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
+    """The text with the recording's name in place of its path: clients will read it."""
+    recording = parse_source(request.measure).recording
+    if recording is None or settings.recordings is None:
+        return text
+    path = (settings.recordings / recording).resolve()
+    return text.replace(str(path), str(recording))
 
 
 def _session_request(request: JobRequest, settings: Settings) -> Request:

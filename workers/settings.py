@@ -50,7 +50,7 @@ class Settings:
             return Path(name)
         path = (self.recordings / name).resolve()
         if not path.is_relative_to(self.recordings.resolve()):
-            raise BadInput(f"recording {name!r} is not in {self.recordings}")
+            raise BadInput(f"recording {name!r} is not in the folder of recordings")
         return path
 
 

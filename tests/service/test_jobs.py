@@ -405,6 +405,21 @@ class TestLeases:
         data = [event.data for event in jobs.events(job_id) if event.kind == "trials"]
         assert [(one["tried"], one["new"]) for one in data] == [(2, 2), (2, 1)]
 
+    def test_the_best_is_that_of_the_run_so_far(self, jobs: JobStore, leases: Leases) -> None:
+        job_id = jobs.submit(REQUEST).job.id
+        leased = leases.store(claim(leases))
+        run = leased.begin_run(KEY)
+        for numbers in ([4, 5], [6], [2, 3, 8], [7]):  # odd ones are of gemm down
+            leased.add_trials(run, map(trial, numbers))
+        events = [event for event in jobs.events(job_id) if event.kind == "trials"]
+        assert [event.data["best_us"] for event in events] == [
+            {"M=1 up": 4.5, "M=1 down": 5.5},
+            {"M=1 up": 4.5},
+            {"M=1 up": 2.5, "M=1 down": 3.5},
+            {"M=1 down": 3.5},
+        ]
+        assert events[0].as_json()["at"] == "2026-11-01T00:00:00Z"
+
     def test_a_heartbeat_keeps_the_lease(
         self, jobs: JobStore, leases: Leases, clock: Clock
     ) -> None:

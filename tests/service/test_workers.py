@@ -19,6 +19,7 @@ from servers import started_redis
 from sqlalchemy import select, update
 from tls_proxy import tls_proxy
 from worker_processes import (
+    RECORDING,
     celery_worker,
     descendants,
     replay,
@@ -28,6 +29,7 @@ from worker_processes import (
 )
 
 from tuner.engines.engine import find_engine
+from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
@@ -392,6 +394,31 @@ def test_workers_forget_old_idempotency_keys(tmp_path: Path) -> None:
             wait_for(lambda: keys() == ["6 days"])
         finally:
             embedded.stop()
+
+
+def test_a_failed_replay_names_the_recording_and_not_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
+    request = replace(replay(recording=Path(RECORDING.name)), selection=MoeSelection((3,)))
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        job_id = jobs.submit(request).job.id
+        lacking = jobs.submit(replay(recording=Path("none.csv.gz"))).job.id
+        worker = EmbeddedWorker(Settings(url), gpus=())
+        worker.start()
+        try:
+            errors = [
+                wait_for(lambda one=one: jobs.get(one).state.finished and jobs.get(one).error)
+                for one in (job_id, lacking)
+            ]
+        finally:
+            worker.stop()
+    assert errors[0].startswith(f"{RECORDING.name} has nothing for M=3")
+    assert "none.csv.gz" in errors[1]
+    assert not any("/" in error for error in errors)
 
 
 def test_embedded_workers_need_no_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.targets import Asked, resolve, selection_of
+from tuner.render import printable
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.devices.table import Device
@@ -36,6 +37,8 @@ if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
 FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long
 PAUSE_S = 10.0  # longest pause between two tries
+ENDED_BADLY = ("dead", "failed")
+WHY = 60  # characters of a job's error in a list
 
 CreatedAt = Annotated[
     datetime | None,
@@ -148,7 +151,7 @@ def jobs(
     )
     with open_jobs(server) as queue:
         found = queue.list(query, limit=limit)
-    show(as_json, lambda: [job.as_json() for job in found], lambda: _job_table(found))
+    show(as_json, lambda: [job.as_json() for job in found], lambda: _job_table(found, why=True))
 
 
 @command
@@ -169,7 +172,8 @@ def job(
         if follow:
             found = _follow(queue, found)
         waiting = queue.waiting(found)
-    text = "\n\n".join(filter(None, (_job_table([found]), found.error, waiting)))
+    error = "\n".join(map(printable, found.error.splitlines()))
+    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting)))
     show(as_json, lambda: {**found.as_json(), "waiting": waiting}, lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
@@ -200,6 +204,14 @@ def cancel(
 
 def _in_utc(time: datetime | None) -> datetime | None:
     return time and time.replace(tzinfo=timezone.utc)
+
+
+@command
+def retry(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
+    """Queue a dead, failed or cancelled job again. Its trials count."""
+    with open_jobs(server) as queue:
+        found = queue.retry(job_id)
+    show(as_json, found.as_json, lambda: f"{found.id} is {found.state.value}")
 
 
 def _follow(queue: Queue, found: Job) -> Job:
@@ -253,13 +265,15 @@ def _event_line(event: JobEvent) -> str:
     else:
         shown = ("reason", "owner", "run_id")
         text = ", ".join(f"{name} {data[name]}" for name in shown if name in data)
-    return f"{event.at:%H:%M:%S} {event.kind}" + (f": {text}" if text else "")
+    return printable(f"{event.at:%H:%M:%S} {event.kind}" + (f": {text}" if text else ""))
 
 
-def _job_table(found: Sequence[Job]) -> str:
+def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
+    """The jobs, with `why` the reason of each that is dead or failed, if any is."""
     from tuner.render import table
 
     headers = ("job", "state", "device", "model or problem", "measure", "attempts", "created")
+    why = why and any(job.state.value in ENDED_BADLY for job in found)
     rows = [
         (
             job.id,
@@ -269,10 +283,17 @@ def _job_table(found: Sequence[Job]) -> str:
             job.request.measure.partition(":")[0],
             job.attempts,
             f"{job.created_at:%Y-%m-%d %H:%M:%S}",
+            *([_why(job)] if why else []),
         )
         for job in found
     ]
-    return table(headers, rows)
+    return table((*headers, *(["why"] if why else [])), rows)
+
+
+def _why(job: Job) -> str:
+    """Why a job ended without a result, in short: `tuner job ID` says it in full."""
+    text = job.error if job.state.value in ENDED_BADLY else ""
+    return text if len(text) <= WHY else text[: WHY - 3] + "..."
 
 
 def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:

@@ -65,6 +65,8 @@ class Queue(Protocol):
 
     def resume(self, name: str) -> None: ...
 
+    def retry(self, job_id: str) -> Job: ...
+
 
 class RemoteQueue:
     """A server's queue.
@@ -154,6 +156,12 @@ class RemoteQueue:
                     yield _read_event(job_id, data)
             except (OSError, http.client.HTTPException, ValueError):
                 return  # the stream broke: the caller asks again
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a dead, failed or cancelled job again. Raises UnknownJob."""
+        answer = self._ask("POST", f"{_job_path(job_id)}/retry")
+        with self._expecting_this_version():
+            return _read_job(answer)
 
     def _ask_with_retries(
         self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]

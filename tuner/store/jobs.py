@@ -24,6 +24,7 @@ from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
 from tuner.store.job_tables import IS_QUEUED, idempotency_keys, job_events, jobs
+from tuner.store.retries import retry_job
 from tuner.store.submissions import Submission, find_or_add
 
 
@@ -182,6 +183,11 @@ class JobStore(Database):
         if idempotency_key is None:
             return self._write()
         return self._write_locked(f"submit {client} {idempotency_key}", IdempotencyKeyInUse())
+
+    def retry(self, job_id: str, client: str = "local") -> Job:
+        """Queue a dead, failed or cancelled job again. Raises what `retry_job` raises."""
+        with self._write() as connection:
+            return retry_job(connection, job_id, client, time_of(connection, self._clock))
 
 
 def _abandoned(job: Job, now: datetime) -> bool:

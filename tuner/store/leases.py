@@ -8,11 +8,12 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, func, select
+from sqlalchemy import Connection, Engine, RowMapping, func, select, tuple_
 
 from tuner.errors import RunAlreadyActive, StaleLease
 from tuner.jobs.job import HELD, LEASE, MAX_ATTEMPTS, Job, JobFilter, JobState, Lease, read_request
 from tuner.jobs.limits import Exceeded, Held, Phase
+from tuner.problems.points import Point
 from tuner.problems.records import Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.claims import age, due, next_queued, take_turn
@@ -22,6 +23,7 @@ from tuner.store.job_tables import IS_QUEUED, job_events, jobs
 from tuner.store.rows import storable
 from tuner.store.schema import check_head
 from tuner.store.store import Store
+from tuner.store.tables import POINT_COLUMNS, trials
 from tuner.store.workers import may_claim, set_worker_aside
 
 _HELD = [state.value for state in HELD]
@@ -220,7 +222,8 @@ class LeasedStore(Store):
 
     def _add(self, connection: Connection, run: Run, new: Sequence[Trial]) -> int:
         inserted = super()._add(connection, run, new)
-        data = {"tried": len(new), "new": inserted, "best_us": _best(new)}
+        best = _best(connection, run.id, [trial.candidate.point for trial in new])
+        data = {"tried": len(new), "new": inserted, "best_us": best}
         now = time_of(connection, self._clock)
         count = jobs.c.trial_count + len(new)
         append_event(connection, self._lease.job_id, now, "trials", data, trial_count=count)
@@ -282,8 +285,10 @@ def _held(row: RowMapping) -> Held:
 
 
 def _refuse(connection: Connection, row: RowMapping, now: datetime, reason: str) -> None:
-    mine = job_events.c.job_id == row["id"], job_events.c.kind == "refused"
-    refusals = select(func.count()).select_from(job_events).where(*mine)
+    mine, kind = job_events.c.job_id == row["id"], job_events.c.kind
+    retried = select(func.max(job_events.c.seq)).where(mine, kind == "retried").scalar_subquery()
+    since = job_events.c.seq > func.coalesce(retried, 0)
+    refusals = select(func.count()).select_from(job_events).where(mine, kind == "refused", since)
     count = connection.execute(refusals).scalar_one()
     capped = count >= REFUSALS
     if not capped:
@@ -322,10 +327,15 @@ def _give_back(
     return state
 
 
-def _best(trials: Sequence[Trial]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for trial in trials:
-        at, time_us = str(trial.candidate.point), trial.measurement.median_us
-        if time_us is not None:
-            best[at] = min(time_us, best.get(at, time_us))
-    return best
+def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
+    """The best time of the run so far, in microseconds, at each of these points that has one."""
+    wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
+    place = [trials.c[name] for name in POINT_COLUMNS]
+    query = (
+        select(*place, func.min(trials.c.median_us))
+        .where(trials.c.run_id == run_id, trials.c.median_us.is_not(None))
+        .where(tuple_(*place).in_(list(wanted)))
+        .group_by(*place)
+    )
+    best = {(*at,): time_us for *at, time_us in connection.execute(query)}
+    return {name: best[at] for at, name in wanted.items() if at in best}

@@ -41,6 +41,10 @@ class LocalQueue(Database):
         """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
         return self._jobs.cancel(job_id, None if everyone else CLIENT)
 
+    def retry(self, job_id: str) -> Job:
+        """Queue a dead, failed or cancelled job again. Raises UnknownJob and NotRetriable."""
+        return self._jobs.retry(job_id, CLIENT)
+
     def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent]:
         """A job's events after number `after`, until now."""
         return self._jobs.events(job_id, after)
