@@ -121,6 +121,6 @@ class _SilentAnnouncer:
 def _announcer(settings: Settings) -> Announces:
     if settings.broker_url is None:
         return _SilentAnnouncer()
-    from workers.queue import Announcer  # noqa: PLC0415 (without a broker, no Celery is needed)
+    from workers.queue import Announcer, InBackground  # noqa: PLC0415 (no Celery without a broker)
 
-    return Announcer(settings)
+    return InBackground(Announcer(settings))

@@ -10,7 +10,8 @@ from typing import Any
 
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
-from tuner.jobs.workers import Need
+from tuner.jobs.targets import engine_version_here
+from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
@@ -167,7 +168,7 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
     errors: list[dict[str, str]] = []
     requests = todo.requests()
     for at in range(0, len(requests), AT_ONCE):
-        some = requests[at : at + AT_ONCE]
+        some = [_pinned(one, workers) for one in requests[at : at + AT_ONCE]]
         wanted = [Submission(one, unmet=Need.of(one).unmet(workers, utc_now())) for one in some]
         try:
             answers = jobs.submit_all(wanted, client=SCHEDULE, fresh=NOT_FRESH)
@@ -179,6 +180,12 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
+
+
+def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:
+    """The request for one version of its engine."""
+    need = Need.of(request).newest(workers, engine_version_here(request.engine))
+    return replace(request, engine=need.engine)
 
 
 def _why_not(nights: NightStore, day: date) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 from tuner.devices.table import devices as known_devices
 from tuner.jobs.job import Job, Priority
@@ -34,6 +36,23 @@ def queue_names(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str
         for needs_gpu, names in [*kinds, (False, others)]
         for device in names
     ]
+
+
+class InBackground:
+    """Passes announcements on in a thread of its own, so that the caller never waits."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self._announcer = announcer
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        threading.Thread(target=self._run, name="announce", daemon=True).start()
+
+    def announce(self, job: Job) -> None:
+        """Wake a worker for the job soon."""
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while True:
+            self._announcer.announce(self._jobs.get())
 
 
 class Announcer:

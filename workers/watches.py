@@ -83,7 +83,7 @@ class Watch:
     def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
         """A job for each combination; Unresolved where there can be none.
 
-        An engine without a version gets one that a living worker has, or the one on this machine.
+        Problems are those of the engine's version that a job would get now.
         """
         here = engine_version_here(self.engine)
         choices = itertools.product(
@@ -92,7 +92,7 @@ class Watch:
         for model, device, tp, ep, dtype in choices:
             try:
                 need = Need(find_device(device).name, self.measure == "gpu", self.engine)
-                engine = need.pinned(workers, here).engine
+                engine = need.newest(workers, here).engine
                 yield self._request(model, tp, ep, dtype, engine, device)
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
@@ -117,7 +117,7 @@ class Watch:
         return JobRequest(
             problem=problem,
             device=device,
-            engine=engine,
+            engine=self.engine,
             measure=self.measure,
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, BackgroundTasks, Request
+from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
 from api.auth import Submitter
@@ -24,9 +24,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     response_model_exclude_unset=True,
     responses=responses(404, 409),
 )
-def retry_job(
-    job_id: JobId, request: Request, later: BackgroundTasks, caller: Submitter, api: ApiDep
-) -> dict[str, Any]:
+def retry_job(job_id: JobId, request: Request, caller: Submitter, api: ApiDep) -> dict[str, Any]:
     """Queue a dead, failed or cancelled job again, with all its attempts. Its trials count."""
     state = request.scope["state"]
     state["limiter"].check(api.settings.submit_rate, "submit", caller.name, state["rates"])
@@ -35,5 +33,5 @@ def retry_job(
         text = f"job {job_id} was posted by {job.client}: they or a key of scope admin may retry it"
         raise HTTPException(403, text)
     job = api.jobs.retry(job_id, caller.name)
-    later.add_task(api.announcer.announce, job)  # a slow broker delays no answer
+    api.announcer.announce(job)
     return job.as_json()

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, BackgroundTasks, Header, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from api.auth import Caller, Submitter, may_hurry
 from api.bodies import JsonRoute
@@ -54,7 +54,6 @@ def submit_job(
     body: SubmitJob,
     request: Request,
     response: Response,
-    later: BackgroundTasks,
     caller: Submitter,
     api: ApiDep,
     idempotency_key: IdempotencyKey = None,
@@ -75,7 +74,7 @@ def submit_job(
         )
         describe_span({"tuner.job.id": answer.job.id, "tuner.job.created": answer.created})
     request.scope["state"]["job_id"] = answer.job.id
-    _announce([answer], api, later)
+    _announce([answer], api)
     response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
     response.headers["Retry-After"] = str(RETRY_S)
     if answer.replayed:
@@ -96,7 +95,6 @@ def submit_jobs(
     body: SubmitJobs,
     request: Request,
     response: Response,
-    later: BackgroundTasks,
     caller: Submitter,
     api: ApiDep,
     idempotency_key: IdempotencyKey = None,
@@ -131,7 +129,7 @@ def submit_jobs(
         )
     if len(answers) != len(wanted):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
-    _announce(answers, api, later)
+    _announce(answers, api)
     accepted = (item for item in items if item["problem"] is None)
     for item, answer, said in zip(accepted, answers, notes, strict=True):
         item["job"] = _answer(answer, said, api)
@@ -151,7 +149,7 @@ def _priority(body: SubmitJob) -> Priority:
     return Priority.URGENT if body.urgent else Priority.NORMAL
 
 
-def _announce(answers: Sequence[Submitted], api: Api, later: BackgroundTasks) -> None:
+def _announce(answers: Sequence[Submitted], api: Api) -> None:
     """Wake workers for the new jobs: once for each queue, as a woken worker does all it can."""
     woken = set()
     for answer in answers:
@@ -160,7 +158,7 @@ def _announce(answers: Sequence[Submitted], api: Api, later: BackgroundTasks) ->
         queue = request.device, request.needs_gpu, answer.job.priority
         if answer.created and queue not in woken:
             woken.add(queue)
-            later.add_task(api.announcer.announce, answer.job)  # a slow broker delays no answer
+            api.announcer.announce(answer.job)
 
 
 def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]:

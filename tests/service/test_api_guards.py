@@ -147,7 +147,7 @@ class TestKeys:
             for seed in range(2)
         ]
         refused = server.call("POST", f"/v1/jobs/{jobs[0]}/cancel", key=other)
-        assert "was posted by mine" in refused.problem(403)
+        assert "may end the job for mine" in refused.problem(403)
         assert server.call("POST", f"/v1/jobs/{jobs[0]}/cancel", key=mine).status == 200
         assert server.call("POST", f"/v1/jobs/{jobs[1]}/cancel", key=admin).status == 200
 

@@ -383,7 +383,7 @@ class TestRound:
         def refuse(*_: object, **__: object) -> None:
             raise BadInput("the queue is full")
 
-        monkeypatch.setattr(JobStore, "submit", refuse)
+        monkeypatch.setattr(JobStore, "submit_all", refuse)
         summary = run_nightly(replace(settings, nightly=None), today=DAY, force=True)
         assert errors_of(summary)[1] == {"what": PROBLEMS[0].spec(), "why": "the queue is full"}
         assert headline(summary).endswith("0 queued, 0 waiting before, 2 errors")

@@ -180,6 +180,18 @@ class Need:
         newest = max((one for one in preferred if one), key=_version_order, default=self.engine)
         return replace(self, engine=newest)
 
+    def newest(self, workers: Sequence[WorkerStatus], here: str | None) -> Need:
+        """As `pinned`, but it is the newest version of the workers even where they have `here`.
+
+        What is done again and again must not go back to an old version.
+        """
+        theirs = self.pinned(workers, None)
+        return theirs if theirs.version else self.pinned((), here)
+
+    @property
+    def version(self) -> str | None:
+        return _parts(self.engine)[1]
+
     def unmet(self, workers: Sequence[WorkerStatus], now: datetime) -> str:
         """Why no living worker can do the job; "" where one can."""
         able = [one for one in workers if self.met_by(one.info)]

@@ -177,7 +177,7 @@ class Lookups(Database):
         """The number of events of each of these jobs. Unknown jobs are left out."""
         query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
         with self._read() as connection:
-            return dict(connection.execute(query).tuples())
+            return {row.id: row.event_count for row in connection.execute(query)}
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:
