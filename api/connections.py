@@ -91,6 +91,13 @@ class ClientConnection(HttpToolsProtocol):
         super().on_response_complete()
         self._wait_for_request()
 
+    def shutdown(self) -> None:
+        """When the server stops: end an event stream, whose client then connects again."""
+        super().shutdown()
+        cycle = self.cycle
+        if cycle and cycle.chunked_encoding and not cycle.response_complete:
+            self.transport.close()
+
     def _wait_for_request(self) -> None:
         self._stop_waiting()
         self._patience = self.loop.call_later(HEAD_S, self._lose_patience)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,19 @@ class TestTooSlow:
             server.call("POST", f"/v1/jobs/{job_id}/cancel")
             while b"cancelled" not in said:
                 said += client.recv(4096)
+
+
+def test_a_server_that_stops_waits_for_no_event_stream(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = f"/v1/jobs/{server.submit()['id']}/events"
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(server.call, "GET", path)
+        eventually(lambda: server.app.state.api.streams.open == 1)
+        server.stop()
+        with pytest.raises(http.client.IncompleteRead):
+            stream.result()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 class TestTooMany:

@@ -150,7 +150,7 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(
     ):
         arguments = ["job", server.submit()["id"], "--follow", "--server", server.url]
         ended = pool.submit(CliRunner().invoke, app, arguments)
-        wait_for(lambda: server.app.state.api.streams == 1)
+        wait_for(lambda: server.app.state.api.streams.open == 1)
         server.stop()
         result = ended.result(60)
     assert result.exit_code == 1
