@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
-from test_serve import TUNER, env, serving  # noqa: F401 (env is a fixture)
+import pytest
+from test_serve import DRIVER, TUNER, env, said_by, serving  # noqa: F401 (env is a fixture)
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
 
-def test_the_first_hour(env: dict[str, str], tmp_path: Path) -> None:  # noqa: F811
-    install, *steps = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+@pytest.mark.parametrize("gpu", [False, True], ids=["no GPU", "GPU"])
+def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:  # noqa: F811
+    del env["XDG_CONFIG_HOME"]
+    env["HOME"] = str(tmp_path)
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "pynvml.py").write_text(DRIVER if gpu else "raise ImportError('none')")
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "driver"), env.get("PYTHONPATH", "")])
+    page = PAGE.read_text()
+    install, *steps = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     assert install.splitlines()[-1] == "tuner serve"
     script = "\necho; echo =====\n".join(["set -eu", *steps])
-    with serving(env) as (url, _):
+    with serving(env) as (url, process):
+        check_greeting(said_by(process), page, url, tmp_path, gpu)
         script = script.replace("http://127.0.0.1:8765", url)
         env["PATH"] = f"{TUNER.parent}:{env['PATH']}"
         run = subprocess.run(
             ["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True
         )
     assert run.returncode == 0, run.stderr
-    ready, posted, events, files, night, mistake, keys, cli = run.stdout.split("=====")[1:]
-    assert '"status":"ok"' in ready
+    ready, posted, events, files, night, mistake, cli, keys = run.stdout.split("=====")[1:]
+    assert '"status":"ok"' in ready and '{"jobs":[],"next":null}' in ready
     assert "HTTP/1.1 202 Accepted" in posted and '"created":true' in posted
     assert events.index("event: submitted") < events.index("event: trials")
     assert events.index("event: trials") < events.index("event: done")
@@ -31,5 +41,20 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path) -> None:  # noqa: F
     assert "device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json" in files
     assert "4 watched, 4 to do" in night and night.count("missing") == 4
     assert "did you mean 'deepseek-r1'?" in mistake
-    assert '"status":401' in keys and '"state":"done"' in keys
     assert "done   NVIDIA_H100_80GB_HBM3  mixtral-8x7b" in cli
+    assert '"status":401' in keys and '"state":"done"' in keys
+    assert re.search(r"^local  admin   valid", keys, re.M)
+    assert re.search(r"^ci     submit  valid", keys, re.M)
+
+
+def check_greeting(said: list[str], page: str, url: str, home: Path, gpu: bool) -> None:
+    """What a start says is what the page shows, but for the store's place and a GPU."""
+    block = re.search(r"```\n(The service answers on .*?)\n```", page, re.DOTALL)
+    assert block
+    shown = block[1].replace("http://127.0.0.1:8765", url).replace("/home/me", str(home))
+    lines = shown.splitlines()
+    lines[1] = said[1]
+    if gpu:
+        assert "NVIDIA_L40S" in said[3]
+        lines[3] = said[3]
+    assert said == lines
