@@ -83,7 +83,7 @@ def measured(url: str, rounds: int) -> dict[str, Any]:
     before = machine()
     listed: dict[str, list[float]] = {"alone": [], **{case.name: [] for case in CASES}}
     exported: dict[str, list[tuple[int, float]]] = {case.name: [] for case in CASES}
-    with serving(url) as port:
+    with serving(url) as (port, _):
         made = first_export(port)
         list_jobs(port, 1.0)  # nothing is imported or connected for the first time
         for _ in range(rounds):
