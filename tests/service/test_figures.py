@@ -160,7 +160,7 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
 def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) -> None:
     with leases._write() as connection:
         connection.execute(update(_VERSION).values(version_num="9999"))
-    with pytest.raises(UnusableStore, match=f"not {HEAD}"):
+    with pytest.raises(UnusableStore, match="9999"):
         figures.read()
 
 
