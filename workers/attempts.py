@@ -22,7 +22,7 @@ from workers.tracing import (
     span,
 )
 
-_BAD = ("failed", "retry", "dead")
+_WELL = ("done", "cancelled", "stale", "wait", "elsewhere")
 
 
 class Attempt:
@@ -65,7 +65,7 @@ def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
         outcome = times.state.value
         DURATION.labels(device, outcome).observe(_seconds(times.started_at, times.finished_at))
     ATTEMPTS.labels(device, outcome).inc()
-    describe_span({"tuner.outcome": outcome}, result.reason if outcome in _BAD else "")
+    describe_span({"tuner.outcome": outcome}, "" if outcome in _WELL else result.reason or outcome)
 
 
 def _times(figures: Figures, lease: Lease) -> JobTimes | None:

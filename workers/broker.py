@@ -125,32 +125,26 @@ class BrokerCollector(Collector):
     """Whether the broker answers, asked when it is collected."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        assert settings.broker_url
+        self._client = Redis.from_url(
+            settings.broker_url,
+            socket_connect_timeout=CONNECT_S,
+            socket_timeout=ANSWER_S,
+            retry=Retry(NoBackoff(), 1),  # the connection of the last time may be gone
+            **(_tls(settings) or {}),
+        )
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not ask the broker."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge. A broker that does not answer costs CONNECT_S or ANSWER_S."""
-        up = int(_answers(self._settings))
-        yield GaugeMetricFamily("tuner_broker_up", "Whether the broker answers.", up)
-
-
-def _answers(settings: Settings) -> bool:
-    assert settings.broker_url
-    tls = _tls(settings) or {}
-    try:
-        with Redis.from_url(
-            settings.broker_url,
-            socket_connect_timeout=CONNECT_S,
-            socket_timeout=ANSWER_S,
-            retry=Retry(NoBackoff(), 0),
-            **tls,
-        ) as client:
-            return bool(client.ping())
-    except (RedisError, OSError):
-        return False
+        """The gauge. A broker that does not answer costs twice CONNECT_S or ANSWER_S."""
+        try:
+            up = bool(self._client.ping())
+        except (RedisError, OSError):
+            up = False
+        yield GaugeMetricFamily("tuner_broker_up", "Whether the broker answers.", int(up))
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from api_server import JOB, Server
+from scraping import free_ports, scrape_port
 from servers import started_redis
 
 from api.settings import read_api_settings
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = [name for name in SERVICES if name not in ("postgres", "redis")]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_it_is_a_compose_file() -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_service_is_healthy_or_done_and_nobody_is_root(name: str) -> None:
     service = SERVICES[name]
-    assert service["user"] in ("10001", "postgres", "redis")
+    assert service["user"] in ("10001", "postgres", "redis", "65534", "472")
     once = service["restart"] == "no"
     assert once or "healthcheck" in service or name == "beat"
     for other, how in service.get("depends_on", {}).items():
@@ -111,6 +112,7 @@ class Processes:
     def __init__(self, secrets: Path, folder: Path, stack: ExitStack) -> None:
         self._secrets, self._folder, self._stack = secrets, folder, stack
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self.metrics = {"beat": free_ports(1), "worker-cpu": free_ports(3)}
 
     def run(self, name: str) -> str:
         """To its end; what it says."""
@@ -156,7 +158,9 @@ class Processes:
         ours = {k: v for k, v in os.environ.items() if not k.startswith("TUNER_")}
         ours["PATH"] = f"{BIN}{os.pathsep}{ours['PATH']}"
         wanted: Mapping[str, str] = SERVICES[name]["environment"]
-        return {**ours, **{k: self._here(v) for k, v in wanted.items()}}
+        # In containers, all can have the same port.
+        port = {"TUNER_METRICS_PORT": str(self.metrics[name])} if name in self.metrics else {}
+        return {**ours, **{k: self._here(v) for k, v in wanted.items()}, **port}
 
     def _here(self, word: str) -> str:
         port = {"8765": "0"}.get(word, word)
@@ -193,6 +197,8 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     wait_for(beat, r"(beat: Starting)")
     assert processes.is_healthy("api", port) and not processes.is_healthy("api", port + 1)
     assert processes.is_healthy("worker-cpu")
+    for name in ("beat", "worker-cpu"):
+        assert scrape_port(processes.metrics[name])
 
 
 def wait_for(log: Path, pattern: str) -> str:

@@ -8,7 +8,8 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, update
+from scraping import add_worker
+from sqlalchemy import update
 from store_writer import PROBLEM
 
 from tuner.errors import UnusableStore
@@ -17,7 +18,6 @@ from tuner.store import JobStore, Leases, NightStore
 from tuner.store.database import utc_now
 from tuner.store.figures import ALIVE, KNOWN, Figures, JobTimes, Nights
 from tuner.store.job_tables import jobs as table
-from tuner.store.job_tables import workers
 from tuner.store.schema import _VERSION, HEAD
 
 ON_GPU = JobRequest(PROBLEM, "L40S")
@@ -34,27 +34,6 @@ def leases(store_url: str) -> Iterator[Leases]:
 @pytest.fixture
 def figures(leases: Leases) -> Figures:
     return Figures.sharing(leases)
-
-
-def add_worker(leases: Leases, number: int, **values: Any) -> None:
-    now = utc_now()
-    row = {
-        "id": f"worker-{number}",
-        "name": f"worker-{number}",
-        "host": "host",
-        "gpu": "",
-        "device": "NVIDIA_L40S",
-        "devices": None,
-        "engines": ["sglang==0.5.16"],
-        "packages": {},
-        "state": "active",
-        "reason": "",
-        "drain": False,
-        "started_at": now,
-        "seen_at": now,
-    }
-    with leases._write() as connection:
-        connection.execute(insert(workers), {**row, **values})
 
 
 def test_an_empty_store(figures: Figures) -> None:
@@ -181,7 +160,7 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
 def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) -> None:
     with leases._write() as connection:
         connection.execute(update(_VERSION).values(version_num="9999"))
-    with pytest.raises(UnusableStore, match=f"not {HEAD}"):
+    with pytest.raises(UnusableStore, match="9999"):
         figures.read()
 
 

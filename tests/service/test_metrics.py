@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 from datetime import date
 from pathlib import Path
-from subprocess import PIPE, Popen, run
+from subprocess import PIPE, run
 
 import pytest
 from api_server import Server, serving
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import Scrape, add_worker, beat, fleet, free_ports, running, scrape, scrape_port
 from servers import started_redis
-from test_figures import add_worker
 from worker_processes import descendants, replay, wait_for
 
 from api.metrics import Metrics
@@ -30,45 +25,7 @@ from tuner.store.figures import Figures
 from workers.embedded import EmbeddedWorker
 from workers.settings import Settings
 
-TUNER = [sys.executable, "-c", "from tuner.cli import main; main()"]
-BEAT = [sys.executable, "-m", "celery", "--app", "workers.app", "beat"]
 L40S = "NVIDIA_L40S"
-
-
-class Scrape:
-    """The metrics of one scrape."""
-
-    def __init__(self, text: str) -> None:
-        self.families: dict[str, Metric] = {}
-        for family in text_string_to_metric_families(text):
-            assert family.name not in self.families, f"{family.name} has two blocks"
-            self.families[family.name] = family
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """A sample's value; None where there is no such sample."""
-        found = [
-            sample.value
-            for family in self.families.values()
-            for sample in family.samples
-            if sample.name == name and sample.labels == labels
-        ]
-        assert len(found) < 2
-        return found[0] if found else None
-
-
-def scrape(server: Server) -> Scrape:
-    answer = server.call("GET", "/metrics")
-    assert answer.status == 200
-    return Scrape(answer.body.decode())
-
-
-def scrape_port(port: int) -> Scrape | None:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-        try:
-            connection.request("GET", "/metrics")
-        except OSError:
-            return None  # it does not listen yet
-        return Scrape(connection.getresponse().read().decode())
 
 
 @pytest.fixture
@@ -186,30 +143,7 @@ def test_the_pool_and_the_broker_are_shown(tmp_path: Path) -> None:
 
 @pytest.fixture
 def port() -> int:
-    """The first of four free ports."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(closing(socket.socket()))
-            first.bind(("127.0.0.1", 0))
-            number: int = first.getsockname()[1]
-            try:
-                for more in (1, 2, 3):
-                    other = stack.enter_context(closing(socket.socket()))
-                    other.bind(("127.0.0.1", number + more))
-            except OSError:
-                continue
-            if number < 65_000:
-                return number
-
-
-@contextmanager
-def running(command: list[str], environ: dict[str, str]) -> Iterator[Popen[bytes]]:
-    process = Popen(command, env={**os.environ, **environ})
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
+    return free_ports(4)
 
 
 @pytest.fixture
@@ -221,14 +155,10 @@ def environ(postgres_url: str, redis_url: str, port: int) -> dict[str, str]:
     }
 
 
-def fleet_of(*values: str) -> list[str]:
-    return [*TUNER, "worker", *values]
-
-
 def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], port: int) -> None:
     with (
         JobStore.open(environ["TUNER_DATABASE_URL"]) as jobs,
-        running(fleet_of("--device", "H200", "--processes", "2"), environ) as fleet,
+        running(fleet("--device", "H200", "--processes", "2"), environ) as parent,
     ):
 
         def seen() -> Scrape:
@@ -264,7 +194,7 @@ def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], po
         assert total("tuner_attempts_total", outcome="done") == 3
         assert total("tuner_attempts_total", outcome="failed") == 1
 
-        killed, *_ = [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
+        killed, *_ = [pid for pid, line in descendants(parent.pid).items() if "workers.app" in line]
         os.kill(killed, signal.SIGKILL)
         wait_for(
             lambda: sum(seen().value("tuner_worker_starts_total", worker=n) or 0 for n in "01") == 3
@@ -273,14 +203,14 @@ def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], po
 
 
 def test_a_process_that_does_not_answer_is_down(environ: dict[str, str], port: int) -> None:
-    with running(fleet_of("--device", "H200"), environ) as fleet:
+    with running(fleet("--device", "H200"), environ) as parent:
 
         def up() -> float | None:
             found = scrape_port(port)
             return None if found is None else found.value("tuner_worker_up", worker="0")
 
         wait_for(lambda: up() == 1)
-        member, *_ = [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
+        member, *_ = [pid for pid, line in descendants(parent.pid).items() if "workers.app" in line]
         os.kill(member, signal.SIGSTOP)
         try:
             assert up() == 0
@@ -294,7 +224,7 @@ def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> No
         taken.bind(("127.0.0.1", port))
         taken.listen()
         ended = run(
-            fleet_of("--device", "H200"), env={**os.environ, **environ}, stderr=PIPE, timeout=60
+            fleet("--device", "H200"), env={**os.environ, **environ}, stderr=PIPE, timeout=60
         )
     assert ended.returncode == 2
     said = ended.stderr.decode()
@@ -302,8 +232,7 @@ def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> No
 
 
 def test_beat_shows_its_metrics(environ: dict[str, str], port: int, tmp_path: Path) -> None:
-    command = [*BEAT, "--schedule", str(tmp_path / "beat")]
-    with running(command, environ):
+    with running(beat(tmp_path), environ):
         found = wait_for(lambda: scrape_port(port))
     assert found
     assert found.value("tuner_broker_up") == 1
