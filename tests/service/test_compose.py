@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -169,7 +170,7 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     processes.run("migrate")  # as at the next `up`
     api = processes.start("api")
     beat = processes.start("beat")
-    processes.start("worker-cpu")
+    worker = processes.start("worker-cpu")
     port = int(wait_for(api, r"Uvicorn running on http://0\.0\.0\.0:(\d+)"))
     server = Server(port, None, (secrets / "admin_key").read_text())
     assert server.call("GET", "/v1/jobs", key="x").status == 401
@@ -180,6 +181,9 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     wait_for(beat, r"(beat: Starting)")
     assert processes.is_healthy("api", port) and not processes.is_healthy("api", port + 1)
     assert processes.is_healthy("worker-cpu")
+    for log in (api, beat, worker):
+        whole, _, _ = log.read_text().rpartition("\n")
+        assert all(json.loads(line)["message"] for line in whole.splitlines())
 
 
 def wait_for(log: Path, pattern: str) -> str:
