@@ -7,7 +7,8 @@ version the one with the newest result. What was measured in another environment
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -15,13 +16,12 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from packaging.version import Version
-
 from tuner.engines.engine import find_engine, kernel_hash, parse_spec
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here
+from tuner.problems.points import Problem
 from tuner.problems.records import Published
 from tuner.problems.registry import family_named, family_of
 from tuner.problems.results import Environment, MeasureKind, Status
@@ -32,7 +32,6 @@ from workers.watches import Unresolved, WatchList
 _OF_KERNELS = ("engine_version", "kernel_hash", "triton")
 _OF_GPU = ("torch", "cuda", "driver")
 _PREDICTED, _RECORDED, _GPU = "", "recording", "gpu"  # sources of times
-VersionOrder = tuple[Version, bool, str]
 
 
 class WatchState(str, Enum):
@@ -59,7 +58,9 @@ def stored_rows(
 ) -> list[dict[str, Any]]:
     """What is stored, and whether its environment is its device's newest."""
     newest: dict[tuple[str, str, str, str], EnvironmentSeen] = {}
-    for seen in sorted(environments, key=_newness):
+    for seen in sorted(
+        environments, key=lambda one: (version_order(one.environment.engine_version), one.newest)
+    ):
         environment, family = seen.environment, seen.family
         newest[_kind(environment, family)] = seen
         if _source(environment) == _GPU:  # measured results answer requests to predict too
@@ -84,12 +85,6 @@ def watched_rows(
         _error_row(one) if isinstance(one, Unresolved) else _watched_row(next(statuses))
         for one in page
     ]
-
-
-def _newness(one: EnvironmentSeen | Published) -> tuple[VersionOrder, datetime]:
-    """A sorting key: the newest environment comes last."""
-    at = one.newest if isinstance(one, EnvironmentSeen) else one.published_at
-    return version_order(one.environment.engine_version), at
 
 
 def _source(environment: Environment) -> str:
@@ -155,22 +150,47 @@ def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[W
         {_engine(request) for request in requests},
         {request.problem for request in requests},
     )
-    stored = {place: _answers(found, *place) for place in map(_result_source, requests)}
+    places = set(map(_result_source, requests))
+    stored = {place: _Results(_answers(found, *place)) for place in places}
     return [_judge(request, stored[_result_source(request)]) for request in requests]
+
+
+class _Results:
+    """The results that answer requests for one device, engine and kind of problem."""
+
+    def __init__(self, results: Iterable[Published]) -> None:
+        self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
+        self._newest: dict[str, Published] = {}  # by engine version
+        for one in sorted(results, key=lambda one: (one.published_at, one.run_id)):
+            self.of[one.problem].append(one)
+            self._newest[one.environment.engine_version] = one
+
+    def newest(self, version: str | None) -> Environment | None:
+        """The newest environment, with that engine version if a result has it."""
+        if version not in self._newest:
+            version = max(self._newest, key=version_order, default=None)
+        return None if version is None else self._newest[version].environment
 
 
 def _engine(request: JobRequest) -> str:
     return request.engine.partition("==")[0].strip()
 
 
-def _result_source(request: JobRequest) -> tuple[str, str, str]:
-    return request.device, _engine(request), request.measure.partition(":")[0]
+def _result_source(request: JobRequest) -> tuple[str, str, str, type[Problem]]:
+    # Problems of one type have the same kernels.
+    measure = request.measure.partition(":")[0]
+    return request.device, _engine(request), measure, type(request.problem)
 
 
-def _answers(found: Iterable[Published], device: str, engine: str, measure: str) -> list[Published]:
+def _answers(
+    found: Iterable[Published], device: str, engine: str, measure: str, kind: type[Problem]
+) -> list[Published]:
     """The results that answer such requests. Measured results answer requests to predict too."""
+    wanted = (device, engine, kind)
     here = [
-        one for one in found if (one.environment.device, one.environment.engine) == (device, engine)
+        one
+        for one in found
+        if (one.environment.device, one.environment.engine, type(one.problem)) == wanted
     ]
     if measure == MeasureKind.PREDICT.value:
         return [one for one in here if one.status in (Status.PREDICTED, Status.OK)]
@@ -182,16 +202,18 @@ def _answers(found: Iterable[Published], device: str, engine: str, measure: str)
     ]
 
 
-def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
+def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
     kernels = _kernels_now(request)
     if kernels.error:
         return WatchStatus(request, WatchState.ERROR, kernels.error)
-    stored = [one for one in stored if type(one.problem) is type(request.problem)]  # same kernels
     now = _environment_now(request, stored, kernels)
     version = now and now.engine_version
     mine = sorted(
-        (one for one in stored if one.problem == request.problem),
-        key=lambda one: (one.environment.engine_version == version, _newness(one)),
+        stored.of[request.problem],
+        key=lambda one: (
+            one.environment.engine_version == version,
+            version_order(one.environment.engine_version),
+        ),
     )
     at = {point: one for one in mine for point in one.points}
     wanted = request.points or set(at)  # a replay tunes the points of its recording
@@ -211,7 +233,7 @@ def _judge(request: JobRequest, stored: Sequence[Published]) -> WatchStatus:
 
 
 def _environment_now(
-    request: JobRequest, stored: Sequence[Published], kernels: _Kernels
+    request: JobRequest, stored: _Results, kernels: _Kernels
 ) -> Environment | None:
     """The environment that results should have been made in; None where nothing is stored.
 
@@ -219,11 +241,9 @@ def _environment_now(
     A request for one version asks for that version, whatever else is stored.
     """
     _, pinned = parse_spec(request.engine)
-    of_version = [one for one in stored if one.environment.engine_version == pinned]
-    newest = max(of_version or stored, key=_newness, default=None)
-    if newest is None:
+    environment = stored.newest(pinned)
+    if environment is None:
         return None
-    environment = newest.environment
     here = kernels.version
     if here and (pinned or version_order(here) >= version_order(environment.engine_version)):
         changes = {"engine_version": here, "kernel_hash": kernels.hash or environment.kernel_hash}

@@ -20,8 +20,8 @@ from tuner.jobs.job import Job, JobRequest, JobState, Priority
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 JOB = Job(
-    "0" * 26, REQUEST, Priority.NORMAL, JobState.QUEUED, "local", 0, "", None, False, None, "",
-    NOW, NOW, NOW, None,
+    "0" * 26, REQUEST, Priority.NORMAL, JobState.QUEUED, "local", ("local",), 0, "", None, False,
+    None, "", NOW, NOW, NOW, None, None,
 )  # fmt: skip
 ACCEPTED = (202, {**JOB.as_json(), "created": True})
 IN_USE = (409, {"type": "urn:x:idempotency-key-in-use", "detail": "being worked on"})

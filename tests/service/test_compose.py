@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -186,7 +187,7 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     assert "the key of admin is stored already\n" in processes.run("migrate")  # at the next `up`
     api = processes.start("api")
     beat = processes.start("beat")
-    processes.start("worker-cpu")
+    worker = processes.start("worker-cpu")
     port = int(wait_for(api, r"Uvicorn running on http://0\.0\.0\.0:(\d+)"))
     server = Server(port, None, (secrets / "admin_key").read_text())
     assert server.call("GET", "/v1/jobs", key="x").status == 401
@@ -199,6 +200,9 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     assert processes.is_healthy("worker-cpu")
     for name in ("beat", "worker-cpu"):
         assert scrape_port(processes.metrics[name])
+    for log in (api, beat, worker):
+        whole, _, _ = log.read_text().rpartition("\n")
+        assert all(json.loads(line)["message"] for line in whole.splitlines())
 
 
 def wait_for(log: Path, pattern: str) -> str:
