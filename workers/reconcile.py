@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
+from tuner.errors import UnusableStore
 from tuner.jobs.job import Job
-from tuner.jobs.limits import Limits, Stopwatch
+from tuner.jobs.limits import Exceeded, Held, Limits, Stopwatch
 from tuner.store import JobStore, Leases
 from tuner.store.workers import WorkerStore
 from workers.metrics import EXPIRED_LEASES
@@ -60,9 +61,18 @@ class Overdue:
             watch = self._watches[job_id]
             watch.look(one, elapsed_s)
             why = watch.lapsed(self._limits) or watch.overdue(self._limits.later(GRACE_S))
-            if why and (job := self._leases.take_back(job_id, one, why)):
+            if why and (job := self._take_back(job_id, one, why)):
                 taken.append(job)
         return taken
+
+    def _take_back(self, job_id: str, held: Held, why: Exceeded) -> Job | None:
+        try:
+            return self._leases.take_back(job_id, held, why)
+        except UnusableStore:
+            # It can be read and not written, as on a full disk: no worker could renew a lease or
+            # store a trial either. All of them get their time again.
+            self._watches.clear()
+            raise
 
 
 class Reconciler:

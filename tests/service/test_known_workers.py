@@ -79,6 +79,19 @@ class TestRows:
         clock.advance(FORGET_AFTER)
         assert workers.forget() == 1
 
+    def test_one_that_died_before_the_clock_went_back_is_lost(
+        self, workers: WorkerStore, clock: Clock
+    ) -> None:
+        workers.beat(L40S)
+        clock.advance(-timedelta(hours=1))
+        workers.beat(CPU)
+        assert doing(workers) == {"gpu-0@a": "lost", "cpu-0@a": "idle"}
+        assert [one.info.name for one in workers.list(living=True)] == ["cpu-0@a"]
+        with pytest.raises(BadInput):
+            workers.drain("gpu-0@a")
+        workers.beat(L40S)
+        assert doing(workers)["gpu-0@a"] == "idle"
+
     def test_a_worker_has_the_job_that_it_holds(
         self, workers: WorkerStore, store: Store, clock: Clock
     ) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
 from clocks import Clock, Watcher
+from psycopg.errors import DiskFull
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import OperationalError
 from store_writer import KEY, PROBLEM, batch
 
+from tuner.errors import StoreFull
 from tuner.jobs.job import MAX_ATTEMPTS, JobFilter, JobRequest, JobState, Lease
 from tuner.jobs.limits import Limits
 from tuner.jobs.workers import WorkerInfo
@@ -49,6 +55,25 @@ def lease(jobs: JobStore, leases: Leases) -> Lease:
     found = leases.claim(ANY, "worker")
     assert found is not None
     return found
+
+
+@contextmanager
+def disk_full(engine: Engine) -> Iterator[None]:
+    """Have the database refuse every change, as it does where its disk is full."""
+
+    def refuse(
+        connection: Connection, cursor: object, statement: str, parameters: object, *_: object
+    ) -> None:
+        if statement.startswith(("UPDATE", "INSERT")):
+            sqlite = connection.dialect.name == "sqlite"
+            full = sqlite3.OperationalError("database or disk is full") if sqlite else DiskFull()
+            raise OperationalError(statement, parameters, full)
+
+    event.listen(engine, "before_cursor_execute", refuse)
+    try:
+        yield
+    finally:
+        event.remove(engine, "before_cursor_execute", refuse)
 
 
 def renew(leases: Leases, lease: Lease, clock: Clock, watcher: Watcher, seconds: float) -> list:
@@ -138,6 +163,23 @@ def test_a_reconciler_that_slept_takes_nothing_when_it_wakes(leases: Leases, lea
     watcher.watch(5)
     watcher.now += 3600
     assert watcher.watch(5) == []
+
+
+def test_a_full_disk_takes_no_living_worker_s_job(
+    leases: Leases, lease: Lease, clock: Clock
+) -> None:
+    watcher = Watcher(leases)
+    with disk_full(leases._engine):
+        for _ in range(12):  # a minute
+            with suppress(StoreFull):
+                watcher.watch(5)
+            with pytest.raises(StoreFull):
+                leases.heartbeat(lease)
+    assert watcher.watch(5) == []  # this one was quicker than the worker, which tries again
+    clock.advance(timedelta(minutes=1))
+    leases.heartbeat(lease)
+    assert watcher.watch(40) == []
+    assert len(watcher.watch(20)) == 1  # the worker died: nothing is held for ever
 
 
 def test_a_job_that_changed_since_it_was_seen_is_left_alone(

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, delete, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    and_,
+    delete,
+    or_,
+    select,
+    update,
+)
 
 from tuner.errors import BadInput, did_you_mean
 from tuner.jobs.job import HELD
@@ -72,9 +82,7 @@ class WorkerStore(Database):
         with self._read() as connection:
             now = time_of(connection, self._clock)
             if living:
-                query = query.where(
-                    workers.c.seen_at > now - ALIVE, workers.c.state != WorkerState.STOPPED.value
-                )
+                query = query.where(_is_alive(now))
             query = query.order_by(workers.c.host, workers.c.name, workers.c.started_at)
             return [_read(row, now) for row in connection.execute(query).mappings()]
 
@@ -99,14 +107,11 @@ class WorkerStore(Database):
     def _change(self, name: str, **values: object) -> Sequence[str]:
         called = or_(workers.c.id == name, workers.c.name == name, workers.c.host == name)
         with self._write() as connection:
-            alive = (
-                workers.c.seen_at > time_of(connection, self._clock) - ALIVE,
-                workers.c.state != WorkerState.STOPPED.value,
-            )
-            change = update(workers).where(called, *alive).values(**values)
+            alive = _is_alive(time_of(connection, self._clock))
+            change = update(workers).where(called, alive).values(**values)
             changed = connection.execute(change.returning(workers.c.id)).scalars().all()
             if not changed:
-                names = connection.execute(select(workers.c.name).where(*alive)).scalars()
+                names = connection.execute(select(workers.c.name).where(alive)).scalars()
                 near = did_you_mean(name, sorted(set(names)))
                 raise BadInput(
                     f"no living worker or host is called {name!r}{near}",
@@ -127,6 +132,15 @@ def may_claim(connection: Connection, worker_id: str) -> bool:
     query = select(workers.c.state, workers.c.drain).where(workers.c.id == worker_id)
     row = connection.execute(query).one_or_none()
     return row is None or (row.state != WorkerState.SET_ASIDE.value and not row.drain)
+
+
+def _is_alive(now: datetime) -> ColumnElement[bool]:
+    """A worker that was seen in the future was seen before the clock went back."""
+    return and_(
+        workers.c.seen_at > now - ALIVE,
+        workers.c.seen_at < now + ALIVE,
+        workers.c.state != WorkerState.STOPPED.value,
+    )
 
 
 def _set(connection: Connection, worker_id: str, **values: object) -> None:
@@ -151,6 +165,6 @@ def _read(row: RowMapping, now: datetime) -> WorkerStatus:
         drain=row["drain"],
         started_at=row["started_at"],
         seen_at=row["seen_at"],
-        alive=state is not WorkerState.STOPPED and now - row["seen_at"] < ALIVE,
+        alive=state is not WorkerState.STOPPED and abs(now - row["seen_at"]) < ALIVE,
         job_id=row["job_id"],
     )
