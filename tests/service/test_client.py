@@ -23,7 +23,8 @@ JOB = Job(
     "0" * 26, REQUEST, Priority.NORMAL, JobState.QUEUED, "local", ("local",), 0, "", None, False,
     None, "", NOW, NOW, NOW, None, None,
 )  # fmt: skip
-ACCEPTED = (202, {**JOB.as_json(), "created": True})
+ITEM = {"job": {**JOB.as_json(), "created": True}, "problem": None}
+ACCEPTED = (200, {"jobs": [ITEM]})
 IN_USE = (409, {"type": "urn:x:idempotency-key-in-use", "detail": "being worked on"})
 AWAY = (503, {"type": "about:blank", "detail": "the store does not answer"})
 CUT = None  # the connection, before an answer
@@ -65,7 +66,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script: Script) -> None:
     script.answers = [CUT, AWAY, IN_USE, ACCEPTED]
-    answer = RemoteQueue(script.url, None).submit(REQUEST)
+    (answer,) = RemoteQueue(script.url, None).submit_all([REQUEST])
     assert (answer.job.id, answer.created) == (JOB.id, True)
     assert len(script.asked) == 4
     assert len(set(script.asked)) == 1  # each time the same key and body
@@ -75,19 +76,32 @@ def test_a_submission_is_sent_again_under_its_key_until_it_is_answered(script: S
 def test_two_submissions_have_two_keys(script: Script) -> None:
     script.answers = [ACCEPTED, ACCEPTED]
     for _ in script.answers[:]:
-        RemoteQueue(script.url, None).submit(REQUEST)
+        RemoteQueue(script.url, None).submit_all([REQUEST])
     assert len({key for key, _ in script.asked}) == 2
 
 
 def test_a_server_that_stays_away_is_given_up(script: Script) -> None:
     script.answers = [AWAY] * 20
     with pytest.raises(ServerUnavailable, match="the store does not answer"):
-        RemoteQueue(script.url, None).submit(REQUEST)
+        RemoteQueue(script.url, None).submit_all([REQUEST])
     assert len(script.asked) == len(PAUSES_S) + 1
 
 
 def test_what_is_refused_is_not_sent_again(script: Script) -> None:
     script.answers = [(422, {"type": "about:blank", "detail": "no such device"})]
     with pytest.raises(BadInput, match="no such device"):
-        RemoteQueue(script.url, None).submit(REQUEST)
+        RemoteQueue(script.url, None).submit_all([REQUEST])
     assert len(script.asked) == 1
+
+
+def test_many_are_posted_in_batches(script: Script) -> None:
+    script.answers = [(200, {"jobs": [ITEM] * 100}), (200, {"jobs": [ITEM] * 20})]
+    assert len(RemoteQueue(script.url, None).submit_all([REQUEST] * 120)) == 120
+    assert [len(json.loads(body)["jobs"]) for _, body in script.asked] == [100, 20]
+
+
+def test_one_that_is_refused_is_told_with_the_ones_that_were_queued(script: Script) -> None:
+    refused = {"job": None, "problem": {"detail": "no such model"}}
+    script.answers = [(200, {"jobs": [ITEM, refused]})]
+    with pytest.raises(BadInput, match=f"no such model; these jobs were queued: {JOB.id}"):
+        RemoteQueue(script.url, None).submit_all([REQUEST, REQUEST])
