@@ -18,7 +18,7 @@ from tuner.store import JobStore, Leases, NightStore
 from tuner.store.database import utc_now
 from tuner.store.figures import ALIVE, KNOWN, Figures, JobTimes, Nights
 from tuner.store.job_tables import jobs as table
-from tuner.store.schema import _VERSION, HEAD
+from tuner.store.schema import _VERSION
 
 ON_GPU = JobRequest(PROBLEM, "L40S")
 PREDICTION = replace(ON_GPU, measure="predict")
