@@ -22,7 +22,7 @@ from workers.tracing import (
     span,
 )
 
-_WELL = ("done", "cancelled", "stale", "wait", "elsewhere")
+_WELL = ("done", "cancelled", "stale", "wait")
 
 
 class Attempt:

@@ -20,6 +20,7 @@ log = logging.getLogger("tuner.worker")
 
 POLL_S = 2.0  # a cancel is seen after so long at most
 RETRY_EVERY_S = 1.0
+LAST_WORDS_S = 1.0
 STOP_S = 10.0  # a worker that stops waits so long for a store that does not answer
 WAIT = timedelta(seconds=30)  # for another worker to finish the same work
 STORE_PAUSE = timedelta(seconds=2)  # for a store that failed
@@ -122,7 +123,7 @@ class Worker:
                     self._leases.heartbeat(lease)
                     beaten = now
             except StaleLease as error:
-                return self._abandon(lambda: None, str(error))
+                return self._lost(lease, error)
             except UnusableStore:
                 continue  # whether the lease is lost is known when the store answers again
             if held.began:
@@ -135,6 +136,12 @@ class Worker:
                 starts = why.phase is Phase.START
                 outcome = AttemptOutcome.REFUSED if starts else AttemptOutcome.RETRY
                 return self._settle(lease, AttemptResult(outcome, why.reason))
+
+    def _lost(self, lease: Lease, error: StaleLease) -> AttemptResult:
+        # The child may just have stored the end, and not said so yet.
+        if last := self._runner.poll(LAST_WORDS_S):
+            return self._settle(lease, last)
+        return self._abandon(lambda: None, str(error))
 
     def _abandon(self, write: Callable[[], object], reason: str) -> AttemptResult:
         self._runner.kill()

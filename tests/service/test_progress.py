@@ -19,7 +19,7 @@ from tuner.jobs.job import MAX_ATTEMPTS, JobFilter, JobRequest, JobState, Lease
 from tuner.jobs.limits import Limits
 from tuner.jobs.workers import WorkerInfo
 from tuner.store import JobStore, Leases, Store
-from tuner.store.leases import REFUSALS
+from tuner.store.lease_rows import REFUSALS
 from tuner.store.workers import WorkerStore
 from workers.reconcile import GRACE_S
 

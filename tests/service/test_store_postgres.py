@@ -15,7 +15,7 @@ from tuner.errors import StaleLease, UnusableStore
 from tuner.jobs.job import LEASE, JobFilter, JobRequest, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
-from tuner.store.leases import _leased_row
+from tuner.store.lease_rows import leased_row
 
 REQUEST = JobRequest(PROBLEM, "L40S", measure="predict")
 
@@ -47,7 +47,7 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
         assert lease is not None
         others = Leases(jobs._engine, lambda: utc_now() + LEASE + timedelta(seconds=1))
         with pytest.raises(UnusableStore), stopped._write() as connection:
-            _leased_row(connection, lease)
+            leased_row(connection, lease)
             (expired,) = wait_for(others.expire)  # in the middle of that transaction
             assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
         with pytest.raises(StaleLease):  # it goes on, and writes nothing
