@@ -187,7 +187,8 @@ class JobEvent:
 
     job_id: str
     seq: int  # 1, 2, 3, ... without gaps
-    # submitted, leased, running, trials, requeued, cancel_requested, retried, or a final state
+    # submitted, waiting, joined, withdrawn, leased, running, trials, requeued, refused, retried,
+    # cancel_requested, or a final state
     kind: str
     at: datetime
     data: Mapping[str, Any]
