@@ -119,6 +119,13 @@ def reads(url: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def serving(url: str) -> Iterator[int]:
     """The port of a server over that store."""
+    with server_of(url) as (port, _):
+        yield port
+
+
+@contextlib.contextmanager
+def server_of(url: str) -> Iterator[tuple[int, int]]:
+    """The port and the process id of a server over that store."""
     environ = {
         **os.environ,
         "TUNER_DATABASE_URL": url,
@@ -135,7 +142,7 @@ def serving(url: str) -> Iterator[int]:
         drain = threading.Thread(target=server.stderr.read, daemon=True)  # or its pipe fills
         drain.start()
         try:
-            yield int(urlsplit(json.loads(line)["message"].split()[3]).port or 0)
+            yield int(urlsplit(json.loads(line)["message"].split()[3]).port or 0), server.pid
         finally:
             server.terminate()
 
@@ -177,13 +184,22 @@ def measure(
 
 
 def ask(
-    connection: http.client.HTTPConnection, method: str, path: str, body: object, status: int
-) -> None:
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: object,
+    status: int,
+    key: str = "",
+) -> bytes:
+    """The answer to a request that must have that status."""
     headers = {"Content-Type": "application/json"} if body else {}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     connection.request(method, path, json.dumps(body) if body else None, headers)
     answer = connection.getresponse()
     text = answer.read()
     assert answer.status == status, (answer.status, text)
+    return text
 
 
 def quantiles(latencies: Sequence[float]) -> dict[str, float]:
