@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
-from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
@@ -19,13 +18,16 @@ from api.middleware import Refused, check_json
 from api.settings import ApiSettings
 from api.turns import WRITES, Turns
 
-# A larger body is parsed in a thread, one at a time, to not delay other requests. It counts against
-# a rate of its own.
+# Requests with a larger body are worked on one at a time, and it is parsed in a thread: each keeps
+# Python's lock for long. They count against a rate of their own.
 LARGE_BYTES = 1 << 16
 # Each of these brings a value, which takes far longer to make than to send. The largest config.json
 # that was seen has 70,000.
 _BRING_VALUES = b",:[{"
 MOST_VALUES = 200_000
+# The answer to a body that is too large, or one too many, waits for so long, and the rest of the
+# body is not read before. A client that does not stop would cost the others much time.
+UNWELCOME_S = 1.0
 
 
 class CheckBody:
@@ -37,8 +39,7 @@ class CheckBody:
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app = app
         self._settings = settings
-        self._one = anyio.CapacityLimiter(1)
-        self._turns = Turns(WRITES)
+        self._turns, self._large = Turns(WRITES), Turns(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "OPTIONS"):
@@ -48,8 +49,18 @@ class CheckBody:
             end_turn()  # while a slow body arrives, others are admitted
         try:
             body = await self._read_in_time(scope, receive)
-            scope["state"]["json"] = await self._parse(body)
         except (Refused, HTTPException) as refusal:
+            await _refuse(refusal, scope, receive, send)
+            return
+        turns = self._large if len(body) > LARGE_BYTES else self._turns
+        async with turns.take(scope, receive, send) as sender:
+            if sender:
+                await self._pass_on(body, scope, receive, sender)
+
+    async def _pass_on(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            scope["state"]["json"] = await _parse(body)
+        except Refused as refusal:
             await _refuse(refusal, scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -57,9 +68,7 @@ class CheckBody:
         async def receive_again() -> Message:
             return messages.pop() if messages else await receive()
 
-        async with self._turns.take(scope, receive, send) as sender:
-            if sender:
-                await self._app(scope, receive_again, sender)
+        await self._app(scope, receive_again, send)
 
     async def _read_in_time(self, scope: Scope, receive: Receive) -> bytes:
         with anyio.move_on_after(self._settings.body_s):
@@ -80,11 +89,6 @@ class CheckBody:
             more = message.get("more_body", False)
         await body.check()
         return b"".join(body.chunks)
-
-    async def _parse(self, body: bytes) -> object:
-        if len(body) > LARGE_BYTES:
-            return await to_thread.run_sync(check_json, body, limiter=self._one)
-        return check_json(body) if body else None
 
 
 class _Body:
@@ -117,6 +121,12 @@ class _Body:
             await run_in_threadpool(state["limiter"].check, rates, "large", state["caller"].name)
 
 
+async def _parse(body: bytes) -> object:
+    if len(body) > LARGE_BYTES:
+        return await run_in_threadpool(check_json, body)
+    return check_json(body) if body else None
+
+
 async def _refuse(
     refusal: Refused | HTTPException, scope: Scope, receive: Receive, send: Send
 ) -> None:
@@ -124,7 +134,9 @@ async def _refuse(
         status, text, headers = refusal.status_code, refusal.detail, refusal.headers
     else:
         status, text, headers = refusal.status, str(refusal), None
-    if status == 408:
+    if status in (413, 429):
+        await anyio.sleep(UNWELCOME_S)
+    elif status == 408:
         headers = {"Connection": "close"}
     response = problem_response(scope["state"]["request_id"], status, text, headers=headers)
     await response(scope, receive, send)

@@ -210,13 +210,22 @@ def measure(
 
 
 def ask(
-    connection: http.client.HTTPConnection, method: str, path: str, body: object, status: int
-) -> None:
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: object,
+    status: int,
+    key: str = "",
+) -> bytes:
+    """The answer to a request that must have that status."""
     headers = {"Content-Type": "application/json"} if body else {}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     connection.request(method, path, json.dumps(body) if body else None, headers)
     answer = connection.getresponse()
     text = answer.read()
     assert answer.status == status, (answer.status, text)
+    return text
 
 
 def quantiles(latencies: Sequence[float]) -> dict[str, float]:
