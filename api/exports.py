@@ -29,7 +29,7 @@ _REFUSAL_BYTES = 1 << 10
 # Other requests need Python's lock too, and half of them must not notice an export: rests are so
 # many times as long as the work before them. It takes milliseconds to look whether an archive is
 # current, and up to seconds to make one, for which its own clients wait longer.
-LOOK_REST = 4.0
+LOOK_REST = 6.0
 MAKE_REST = 2.0
 T = TypeVar("T")
 _TAG = re.compile(r'(?:W/)?("[^"]*")')

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi import Path as InPath
 from starlette.exceptions import HTTPException
 
@@ -95,6 +95,7 @@ async def download_export(
     caller: Reader,
     api: ApiDep,
     wanted: Annotated[ExportIn, Query()],
+    request: Request,
     if_none_match: Annotated[list[str] | None, Header()] = None,
 ) -> Response:
     """Download a device's winners as a folder that the engine and its plugin are pointed at."""
@@ -102,6 +103,8 @@ async def download_export(
         card = find_device(device)
     except UnknownDevice as error:
         raise HTTPException(404, error.in_api_words()) from None
+    if end_turn := request.scope["state"].get("end_turn"):  # exports wait for one another alone
+        end_turn()
     problem = parse_problem(wanted.problem) if wanted.problem is not None else None
     try:
         found = await api.exports.get(Wanted(card, wanted.engine, problem, wanted.allow_predicted))

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tuner.problems.points import Problem
 from tuner.problems.records import RunKey
 from tuner.problems.results import MeasureKind, Status, Totals
 from tuner.store import Store
+from tuner.store.keys import Scope
 from workers.settings import Settings
 
 PATH = "/v1/exports/H200.tar?engine=sglang==0.5.16"
@@ -40,9 +42,17 @@ def no_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "MAKE_REST", 0.0)
 
 
+@contextmanager
+def serving_readers(url: str) -> Iterator[Server]:
+    """The API, asked with a key that may only read."""
+    with serving(ApiSettings(Settings(url))) as running:
+        running.key = running.app.state.api.keys.add("reader", Scope.READ)
+        yield running
+
+
 @pytest.fixture
 def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url))) as running:
+    with serving_readers(store_url) as running:
         yield running
 
 
@@ -58,7 +68,7 @@ def one_server(tmp_path: Path) -> Iterator[Server]:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
     with Store.open(url) as opened:
         fill(opened, EXTEND)
-    with serving(ApiSettings(Settings(url))) as running:
+    with serving_readers(url) as running:
         yield running
 
 
@@ -257,7 +267,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str
     url = f"sqlite:///{tmp_path_factory.mktemp('exports') / 'tuner.db'}"
     with Store.open(url) as opened:
         fill(opened, EXTEND)
-    with serving(ApiSettings(Settings(url))) as running:
+    with serving_readers(url) as running:
         answer = running.call("GET", PATH)
         assert answer.headers["cache-control"] == "private, no-cache"
         assert int(answer.headers["content-length"]) == len(answer.body)
