@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import platform
-import re
-import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chaos_attempts import Attempts, quantile, read_attempts
 from sqlalchemy import text
 
-from tuner.jobs.job import JobState
+from tuner.jobs.job import UNFINISHED, JobState
 from tuner.store import JobStore
 
 if TYPE_CHECKING:
-    from chaos import Harm
     from chaos_clients import Promises
+    from chaos_harm import Harm
 
-RECLAIM_LIMIT_S = 60.0
-
-# PostgreSQL itself notes every publishing of a run, whatever our own code says of it.
-_WATCH = """
-CREATE TABLE chaos_published (run_id integer, at timestamptz DEFAULT clock_timestamp());
-CREATE FUNCTION chaos_note() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF NEW.state = 'done' THEN INSERT INTO chaos_published (run_id) VALUES (NEW.id); END IF;
-    RETURN NEW;
-END $$;
-CREATE TRIGGER chaos_watch AFTER UPDATE ON runs FOR EACH ROW EXECUTE FUNCTION chaos_note();
-"""
+CLAIMING = timedelta(seconds=2)  # a claim may have begun before a drain
 
 
-def watch_publishing(jobs: JobStore) -> None:
-    """Have the database count what is published."""
-    with jobs._write() as connection:
-        connection.execute(text(_WATCH))
+@dataclass(frozen=True)
+class Lies:
+    """What the lying worker did."""
+
+    jobs: int
+    set_aside: int
+    began: int
+    refused: int  # writes with a lost lease
+    accepted: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -45,42 +40,64 @@ class Verdict:
     """The figures, and what they break."""
 
     asked: int  # jobs that the clients were to post
-    workers: int
+    reclaim_limit_s: float
     promises: Promises
     harm: Harm
     wall_s: float
     states: dict[str, int]  # of the accepted jobs
-    lost: int  # accepted, and not done
     created_twice: int  # jobs beyond the first of one request
     unasked: int  # jobs under no key: half of a submission was kept
     published_twice: int
     stored: int  # trials
     measured_again: int  # trials that were stored already, and were measured again
     largest_batch: int  # trials that were measured and stored at once
-    attempts_lost: int  # that ended without an answer: each may have lost one batch
-    reclaim_s: list[float]  # from a worker's death to its job's being queued again
+    attempts: Attempts
+    claimed_while_drained: int
+    lies: Lies
 
     def broken(self) -> list[str]:
         """The promises that were not kept."""
-        p99 = _quantile(self.reclaim_s, 0.99)
+        lost = [f"{end.owner}: {end.reason}" for end in self.attempts.unexplained]
         found = {
             "jobs were never accepted": self.asked - len(self.promises.accepted),
             f"answers that must not be, as {self.promises.wrong[:1]}": len(self.promises.wrong),
             "accepted jobs were lost": self.lost,
+            "jobs are stuck": self.stuck,
             "jobs were created twice": self.jobs_created_twice,
             "answers named another job for one key": self.promises.contradictions,
             "accepted keys were forgotten": self.promises.forgotten,
             "jobs are there without their keys": self.unasked + self.promises.unkeyed,
             "results were published twice": self.published_twice,
             "stored trials were measured again": self.measured_again,
-            "more attempts ended than anything was killed": max(
-                0, self.attempts_lost - self.batches_at_risk
+            f"attempts were lost though nobody harmed the worker, as {lost[:3]}": len(lost),
+            "jobs were claimed by a worker that was drained": self.claimed_while_drained,
+            f"writes with a lost lease were accepted: {self.lies.accepted[:3]}": len(
+                self.lies.accepted
             ),
-            f"leases took over {RECLAIM_LIMIT_S:g} s to be reclaimed at p99": int(
-                p99 > RECLAIM_LIMIT_S
+            "workers never began a job and were not set aside": self.lies.jobs
+            - self.lies.began
+            - self.lies.set_aside,
+            "requests with an old key were accepted": self.harm.old_keys_accepted,
+            f"causes kept jobs for over {self.reclaim_limit_s:g} s at p99": sum(
+                quantile(held, 0.99) > self.reclaim_limit_s for held in self.held.values()
+            ),
+            "clock steps did not reach the queue": int(
+                self.harm.clock_steps > 0 and self.attempts.clock_off_s < 3000
             ),
         }
         return [f"{count} {what}" for what, count in found.items() if count]
+
+    @property
+    def stuck(self) -> int:
+        return sum(self.states.get(state.value, 0) for state in UNFINISHED)
+
+    @property
+    def lost(self) -> int:
+        return sum(self.states.values()) - self.states.get(JobState.DONE.value, 0) - self.stuck
+
+    @property
+    def held(self) -> Mapping[str, list[float]]:
+        return self.attempts.held(self.harm.disk_full)
 
     @property
     def jobs_created_twice(self) -> int:
@@ -89,16 +106,19 @@ class Verdict:
         return max(self.created_twice, said)
 
     @property
-    def batches_at_risk(self) -> int:
-        """One for each kill of who measures; all of them when the database crashes."""
-        kills = self.harm.kills["worker"] + self.harm.kills["tuning process"]
-        return kills + self.workers * sum("PostgreSQL" in one for one in self.harm.restarts)
+    def keys_amiss(self) -> int:
+        promises = self.promises
+        return promises.forgotten + promises.contradictions + promises.unkeyed + self.unasked
 
     def as_json(self) -> dict[str, Any]:
+        harm, lies = self.harm, self.lies
+        full = self.attempts.held_when_full(harm.disk_full)
         return {
             "accepted": len(self.promises.accepted),
+            "batches": self.promises.batches,
             "states": self.states,
             "lost": self.lost,
+            "stuck": self.stuck,
             "jobs_created_twice": self.jobs_created_twice,
             "keys_with_two_jobs": self.promises.contradictions,
             "keys_forgotten": self.promises.forgotten,
@@ -108,48 +128,81 @@ class Verdict:
             "trials_stored": self.stored,
             "stored_trials_measured_again": self.measured_again,
             "largest_batch": self.largest_batch,
-            "attempts_without_an_answer": self.attempts_lost,
-            "kills": dict(sorted(self.harm.kills.items())),
-            "restarts": self.harm.restarts,
-            "leases_reclaimed": len(self.reclaim_s),
-            "reclaim_p50_s": round(_quantile(self.reclaim_s, 0.5), 1),
-            "reclaim_p99_s": round(_quantile(self.reclaim_s, 0.99), 1),
+            "attempts_without_an_answer": len(self.attempts.ends),
+            "attempts_that_count": self.attempts.counted(),
+            "attempts_lost_without_harm": len(self.attempts.unexplained),
+            "harm": dict(sorted(harm.counts.items())),
+            "restarts": dict(sorted(harm.restarts.items())),
+            "disk_full_s": [(end - begin).total_seconds() for begin, end in harm.disk_full],
+            "clock_steps": harm.clock_steps,
+            "clock_off_s": round(self.attempts.clock_off_s, 1),
+            "keys_rotated": harm.keys_rotated,
+            "old_keys_accepted": harm.old_keys_accepted,
+            "workers_resumed": harm.resumed,
+            "drains": len(harm.drains),
+            "claimed_while_drained": self.claimed_while_drained,
+            "lies": {"jobs": lies.jobs, "began": lies.began, "set_aside": lies.set_aside}
+            | {"late_writes_refused": lies.refused, "accepted": list(lies.accepted)},
+            "held_s": {cause: figures(held) for cause, held in self.held.items()},
+            "held_s_when_the_disk_was_full": figures(full),
             "wall_s": round(self.wall_s, 1),
             "python": platform.python_version(),
         }
 
     def table(self) -> str:
         """As Markdown."""
-        kills, again = self.harm.kills, self.promises.tried_again
+        again, lies, harm = self.promises.tried_again, self.lies, self.harm
         rows = {
-            "jobs accepted over HTTP": len(self.promises.accepted),
-            "SIGKILLs": f"{kills.total()} ({_shown(kills)})",
-            "servers": "; ".join(self.harm.restarts) or "left alone",
-            "requests that were sent again": f"{again.total()} ({_shown(again) or 'none'})",
-            "accepted jobs lost": f"**{self.lost}** ({_shown(self.states)})",
+            "jobs accepted over HTTP": f"{len(self.promises.accepted)} "
+            f"({self.promises.batches} submissions were batches)",
+            "harm to processes": f"{harm.counts.total()} times ({shown(harm.counts)})",
+            "harm to servers": self._servers(),
+            "requests that were sent again": f"{again.total()} ({shown(again) or 'none'})",
+            "accepted jobs lost": f"**{self.lost}** ({shown(self.states)})",
+            "jobs stuck at the end": f"**{self.stuck}**",
             "jobs created twice for one key": f"**{self.jobs_created_twice}**",
-            "keys forgotten, given another job, or lacking at a job": f"**{self._keys_amiss}**",
+            "keys forgotten, given another job, or lacking at a job": f"**{self.keys_amiss}**",
             "results published twice": f"**{self.published_twice}**",
             "stored trials measured again": f"**{self.measured_again}** of {self.stored}",
-            "attempts that ended without an answer": f"{self.attempts_lost}: "
-            f"as many batches, of {self.largest_batch} trials at the most, "
-            "may have been measured twice",
-            "leases reclaimed after a worker's death": f"{len(self.reclaim_s)}; "
-            f"p50 {_quantile(self.reclaim_s, 0.5):.1f} s, "
-            f"p99 **{_quantile(self.reclaim_s, 0.99):.1f} s**",
+            "attempts that ended without an answer": f"{len(self.attempts.ends)}, of which "
+            f"{self.attempts.counted()} count (a batch has {self.largest_batch} trials at most)",
+            "attempts lost by a worker that nobody harmed": f"**{len(self.attempts.unexplained)}**",
+            "lying worker": f"{lies.jobs} jobs, all taken back; {lies.refused} late writes "
+            f"refused, **{len(lies.accepted)}** accepted",
+            "jobs claimed by a drained worker": f"**{self.claimed_while_drained}** "
+            f"in {len(harm.drains)} drains",
+            **{f"until a job is queued again: {what}": text for what, text in self._held_rows()},
             "wall time": f"{self.wall_s:.0f} s",
         }
         lines = ["| what | figure |", "|---|---|"]
         return "\n".join([*lines, *(f"| {what} | {figure} |" for what, figure in rows.items())])
 
-    @property
-    def _keys_amiss(self) -> int:
-        promises = self.promises
-        return promises.forgotten + promises.contradictions + promises.unkeyed + self.unasked
+    def _servers(self) -> str:
+        harm = self.harm
+        found = [f"{what} {count} times" for what, count in sorted(harm.restarts.items())]
+        found += [f"disk full for {(end - begin).seconds} s" for begin, end in harm.disk_full]
+        if harm.clock_steps:
+            found.append(f"the queue's clock set {harm.clock_steps} times, by an hour")
+        if harm.keys_rotated:
+            accepted = f"{harm.old_keys_accepted} old ones were accepted"
+            found.append(f"{harm.keys_rotated} API keys replaced ({accepted})")
+        return "; ".join(found) or "left alone"
+
+    def _held_rows(self) -> list[tuple[str, str]]:
+        found = [(cause, told(held)) for cause, held in self.held.items()]
+        if full := self.attempts.held_when_full(self.harm.disk_full):
+            found.append(("meanwhile the disk was full", told(full)))
+        return found
 
 
 def judge(
-    jobs: JobStore, asked: int, workers: int, promises: Promises, harm: Harm, wall_s: float
+    jobs: JobStore,
+    asked: int,
+    reclaim_limit_s: float,
+    promises: Promises,
+    harm: Harm,
+    lies: Path,
+    wall_s: float,
 ) -> Verdict:
     """Read the database, and what the clients were answered; no worker is asked."""
     accepted = set(promises.accepted.values())
@@ -158,58 +211,69 @@ def judge(
         def rows(query: str) -> list[Any]:
             return list(connection.execute(text(query)))
 
-        def number(query: str) -> int:
-            return int(connection.execute(text(query)).scalar_one())
-
         states = {row.id: row.state for row in rows("SELECT id, state FROM jobs")}
-        done_events = Counter(
+        done = Counter(
             row.job_id for row in rows("SELECT job_id FROM job_events WHERE kind = 'done'")
         )
         published = Counter(row.run_id for row in rows("SELECT run_id FROM chaos_published"))
         batches = rows("SELECT data FROM job_events WHERE kind = 'trials'")
-        given_up = rows("SELECT at, data FROM job_events WHERE kind IN ('requeued', 'dead')")
-        created_twice = number("SELECT count(*) - count(DISTINCT request_key) FROM jobs")
-        unasked = number(
-            "SELECT count(*) FROM jobs WHERE id NOT IN (SELECT job_id FROM idempotency_keys)"
-        )
-        stored = number("SELECT count(*) FROM trials")
-    doubled = [*done_events.values(), *published.values()]
-    found = Counter(states.get(job_id, "unknown") for job_id in accepted)
+        (twice,) = rows("SELECT count(*) - count(DISTINCT request_key) AS jobs FROM jobs")
+        keyed = rows("SELECT job_id, job_ids FROM idempotency_keys")
+        (stored,) = rows("SELECT count(*) AS trials FROM trials")
+        attempts = read_attempts(connection, harm)
+    with_key = {one for row in keyed for one in row.job_ids or [row.job_id]}
     return Verdict(
         asked=asked,
-        workers=workers,
+        reclaim_limit_s=reclaim_limit_s,
         promises=promises,
         harm=harm,
         wall_s=wall_s,
-        states=dict(found),
-        lost=len(accepted) - found[JobState.DONE.value],
-        created_twice=created_twice,
-        unasked=unasked,
-        published_twice=sum(count > 1 for count in doubled),
-        stored=stored,
+        states=dict(Counter(states.get(job_id, "unknown") for job_id in accepted)),
+        created_twice=twice.jobs,
+        unasked=len(states.keys() - with_key),
+        published_twice=sum(count > 1 for count in [*done.values(), *published.values()]),
+        stored=stored.trials,
         measured_again=sum(row.data["tried"] - row.data["new"] for row in batches),
         largest_batch=max((row.data["tried"] for row in batches), default=0),
-        attempts_lost=len(given_up),
-        reclaim_s=_reclaims(given_up, harm.worker_deaths),
+        attempts=attempts,
+        claimed_while_drained=claimed_while_drained(attempts, harm),
+        lies=read_lies(lies),
     )
 
 
-def _reclaims(given_up: list[Any], deaths: dict[int, datetime]) -> list[float]:
-    found = []
-    for row in given_up:
-        owner = re.match(r"the lease of .*:(\d+):\w+ expired", row.data["reason"])
-        if owner and (died := deaths.get(int(owner[1]))):
-            found.append((row.at - died).total_seconds())
-    return found
+def claimed_while_drained(attempts: Attempts, harm: Harm) -> int:
+    """Claims of workers at a time at which they were to take no jobs."""
+    return sum(
+        claim.owner in drain.owners and drain.begin + CLAIMING < claim.at < drain.end
+        for claim in attempts.claims
+        for drain in harm.drains
+    )
 
 
-def _quantile(values: list[float], share: float) -> float:
-    if not values:
-        return 0.0
-    if len(values) == 1:
-        return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
+def read_lies(path: Path) -> Lies:
+    """What the lying worker wrote down."""
+    told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return Lies(
+        jobs=len(told),
+        set_aside=sum(one["set_aside"] for one in told),
+        began=sum(one["begins"] for one in told),
+        refused=sum(len(one["refused"]) for one in told),
+        accepted=[what for one in told for what in one["accepted"]],
+    )
 
 
-def _shown(counts: Mapping[str, int]) -> str:
+def figures(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "count": len(seconds),
+        "p50": round(quantile(seconds, 0.5), 1),
+        "p99": round(quantile(seconds, 0.99), 1),
+    }
+
+
+def told(seconds: Sequence[float]) -> str:
+    p50, p99 = quantile(seconds, 0.5), quantile(seconds, 0.99)
+    return f"{len(seconds)}; p50 {p50:.1f} s, p99 **{p99:.1f} s**"
+
+
+def shown(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))

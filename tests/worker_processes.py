@@ -12,13 +12,16 @@ from typing import TypeVar
 
 from cases import FP8, FP8_RECORDING
 
+from tuner.engines.locate import find_packages
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
 from workers.fleet import celery_command
-from workers.gpus import worker_environ
+from workers.gpus import NAME_VARIABLE, worker_environ
 
 T = TypeVar("T")
+
+OTHER_HOST = Path(__file__).parent / "service" / "other_host"
 
 PROBLEM = FP8
 RECORDING = FP8_RECORDING
@@ -69,6 +72,27 @@ def celery_worker(
     finally:
         process.kill()
         process.wait()
+
+
+def other_host(folder: Path, name: str, *versions: str, lacks: str = "") -> dict[str, str]:
+    """The environment of a worker on a host with these versions of sglang only.
+
+    `name` is the host's folder in `folder`, and the worker's name. `lacks` is a package that is
+    missing there.
+    """
+    prefix = folder / name
+    engines = prefix / "share" / "tuner" / "engines"
+    engines.mkdir(parents=True)
+    for package in find_packages("sglang"):
+        if package.version in versions:
+            (engines / f"sglang-{package.version}").symlink_to(package.root.parent)
+    paths = [str(OTHER_HOST), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "HOST_PREFIX": str(prefix),
+        "HOST_LACKS": lacks,
+        NAME_VARIABLE: name,
+    }
 
 
 def wait_for(what: Callable[[], T], limit_s: float = 60.0) -> T:

@@ -50,8 +50,8 @@ class Runner:
         self._jobs_left = 0
 
     def start(self, lease: Lease) -> None:
-        """Give the job to a child. If the child is dead, `poll` tells."""
-        if self._child is None or lease.request.needs_gpu:
+        """Give the job to a child. If the child dies with it, `poll` tells."""
+        if self._child is None or lease.request.needs_gpu or _died(self._child):
             self.kill()
             self._child, self._ready = ChildProcess(MODULE, self._environ), False
             self._jobs_left = 1 if lease.request.needs_gpu else JOBS_A_CHILD
@@ -92,6 +92,15 @@ class Runner:
         if self._child is not None:
             self._child.reap()
             self._child = None
+
+
+def _died(child: ChildProcess) -> bool:
+    """Whether a child without a job has ended, which is no fault of the next job."""
+    try:
+        child.poll(0)
+    except ChildDied:
+        return True
+    return False
 
 
 def child_environ(gpu: str | None) -> dict[str, str]:

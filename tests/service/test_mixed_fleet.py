@@ -5,40 +5,20 @@ Real worker processes, on a real Redis and PostgreSQL.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from worker_processes import celery_worker, predict, replay, wait_for
+from worker_processes import celery_worker, other_host, predict, replay, wait_for
 
-from tuner.engines.locate import find_packages
 from tuner.jobs.job import Job, JobState
 from tuner.store import JobStore
 from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
 
-OTHER_HOST = Path(__file__).parent / "other_host"
 VERSIONS = ("0.5.12", "0.5.16")
-
-
-def host(tmp_path: Path, name: str, *versions: str, lacks: str = "") -> dict[str, str]:
-    """The environment of a process on a host with these versions of sglang only."""
-    prefix = tmp_path / name
-    engines = prefix / "share" / "tuner" / "engines"
-    engines.mkdir(parents=True)
-    for package in find_packages("sglang"):
-        if package.version in versions:
-            (engines / f"sglang-{package.version}").symlink_to(package.root.parent)
-    paths = [str(OTHER_HOST), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "HOST_PREFIX": str(prefix),
-        "HOST_LACKS": lacks,
-        "TUNER_WORKER_NAME": name,
-    }
 
 
 @pytest.fixture
@@ -61,7 +41,7 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(
 ) -> None:
     with ExitStack() as stack:
         for version in VERSIONS:
-            more = host(tmp_path, version, version)
+            more = other_host(tmp_path, version, version)
             log = tmp_path / f"{version}.log"
             stack.enter_context(celery_worker(postgres_url, redis_url, log, **more))
         alive(jobs, len(VERSIONS))
@@ -86,7 +66,7 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(
 def test_a_host_without_triton_is_set_aside_and_harms_no_job(
     jobs: JobStore, postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    broken = host(tmp_path, "broken", "0.5.16", lacks="triton")
+    broken = other_host(tmp_path, "broken", "0.5.16", lacks="triton")
     with celery_worker(postgres_url, redis_url, tmp_path / "broken.log", **broken):
         posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
         workers = WorkerStore.sharing(jobs)
@@ -94,7 +74,7 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
             lambda: [one for one in workers.list() if one.doing == "set aside"], 120
         )
         assert "triton" in aside.reason
-        good = host(tmp_path, "good", "0.5.16")
+        good = other_host(tmp_path, "good", "0.5.16")
         with celery_worker(postgres_url, redis_url, tmp_path / "good.log", **good):
             done = [finished(jobs, job_id) for job_id in posted]
     assert {one.state for one in done} == {JobState.DONE}

@@ -161,6 +161,23 @@ def test_a_killed_child_costs_one_attempt(board: Board, stuck: JobRequest, tmp_p
         assert again.state is JobState.LEASED
 
 
+def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Leases.open(url) as leases:
+        jobs = JobStore.sharing(leases)
+        worker = Worker(leases, registered(leases), {**os.environ, "TUNER_DATABASE_URL": url})
+        first = jobs.submit(replay()).job.id
+        assert worker.drain() == 1
+        assert jobs.get(first).error == ""
+        child = wait_for(lambda: tuning_child(os.getpid()))
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its threads have ended, too
+        second = jobs.submit(replay(1)).job.id
+        assert worker.drain() == 1
+        worker.stop()
+        assert (jobs.get(second).state, jobs.get(second).attempts) == (JobState.DONE, 1)
+
+
 def test_a_killed_worker_s_job_is_done_by_another(
     board: Board, stuck: JobRequest, tmp_path: Path
 ) -> None:
