@@ -282,12 +282,12 @@ class TestEvents:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = events_of(answer.body)
         assert [one["event"] for one in events] == [
-            "submitted", "leased", "running", "trials", "done",
+            "submitted", "waiting", "leased", "running", "trials", "done",
         ]  # fmt: skip
-        assert [one["id"] for one in events] == ["1", "2", "3", "4", "5"]
+        assert [one["id"] for one in events] == ["1", "2", "3", "4", "5", "6"]
         posted_at = server.call("GET", f"/v1/jobs/{job_id}").json["created_at"]
         assert events[0]["data"]["at"] == posted_at and posted_at.endswith("Z")  # type: ignore[index]
-        assert events[3]["data"]["data"]["new"] == 100  # type: ignore[index]
+        assert events[4]["data"]["data"]["new"] == 100  # type: ignore[index]
         eventually(lambda: server.app.state.api.streams.open == 0)
 
     def test_a_stream_ends_with_a_cancelled_job(self, server: Server) -> None:
@@ -297,18 +297,18 @@ class TestEvents:
             eventually(lambda: server.app.state.api.streams.open == 1)
             server.call("POST", f"/v1/jobs/{job_id}/cancel")
             events = events_of(following.result(30).body)
-        assert [one["event"] for one in events] == ["submitted", "cancelled"]
+        assert [one["event"] for one in events] == ["submitted", "waiting", "cancelled"]
 
     def test_a_broken_stream_goes_on_after_the_last_event(
         self, server: Server, leases: Leases
     ) -> None:
         path = f"/v1/jobs/{server.submit()['id']}/events"
         work(leases)
-        rest = server.call("GET", path, headers={"Last-Event-ID": "3"})
-        assert [one["id"] for one in events_of(rest.body)] == ["4", "5"]
+        rest = server.call("GET", path, headers={"Last-Event-ID": "4"})
+        assert [one["id"] for one in events_of(rest.body)] == ["5", "6"]
         lost = server.call("GET", path, headers={"Last-Event-ID": "77"})  # the store was set back
-        assert [one["id"] for one in events_of(lost.body)] == ["1", "2", "3", "4", "5"]
-        after_all = server.call("GET", path, headers={"Last-Event-ID": "5"})
+        assert [one["id"] for one in events_of(lost.body)] == ["1", "2", "3", "4", "5", "6"]
+        after_all = server.call("GET", path, headers={"Last-Event-ID": "6"})
         assert (after_all.status, after_all.body) == (204, b"")
         assert "last-event-id" in server.call("GET", path, headers={"Last-Event-ID": "x"}).problem(
             422
