@@ -4,16 +4,16 @@
     python benchmarks/exports.py URL...      # stores that fill_store.py filled
 
 Each URL is a store; the API runs as `tuner serve --no-worker` with one process and no limit of
-rates. One client asks for the job list, and again as soon as it is answered, alone and beside six
-export clients, which run in a process of their own:
+rates. One client asks for the job list, and again as soon as it is answered, beside six export
+clients, which run in a process of their own:
 
 - polling: they have the export, and ask together ten times a second whether it changed
 - downloading: they download the whole of it, together ten times a second
 - without a pause: as polling and downloading, but each asks again as soon as it is answered
 - changing: as polling, while a winner is published every second, so that the export is made anew
 
-The cases take turns, several times. Writes every figure to
-benchmarks/results/exports_<database>.json.
+The cases take turns, several times, and after each one the job list's client goes on alone. Writes
+every figure to benchmarks/results/exports_<database>.json.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
+from statistics import median
 from typing import Any
 
 from load import RESULTS, ask, machine, print_table, quantiles, serving
@@ -65,6 +66,31 @@ CASES = (
 )
 
 
+@dataclass
+class Found:
+    """What was measured of a case, by round."""
+
+    alone: list[list[float]] = field(default_factory=list)  # latencies of the job list, seconds
+    beside: list[list[float]] = field(default_factory=list)
+    answers: list[tuple[int, float]] = field(default_factory=list)  # of exports: status, seconds
+
+    def row(self) -> dict[str, Any]:
+        alone, beside = (quantiles(sum(of, [])) for of in (self.alone, self.beside))
+        pairs = zip(self.alone, self.beside, strict=True)
+        change = median(median(other) / median(one) - 1 for one, other in pairs)
+        exports = quantiles([seconds for _, seconds in self.answers])
+        statuses = Counter(status for status, _ in self.answers)
+        return {
+            **{f"alone {name}": alone[name] for name in ("p50_ms", "p99_ms")},
+            **{f"beside {name}": beside[name] for name in ("p50_ms", "p99_ms")},
+            "p50 change, median of rounds": f"{100 * change:+.0f} %",
+            "requests": alone["requests"] + beside["requests"],
+            "exports a second": round(len(self.answers) / len(self.beside) / SECONDS, 1),
+            "export p50_ms": exports["p50_ms"],
+            "statuses": " ".join(f"{status}: {n}" for status, n in statuses.items()),
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("urls", nargs="+", metavar="URL")
@@ -81,30 +107,20 @@ def main() -> None:
 def measured(url: str, rounds: int) -> dict[str, Any]:
     """The latencies of the job list in each case, of all rounds together."""
     before = machine()
-    listed: dict[str, list[float]] = {"alone": [], **{case.name: [] for case in CASES}}
-    exported: dict[str, list[tuple[int, float]]] = {case.name: [] for case in CASES}
+    found = {case.name: Found() for case in CASES}
     with serving(url) as (port, _):
         made = first_export(port)
         list_jobs(port, 1.0)  # nothing is imported or connected for the first time
-        for _ in range(rounds):
-            listed["alone"] += list_jobs(port, SECONDS)
-            for case in CASES:
-                with contextlib.ExitStack() as beside:
-                    if case.changing:
-                        beside.enter_context(publishing(url))
-                    answers = beside.enter_context(exporting(port, case))
-                    listed[case.name] += list_jobs(port, SECONDS)
-                exported[case.name] += answers
-    alone = quantiles(listed["alone"])["p50_ms"]
-    rows = []
-    for name, latencies in listed.items():
-        row = {"beside": name, **quantiles(latencies)}
-        row["p50_change"] = f"{100 * (row['p50_ms'] / alone - 1):+.0f} %"
-        answers = exported.get(name, [])
-        row["exports_a_second"] = round(len(answers) / rounds / SECONDS, 1)
-        row["exports_p50_ms"] = quantiles([t for _, t in answers])["p50_ms"] if answers else None
-        row["statuses"] = json.dumps(Counter(status for status, _ in answers))
-        rows.append(row)
+        for case in CASES * rounds:
+            here = found[case.name]
+            with contextlib.ExitStack() as beside:
+                if case.changing:
+                    beside.enter_context(publishing(url))
+                with exporting(port, case) as answers:
+                    here.beside.append(list_jobs(port, SECONDS))
+                here.alone.append(list_jobs(port, SECONDS))  # as busy a machine as a moment ago
+            here.answers += answers
+    rows = [{"six clients": name, **here.row()} for name, here in found.items()]
     return {"machine": before, "load after": machine(), "first export": made, "rows": rows}
 
 

@@ -312,7 +312,7 @@ def test_a_server_without_room_says_so_and_not_where(
 def test_the_schema_names_the_headers(one_server: Server) -> None:
     paths = one_server.call("GET", "/openapi.json").json["paths"]
     answers = paths["/v1/exports/{device}.tar"]["get"]["responses"]
-    assert set(answers["200"]["headers"]) == {"ETag", "X-Tuner-Left-Out"}
+    assert {"ETag", "X-Tuner-Left-Out"} <= answers["200"]["headers"].keys()
     assert {"304", "409", "507"} < answers.keys()
 
 
