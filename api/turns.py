@@ -36,9 +36,7 @@ class Turns:
 
         Gives the `send` to answer with; None where the request waited in vain and was answered.
         """
-        with anyio.move_on_after(WAIT_S) as wait:
-            await self._free.acquire()
-        if wait.cancelled_caught:
+        if not await self._is_free():
             later, text = {"Retry-After": str(RETRY_S)}, "the server is busy: try again"
             answer = problem_response(scope["state"]["request_id"], 503, text, headers=later)
             await answer(scope, receive, send)
@@ -54,6 +52,15 @@ class Turns:
 
             yield send_out_of_turn
 
+    async def _is_free(self) -> bool:
+        try:
+            self._free.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(WAIT_S) as wait:
+                await self._free.acquire()
+            return not wait.cancelled_caught
+        return True
+
 
 class TakeTurns:
     """ASGI middleware: requests take turns. Health checks never wait."""
@@ -64,7 +71,7 @@ class TakeTurns:
         self._admissions = Turns(ADMISSIONS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(OPEN_PATHS):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         async with self._turns(scope).take(scope, receive, send) as sender:

@@ -2,8 +2,8 @@
 
     python benchmarks/streams.py URL [--streams 200] [--seconds 20]
 
-URL is a store. The API runs as `tuner serve --no-worker`. Each stream follows another job, which
-no worker does. The time is that of the process, by /proc. Prints a table, and writes it to
+URL is a store. The API runs as `tuner serve --no-worker`. Each stream follows a job of its own, and
+no worker does it. The time is that of the process, by /proc. Prints a table, and writes it to
 benchmarks/results/streams_<database>.json.
 """
 

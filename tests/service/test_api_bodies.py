@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from api_server import JOB, Server, serving
 from limits import RateLimitItemPerHour
-from starlette.types import Message, Scope
 
 import api.bodies
 from api.bodies import LARGE_BYTES, MOST_VALUES
 from api.settings import ApiSettings
-from api.turns import READS, TakeTurns
 from tuner.store.keys import Scope as KeyScope
 from workers.settings import Settings
 
@@ -141,43 +138,3 @@ def test_large_bodies_are_parsed_one_at_a_time(
 def test_half_characters_are_found(server: Server, text: str, said: str) -> None:
     body = b'{"model": "%s"}' % text.encode()
     assert said in server.call("POST", "/v1/jobs", body).problem(400)
-
-
-def test_a_request_that_waits_in_vain_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.turns.WAIT_S", 0.05)
-
-    async def main() -> None:
-        hanging, begun = anyio.Event(), 0
-
-        async def hang(scope: Scope, receive: object, send: Any) -> None:
-            nonlocal begun
-            begun += 1
-            await hanging.wait()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-
-        app, statuses = TakeTurns(hang), []
-
-        async def ask(method: str, path: str) -> None:
-            scope: Scope = {"type": "http", "method": method, "path": path}
-            scope["state"] = {"request_id": "1"}
-
-            async def send(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    statuses.append(message["status"])
-
-            await app(scope, anyio.sleep_forever, send)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(READS + 2):
-                tasks.start_soon(ask, "GET", "/v1/jobs")
-            while len(statuses) < 2:
-                await anyio.sleep(0.01)
-            assert (statuses, begun) == ([503, 503], READS)
-            for _ in range(READS + 1):
-                tasks.start_soon(ask, "GET", "/healthz")  # never waits
-            await anyio.wait_all_tasks_blocked()
-            assert begun == 2 * READS + 1
-            hanging.set()
-        assert sorted(statuses) == [200] * (2 * READS + 1) + [503, 503]
-
-    anyio.run(main)

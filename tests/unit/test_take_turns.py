@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from api.middleware import AT_ONCE, TakeTurns
+from api.turns import READS, TakeTurns
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +40,18 @@ class Handler:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def ask(app: TakeTurns, path: str, method: str = "GET") -> None:
+async def ask(
+    app: TakeTurns, path: str, method: str = "GET", statuses: list[int] | None = None
+) -> None:
     async def receive() -> Any:
         await checkpoint()
 
     async def send(message: Any) -> None:
+        if statuses is not None and message["type"] == "http.response.start":
+            statuses.append(message["status"])
         await checkpoint()
 
-    scope: Any = {"type": "http", "method": method, "path": path}
+    scope: Any = {"type": "http", "method": method, "path": path, "state": {"request_id": "1"}}
     with contextlib.suppress(RuntimeError):
         await app(scope, receive, send)
 
@@ -55,25 +59,25 @@ async def ask(app: TakeTurns, path: str, method: str = "GET") -> None:
 async def test_so_many_at_once_and_the_oldest_first() -> None:
     handler = Handler()
     app = TakeTurns(handler)
-    paths = [f"/{number}" for number in range(AT_ONCE + 3)]
+    paths = [f"/{number}" for number in range(READS + 3)]
     async with anyio.create_task_group() as tasks:
         for path in paths:
             tasks.start_soon(ask, app, path)
             await anyio.wait_all_tasks_blocked()
-        assert handler.begun == paths[:AT_ONCE]
+        assert handler.begun == paths[:READS]
 
         handler.may_answer[paths[1]].set()  # its answer has begun: as an event stream it may go on
         await anyio.wait_all_tasks_blocked()
-        assert handler.begun == paths[: AT_ONCE + 1]
+        assert handler.begun == paths[: READS + 1]
 
         handler.fails.add(paths[0])
         handler.may_answer[paths[0]].set()
         await anyio.wait_all_tasks_blocked()
-        assert handler.begun == paths[: AT_ONCE + 2]
+        assert handler.begun == paths[: READS + 2]
 
         handler.may_end[paths[1]].set()  # its turn was given back before, and only once
         await anyio.wait_all_tasks_blocked()
-        assert handler.begun == paths[: AT_ONCE + 2]
+        assert handler.begun == paths[: READS + 2]
         tasks.cancel_scope.cancel()
 
 
@@ -81,7 +85,7 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
     handler = Handler()
     app = TakeTurns(handler)
     async with anyio.create_task_group() as tasks, anyio.create_task_group() as impatient:
-        for number in range(AT_ONCE):
+        for number in range(READS):
             tasks.start_soon(ask, app, f"/{number}")
         await anyio.wait_all_tasks_blocked()
         impatient.start_soon(ask, app, "/gone")
@@ -91,7 +95,25 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
         handler.may_answer["/0"].set()
         with anyio.CancelScope(shield=True):
             await anyio.wait_all_tasks_blocked()
-        assert handler.begun == [*(f"/{number}" for number in range(AT_ONCE)), "/next"]
+        assert handler.begun == [*(f"/{number}" for number in range(READS)), "/next"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.turns.WAIT_S", 0)
+    handler, statuses = Handler(), []
+    app = TakeTurns(handler)
+    async with anyio.create_task_group() as tasks:
+        for number in range(READS):
+            tasks.start_soon(ask, app, f"/{number}")
+        await anyio.wait_all_tasks_blocked()
+        await ask(app, "/late", statuses=statuses)
+        assert (statuses, "/late" in handler.begun) == ([503], False)
+        handler.may_answer["/0"].set()
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(ask, app, "/next")  # who was refused keeps no turn
+        await anyio.wait_all_tasks_blocked()
+        assert "/next" in handler.begun
         tasks.cancel_scope.cancel()
 
 
@@ -111,7 +133,7 @@ async def test_what_writes_takes_long_or_tells_of_health_does_not_wait(
     handler = Handler()
     app = TakeTurns(handler)
     async with anyio.create_task_group() as tasks:
-        for number in range(AT_ONCE):
+        for number in range(READS):
             tasks.start_soon(ask, app, f"/{number}")
         tasks.start_soon(ask, app, path, method)
         await anyio.wait_all_tasks_blocked()
