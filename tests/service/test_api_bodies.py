@@ -36,7 +36,7 @@ SKIPPED = [f"model.layers.{n}.mlp.experts.{n % 256}.gate_proj" for n in range(70
 
 @pytest.fixture
 def settings(tmp_path: Path) -> ApiSettings:
-    return ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"))
+    return ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), no_auth=True)
 
 
 @pytest.fixture

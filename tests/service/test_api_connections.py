@@ -24,7 +24,7 @@ FEW = 12
 @pytest.fixture
 def settings(tmp_path: Path) -> ApiSettings:
     url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    return ApiSettings(Settings(url), body_s=1, connections=FEW)
+    return ApiSettings(Settings(url), body_s=1, connections=FEW, no_auth=True)
 
 
 @pytest.fixture

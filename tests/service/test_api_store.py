@@ -30,7 +30,7 @@ from workers.settings import Settings
 
 @pytest.fixture
 def settings(store_url: str) -> ApiSettings:
-    return ApiSettings(Settings(store_url), lock_s=1)
+    return ApiSettings(Settings(store_url), lock_s=1, no_auth=True)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ class TestSchema:
 
 class TestReadiness:
     def test_it_is_ready_while_other_tables_are_locked(self, postgres_url: str) -> None:
-        settings = ApiSettings(Settings(postgres_url), lock_s=1)
+        settings = ApiSettings(Settings(postgres_url), lock_s=1, no_auth=True)
         with serving(settings) as server, superuser(postgres_url) as other:
             with other.transaction():
                 other.execute("LOCK TABLE jobs")
@@ -147,7 +147,7 @@ class TestReadiness:
 
     def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url: str) -> None:
         with (
-            serving(ApiSettings(Settings(postgres_url))) as server,
+            serving(ApiSettings(Settings(postgres_url), no_auth=True)) as server,
             superuser(postgres_url) as other,
             other.transaction(),
         ):
@@ -235,7 +235,7 @@ class TestFullDisk:
 
     def test_a_full_sqlite_file_takes_no_job_and_loses_none(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with serving(ApiSettings(Settings(url), rate=(), submit_rate=())) as server:
+        with serving(ApiSettings(Settings(url), rate=(), submit_rate=(), no_auth=True)) as server:
             engine = server.app.state.api.store._engine
             with engine.connect() as connection:
                 connection.exec_driver_sql("PRAGMA max_page_count = 1")  # as large as it is
@@ -260,7 +260,9 @@ class TestFullDisk:
     ) -> None:
         monkeypatch.setattr("api.readiness.FRESH_S", 0)
         folder = small_disk(4)
-        with serving(ApiSettings(Settings(f"sqlite:///{folder / 'tuner.db'}"))) as server:
+        with serving(
+            ApiSettings(Settings(f"sqlite:///{folder / 'tuner.db'}"), no_auth=True)
+        ) as server:
             assert server.call("GET", "/readyz").status == 200
             filler = fill(folder)
             assert server.call("GET", "/readyz").problem(507) == self.FULL
@@ -276,7 +278,7 @@ class TestFullDisk:
             postgres = Postgres(Path(home))
             postgres.start()
             url = postgres.url.render_as_string(hide_password=False)
-            with serving(ApiSettings(Settings(url))) as server:
+            with serving(ApiSettings(Settings(url), no_auth=True)) as server:
                 assert server.call("GET", "/readyz").status == 200
                 filler = fill(folder)
                 assert server.call("GET", "/readyz").problem(507) == self.FULL
@@ -292,7 +294,7 @@ class TestFullDisk:
     ) -> None:
         folder = small_disk(1)
         url = f"sqlite:///{tmp_path / 'tuner.db'}"
-        with serving(ApiSettings(Settings(url))) as server:
+        with serving(ApiSettings(Settings(url), no_auth=True)) as server:
             server.submit()
             with Leases.open(url) as leases:
                 work(leases)
@@ -306,7 +308,7 @@ class TestFullDisk:
 class TestGone:
     def test_a_deleted_file_takes_no_job(self, tmp_path: Path) -> None:
         path = tmp_path / "tuner.db"
-        with serving(ApiSettings(Settings(f"sqlite:///{path}"))) as server:
+        with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
             server.submit()
             for file in tmp_path.glob("tuner.db*"):
                 file.unlink()
@@ -320,7 +322,7 @@ class TestGone:
 
     def test_a_store_that_is_gone_is_said_to_be_and_not_where(self, tmp_path: Path) -> None:
         path = tmp_path / "tuner.db"
-        with serving(ApiSettings(Settings(f"sqlite:///{path}"))) as server:
+        with serving(ApiSettings(Settings(f"sqlite:///{path}"), no_auth=True)) as server:
             server.app.state.api.store._engine.dispose()
             for file in tmp_path.glob("tuner.db*"):
                 file.unlink()
@@ -338,7 +340,7 @@ class TestGone:
             postgres = Postgres(Path(home))
             postgres.start()
             url = postgres.url.render_as_string(hide_password=False)
-            with serving(ApiSettings(Settings(url))) as server:
+            with serving(ApiSettings(Settings(url), no_auth=True)) as server:
                 job_id = server.submit()["id"]
                 postgres.stop()
                 for target in ("/readyz", f"/v1/jobs/{job_id}"):

@@ -163,7 +163,7 @@ def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store: F
 class TestLimits:
     @pytest.fixture
     def server(self, store_url: str) -> Iterator[Server]:
-        settings = ApiSettings(Settings(store_url), streams=3, streams_per_key=2)
+        settings = ApiSettings(Settings(store_url), streams=3, streams_per_key=2, no_auth=True)
         with serving(settings) as running:
             yield running
 

@@ -30,7 +30,7 @@ STATES = tuple(enumerate(JobState))
 
 @pytest.fixture
 def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url))) as running:
+    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
         yield running
 
 
@@ -63,7 +63,7 @@ def test_the_answer_comes_when_the_job_ends(
 
 
 def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
-    settings = replace(ApiSettings(Settings(store_url)), wait_s=1)
+    settings = replace(ApiSettings(Settings(store_url), no_auth=True), wait_s=1)
     with serving(settings) as server:
         job_id = server.submit()["id"]
         assert server.call("GET", f"/v1/jobs/{job_id}?wait=60").json["state"] == "queued"

@@ -119,7 +119,7 @@ def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
 
 @pytest.fixture
 def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url))) as running:
+    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
         yield running
 
 
@@ -227,7 +227,7 @@ class TestTheLastPage:
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """For requests that must not get as far as the store."""
     url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'tuner.db'}"
-    with serving(ApiSettings(Settings(url))) as running:
+    with serving(ApiSettings(Settings(url), no_auth=True)) as running:
         yield running
 
 

@@ -133,7 +133,7 @@ class TestRows:
 class TestOverHttp:
     @pytest.fixture
     def server(self, store_url: str) -> Iterator[Server]:
-        with serving(ApiSettings(Settings(store_url))) as running:
+        with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
             yield running
 
     def api_workers(self, server: Server) -> WorkerStore:
@@ -208,7 +208,7 @@ class TestOverHttp:
         assert server.call("GET", "/v1/jobs").json["jobs"] == []
 
     def test_a_key_may_queue_only_so_many_jobs(self, store_url: str) -> None:
-        settings = ApiSettings(Settings(store_url), queued=3)
+        settings = ApiSettings(Settings(store_url), queued=3, no_auth=True)
         with serving(settings) as server:
             jobs = [{**JOB, "seed": seed} for seed in range(3)]
             assert server.call("POST", "/v1/jobs:batch", {"jobs": jobs}).status == 200

@@ -30,7 +30,7 @@ L40S = "NVIDIA_L40S"
 
 @pytest.fixture
 def server(store_url: str) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(store_url))) as running:
+    with serving(ApiSettings(Settings(store_url), no_auth=True)) as running:
         yield running
 
 
@@ -123,7 +123,9 @@ def test_counting_finished_jobs_takes_a_hundredth_of_the_time(
 
 def test_the_pool_and_the_broker_are_shown(tmp_path: Path) -> None:
     with started_redis("secret") as redis:
-        settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}", redis.url))
+        settings = ApiSettings(
+            Settings(f"sqlite:///{tmp_path / 'tuner.db'}", redis.url), no_auth=True
+        )
         with serving(settings) as server:
             up = scrape(server)
             assert up.value("tuner_broker_up") == 1
@@ -248,7 +250,7 @@ def test_an_embedded_worker_is_shown_by_its_api(
     embedded = EmbeddedWorker(settings, gpus=())
     embedded.start()
     try:
-        with serving(ApiSettings(settings), embedded) as server:
+        with serving(ApiSettings(settings, no_auth=True), embedded) as server:
 
             def done() -> float:
                 name = "tuner_attempts_total"

@@ -66,7 +66,9 @@ def shown(
     folder = tmp_path_factory.mktemp("observe")
     with ExitStack() as stack:
         database = stack.enter_context(postgres_database(postgres))
-        server = stack.enter_context(serving(ApiSettings(Settings(database, redis_url))))
+        server = stack.enter_context(
+            serving(ApiSettings(Settings(database, redis_url), no_auth=True))
+        )
         leases = stack.enter_context(Leases.open(database))
         environ = {"TUNER_DATABASE_URL": database, "TUNER_BROKER_URL": redis_url}
         of_fleet = {**environ, "TUNER_METRICS_PORT": str(port)}

@@ -25,6 +25,7 @@ def settings(tmp_path: Path) -> ApiSettings:
         Settings(f"sqlite:///{tmp_path / 'tuner.db'}"),
         rate=(RateLimitItemPerMinute(60), RateLimitItemPerHour(6)),
         submit_rate=(RateLimitItemPerHour(2),),
+        no_auth=True,
     )
 
 

@@ -63,7 +63,10 @@ def stored_trace(jobs: JobStore, job_id: str) -> str:
 
 
 def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> None:
-    with serving(ApiSettings(Settings(store_url))) as server, Leases.open(store_url) as leases:
+    with (
+        serving(ApiSettings(Settings(store_url), no_auth=True)) as server,
+        Leases.open(store_url) as leases,
+    ):
         headers = {"traceparent": TRACEPARENT}
         body = {**JOB, "seed": 1}
         traced = server.call("POST", "/v1/jobs", body, headers).json["id"]
