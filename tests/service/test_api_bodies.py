@@ -80,7 +80,7 @@ def test_the_largest_config_json_is_taken(server: Server) -> None:
 
 
 def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(settings: ApiSettings) -> None:
-    few = replace(settings, large_rate=(RateLimitItemPerHour(2),))
+    few = replace(settings, large_rate=(RateLimitItemPerHour(2),), no_auth=False)
     with serving(few) as server:
         keys = server.app.state.api.keys
         mine, other = keys.add("mine", KeyScope.SUBMIT), keys.add("other", KeyScope.SUBMIT)

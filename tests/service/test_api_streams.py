@@ -163,8 +163,9 @@ def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store: F
 class TestLimits:
     @pytest.fixture
     def server(self, store_url: str) -> Iterator[Server]:
-        settings = ApiSettings(Settings(store_url), streams=3, streams_per_key=2, no_auth=True)
+        settings = ApiSettings(Settings(store_url), streams=3, streams_per_key=2)
         with serving(settings) as running:
+            running.key = running.app.state.api.keys.add("first", Scope.ADMIN)
             yield running
 
     def test_a_key_has_only_so_many_and_all_have_so_many(self, server: Server) -> None:

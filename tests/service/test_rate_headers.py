@@ -81,7 +81,7 @@ def test_redis_is_seldom_asked(
     monkeypatch.setattr(MovingWindowRateLimiter, "get_window_stats", count)
     monkeypatch.setattr(rates, "KNOWN_S", known_s)
     service = replace(settings.service, broker_url=redis_url)
-    few = replace(settings, service=service, rate=(RateLimitItemPerHour(4),))
+    few = replace(settings, service=service, rate=(RateLimitItemPerHour(4),), no_auth=False)
     with serving(few, Nobody()) as server:
         key = server.app.state.api.keys.add(uuid.uuid4().hex, Scope.READ)
         answers = [server.call("GET", "/v1/jobs", key=key) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_what_other_processes_count_is_seen(
 ) -> None:
     monkeypatch.setattr(rates, "KNOWN_S", 0.0)
     service = replace(settings.service, broker_url=redis_url)
-    few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),))
+    few = replace(settings, service=service, rate=(RateLimitItemPerHour(6),), no_auth=False)
     with serving(few, Nobody()) as first, serving(few, Nobody()) as second:
         key = first.app.state.api.keys.add(uuid.uuid4().hex, Scope.READ)
         answers = [one.call("GET", "/v1/jobs", key=key) for one in (first, second, first, second)]

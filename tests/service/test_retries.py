@@ -175,7 +175,7 @@ class TestCommand:
         if request.param == "local":
             yield
             return
-        with serving(ApiSettings(Settings(store_url), no_auth=True)) as server:
+        with serving(ApiSettings(Settings(store_url))) as server:
             monkeypatch.setenv("TUNER_SERVER", server.url)
             monkeypatch.setenv("TUNER_API_KEY", server.app.state.api.keys.add("a", Scope.ADMIN))
             yield
