@@ -30,7 +30,7 @@ _REFUSAL_BYTES = 1 << 10
 # many times as long as the work before them. It takes milliseconds to look whether an archive is
 # current, and up to seconds to make one, for which its own clients wait longer.
 LOOK_REST = 6.0
-MAKE_REST = 2.0
+MAKE_REST = 4.0
 T = TypeVar("T")
 _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
