@@ -12,7 +12,7 @@ from pathlib import Path
 from api.auth import is_loopback
 from api.settings import ApiSettings
 from tuner.errors import BadInput, UnusableStore, UnwritableOutput
-from tuner.jobs.client import KEY_VARIABLE, api_key, key_path
+from tuner.jobs.api_key import KEY_VARIABLE, api_key, key_path
 from tuner.store.keys import KeyStore, key_hash
 
 _ADD = "`tuner keys add NAME --scope admin`"

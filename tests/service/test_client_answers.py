@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
-from tuner.jobs.client import RemoteQueue, api_key
+from tuner.jobs.api_key import api_key
+from tuner.jobs.client import RemoteQueue
 
 ID = "01m7yar279krwp9bj5re32v19s"
 

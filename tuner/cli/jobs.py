@@ -12,27 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli.app import command, print_json, say, show
-from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
-    DeviceName,
-    DtypeName,
-    EffortName,
-    EngineSpec,
     Json,
-    Measure,
-    Seed,
     Server,
-    Target,
-    Tp,
 )
-from tuner.cli.targets import Asked, resolve, selection_of
 from tuner.render import printable
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
-    from tuner.devices.table import Device
     from tuner.errors import TunerError
     from tuner.jobs.client import Queue
-    from tuner.jobs.job import Job, JobEvent, Submitted
+    from tuner.jobs.job import Job, JobEvent
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long
@@ -55,7 +44,8 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="The id that `submit` p
 def open_jobs(server: str | None) -> Iterator[Queue]:
     """The queue of the local store, or of a server."""
     if server is not None:
-        from tuner.jobs.client import RemoteQueue, api_key
+        from tuner.jobs.api_key import api_key
+        from tuner.jobs.client import RemoteQueue
 
         yield RemoteQueue(server, api_key(os.environ))
         return
@@ -64,57 +54,6 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
 
     with LocalQueue.open(database_url(os.environ)) as jobs:
         yield jobs
-
-
-@command
-@with_family_options
-def submit(
-    target: Target,
-    device: DeviceName,
-    choice: FamilyChoice,
-    tp: Tp = 1,
-    dtype: DtypeName = None,
-    measure: Measure = "gpu",
-    effort: EffortName = "standard",
-    engine: EngineSpec = "sglang",
-    seed: Seed = 0,
-    urgent: Annotated[
-        bool, typer.Option("--urgent", help="Run before waiting jobs; default: after them.")
-    ] = False,
-    server: Server = None,
-    as_json: Json = False,
-) -> None:
-    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
-    from tuner.devices.table import find_device
-    from tuner.engines.engine import parse_spec
-    from tuner.jobs.job import JobRequest, Priority
-    from tuner.tuning.request import parse_effort
-
-    with open_jobs(server) as queue:
-        card = find_device(device)
-        pinned = _pinned(queue, card, engine, measure)
-        name, version = parse_spec(pinned)
-        found = resolve(Asked(target, card, name, version, tp, dtype), choice)
-        requests = [
-            JobRequest(
-                problem=problem,
-                device=device,
-                engine=pinned,
-                measure=measure if server else _absolute(measure),
-                selection=selection_of(found.family, problem, choice),
-                effort=parse_effort(effort),
-                wide=choice.values.get("wide"),
-                seed=seed,
-                model=target if found.is_model and ":" not in target else "",
-            )
-            for problem in found.problems
-        ]
-        for note in found.notes:
-            say(note)
-        priority = Priority.URGENT if urgent else Priority.NORMAL
-        answers = queue.submit_all(requests, priority=priority)
-        waiting = {reason for one in answers if (reason := queue.waiting(one.job))}
-    _show_submitted(answers, sorted(waiting), as_json)
 
 
 @command
@@ -294,38 +233,3 @@ def _why(job: Job) -> str:
     """Why a job ended without a result, in short: `tuner job ID` says it in full."""
     text = job.error if job.state.value in ENDED_BADLY else ""
     return text if len(text) <= WHY else text[: WHY - 3] + "..."
-
-
-def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:
-    for reason in waiting:
-        say(f"waiting: {reason}")
-    for answer in answers:
-        if not answer.created:
-            say(f"the same job was submitted before: it is {answer.job.state.value}")
-        if not as_json:
-            typer.echo(answer.job.id)
-    if as_json:
-        posted = [{**answer.job.as_json(), "created": answer.created} for answer in answers]
-        print_json(posted[0] if len(posted) == 1 else {"jobs": posted})
-
-
-def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
-    """The engine with the version that the jobs are for, as the queue's workers have it.
-
-    Raises UnknownEngine where neither they nor this machine has one.
-    """
-    from tuner.engines.engine import find_engine
-    from tuner.jobs.targets import engine_version_here
-    from tuner.jobs.workers import Need
-
-    need = Need(device.name, measure == "gpu", spec)
-    pinned = need.pinned(queue.workers(), engine_version_here(spec)).engine
-    return pinned if "==" in pinned else f"{pinned}=={find_engine(pinned).version}"
-
-
-def _absolute(measure: str) -> str:
-    """Make a recording's path absolute, because the worker runs in another folder."""
-    from pathlib import Path
-
-    kind, colon, file = measure.partition(":")
-    return f"{kind}:{Path(file).absolute()}" if kind == "replay" and file else measure
