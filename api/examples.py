@@ -14,7 +14,7 @@ _QUEUED: dict[str, Any] = {
     "request": {
         "problem": _PROBLEM,
         "device": "NVIDIA_L40S",
-        "engine": "sglang",
+        "engine": "sglang==0.5.16",
         "measure": "predict",
         "effort": "standard",
         "wide": None,
@@ -24,17 +24,20 @@ _QUEUED: dict[str, Any] = {
         "gemms": ["up", "down"],
     },
     "client": "ci",
+    "clients": ["ci"],
     "attempts": 0,
     "cancel_requested": False,
     "run_id": None,
     "error": "",
     "created_at": _POSTED,
     "updated_at": _POSTED,
+    "started_at": None,
     "finished_at": None,
 }
 _DONE = {
     **_QUEUED,
     **{"state": "done", "attempts": 1, "run_id": 1, "updated_at": _ENDED, "finished_at": _ENDED},
+    "started_at": "2026-11-21T20:49:37.701822Z",
 }
 _ENVIRONMENT = {
     "device": "NVIDIA_L40S",
@@ -106,16 +109,53 @@ _WATCH = {
     "created_at": "2026-11-21T20:49:37.765401Z",
 }
 
+_SUBMITTED = {
+    **_QUEUED,
+    "created": True,
+    "notes": [
+        "E=256+1: sglang 0.5.16 fuses the shared experts of DeepseekV3ForCausalLM on sm_89 "
+        "(override with fuse_shared=false)"
+    ],
+    "waiting": "",
+}
+_WORKER = {
+    "id": "NVIDIA_L40S-0@gpu-host-3:18558:679a41",
+    "name": "NVIDIA_L40S-0@gpu-host-3",
+    "host": "gpu-host-3",
+    "gpu": "GPU-5c1d6b0e-3c0e-4b5a-9f0e-0f3a1c2d4e5f",
+    "device": "NVIDIA_L40S",
+    "devices": None,
+    "engines": ["sglang==0.5.16"],
+    "packages": {"engine-tuner": "0.1.0", "triton": "3.6.0", "torch": "2.11.0"},
+    "state": "idle",
+    "reason": "",
+    "job_id": None,
+    "started_at": _POSTED,
+    "seen_at": _ENDED,
+}
+_NIGHT = {
+    "schedule": "nightly",
+    "date": "2026-11-21",
+    "summary": None,
+    "started_at": "2026-11-21T01:00:00.104315Z",
+    "finished_at": None,
+}
+_REFUSED = {
+    "type": "urn:engine-tuner:error:unknown-model",
+    "title": "Unprocessable Entity",
+    "status": 422,
+    "detail": "no preset, folder or config.json is called 'deepseek-r11'; "
+    "did you mean 'deepseek-r1'?",
+    "request_id": "2ccf662ab06a1f80",
+}
+
 # By the name of the schema.
 ANSWERS: dict[str, Any] = {
-    "SubmittedOut": {
-        **_QUEUED,
-        "created": True,
-        "notes": [
-            "E=256+1: sglang 0.5.16 fuses the shared experts of DeepseekV3ForCausalLM on sm_89 "
-            "(override with fuse_shared=false)"
-        ],
+    "SubmittedOut": _SUBMITTED,
+    "BatchOut": {
+        "jobs": [{"job": _SUBMITTED, "problem": None}, {"job": None, "problem": _REFUSED}]
     },
+    "WorkersOut": {"workers": [_WORKER]},
     "JobOut": _DONE,
     "JobsOut": {"jobs": [_DONE], "next": None},
     "WinnersOut": {"problem": _PROBLEM, "environment": _ENVIRONMENT, "winners": [_WINNER]},
@@ -152,13 +192,13 @@ ANSWERS: dict[str, Any] = {
     },
     "WatchOut": _WATCH,
     "WatchesOut": {"watches": [_WATCH]},
-    "NightOut": {
+    "SummaryOut": {
         "schedule": "nightly",
         "date": "2026-11-21",
-        "summary": None,
-        "started_at": "2026-11-21T01:00:00.104315Z",
-        "finished_at": None,
+        "skipped": "it was done at 01:00 UTC; force it to do it again",
     },
+    "NightOut": _NIGHT,
+    "NightsOut": {"nights": [_NIGHT], "next": None},
     "DevicesOut": {
         "devices": [
             {

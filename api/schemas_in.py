@@ -96,6 +96,14 @@ MOST_JOBS = 100  # of one batch
 class SubmitJobs(Strict):
     """Tuning jobs to queue together."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"jobs": [{"model": "deepseek-r1", "tp": tp, "device": "L40S"} for tp in (16, 32)]}
+            ]
+        }
+    )
+
     jobs: list[SubmitJob] = Field(min_length=1, max_length=MOST_JOBS)
 
     def canonical(self) -> bytes:
@@ -181,6 +189,8 @@ class WatchIn(Strict):
 
 class NightIn(Strict):
     """How to do tonight's round."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"dry_run": True}]})
 
     dry_run: Annotated[
         Flag, Field(description="Answer what would be queued, and queue nothing.")

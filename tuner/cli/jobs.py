@@ -113,7 +113,8 @@ def job(
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
     text = "\n\n".join(filter(None, (_job_table([found]), error, waiting)))
-    show(as_json, lambda: {**found.as_json(), "waiting": waiting}, lambda: text)
+    more = {"waiting": waiting} if waiting else {}
+    show(as_json, lambda: {**found.as_json(), **more}, lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
 
