@@ -28,6 +28,7 @@ from tuner.errors import (
     StoreUnreachable,
     TunerError,
     UnknownJob,
+    UnknownWorker,
     UnusableStore,
     UnwritableOutput,
     WorkFailed,
@@ -42,6 +43,7 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
+    UnknownWorker: 404,
     ExportRefused: 409,
     StoreFull: 507,
     NotRetriable: 409,

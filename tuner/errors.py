@@ -28,6 +28,7 @@ TunerError                      the root: catch this to catch them all
 │   │   ├── StoreReplaced
 │   │   └── WrongSchema
 │   │       └── NewerSchema
+│   ├── UnknownWorker
 │   ├── UnknownJob
 │   ├── NotRetriable
 │   │   └── EqualJobUnfinished
@@ -187,6 +188,10 @@ class WrongSchema(UnusableStore):
 
 class NewerSchema(WrongSchema):
     """A newer version has upgraded the store: this one must be upgraded too."""
+
+
+class UnknownWorker(BadInput):
+    """No living worker has that name."""
 
 
 class UnknownJob(BadInput):

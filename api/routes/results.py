@@ -96,7 +96,7 @@ async def download_export(
     api: ApiDep,
     wanted: Annotated[ExportIn, Query()],
     request: Request,
-    if_none_match: Annotated[list[str] | None, Header()] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Download a device's winners as a folder that the engine and its plugin are pointed at."""
     try:
@@ -119,7 +119,8 @@ async def download_export(
         "Content-Disposition": f'attachment; filename="{found.name}.tar"',
         "X-Tuner-Left-Out": str(found.left_out),
     }
-    if is_named(found.etag, if_none_match or ()):
+    # A client may send several of these headers; the parameter has one.
+    if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):
         return Response(status_code=304, headers=headers)
     return Response(found.data, media_type="application/x-tar", headers=headers)
 

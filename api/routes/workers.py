@@ -31,13 +31,13 @@ def list_workers(caller: Reader, api: ApiDep) -> dict[str, Any]:
     return {"workers": [one.as_json() for one in api.workers.list()]}
 
 
-@router.post("/{name}/drain", response_model=WorkersOut, responses=responses())
+@router.post("/{name}/drain", response_model=WorkersOut, responses=responses(404))
 def drain_workers(name: WorkerName, caller: Admin, api: ApiDep) -> dict[str, Any]:
     """Let workers finish their jobs and take no more, as before an upgrade."""
     return _some(api.workers.drain(name), api)
 
 
-@router.post("/{name}/resume", response_model=WorkersOut, responses=responses())
+@router.post("/{name}/resume", response_model=WorkersOut, responses=responses(404))
 def resume_workers(name: WorkerName, caller: Admin, api: ApiDep) -> dict[str, Any]:
     """Let workers take jobs again that were drained or set aside."""
     return _some(api.workers.resume(name), api)

@@ -205,5 +205,5 @@ class TestLimits:
             work(leases)
         for _ in range(5):
             assert server.call("GET", path).status == 200
-            assert server.call("GET", path, headers={"Last-Event-ID": "5"}).status == 204
+            assert server.call("GET", path, headers={"Last-Event-ID": "6"}).status == 204
         eventually(lambda: server.app.state.api.streams.open == 0)

@@ -22,6 +22,8 @@ from api.waits import MOST, MOST_OF_ONE, Waits
 from tuner.errors import UnusableStore
 from tuner.jobs.job import JobRequest, JobState
 from tuner.store import JobStore, Leases, Store
+from tuner.store.connect import connect
+from tuner.store.figures import Figures
 from tuner.store.job_tables import jobs as table
 from workers.settings import Settings
 
@@ -174,7 +176,7 @@ class TestWaits:
         async def send(message: Any) -> None:
             """Nobody listens."""
 
-        metrics = Metrics(dict)
+        metrics = Metrics(Figures(connect("sqlite://")), Settings("sqlite://"))
         state = type("State", (), {"api": type("Api", (), {"metrics": metrics})})
         scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": []}
         scope["app"] = type("App", (), {"state": state})

@@ -178,7 +178,7 @@ class TestOverHttp:
         assert (drained.status, drained.json["workers"][0]["state"]) == (200, "drained")
         resumed = server.call("POST", "/v1/workers/a/resume")
         assert resumed.json["workers"][0]["state"] == "idle"
-        refused = server.call("POST", "/v1/workers/gpu-1@a/drain").problem(422)
+        refused = server.call("POST", "/v1/workers/gpu-1@a/drain").problem(404)
         assert refused.endswith("did you mean 'gpu-0@a'?; GET /v1/workers lists them")
 
     def test_a_batch_has_an_answer_for_each_job(self, server: Server) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
+from clocks import Watcher
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
 from worker_processes import wait_for
@@ -45,10 +46,11 @@ def test_a_worker_stopped_in_a_transaction_does_not_keep_its_job(
     with Leases.open(impatient(postgres_url)) as stopped:
         lease = stopped.claim([JobFilter(needs_gpu=False)], "stopped")
         assert lease is not None
-        others = Leases(jobs._engine, lambda: utc_now() + LEASE + timedelta(seconds=1))
+        others = Watcher(Leases.sharing(jobs))
+        others.watch(LEASE.total_seconds())
         with pytest.raises(UnusableStore), stopped._write() as connection:
             leased_row(connection, lease)
-            (expired,) = wait_for(others.expire)  # in the middle of that transaction
+            (expired,) = wait_for(lambda: others.watch(5))  # in the middle of that transaction
             assert (expired.id, expired.state) == (job_id, JobState.QUEUED)
         with pytest.raises(StaleLease):  # it goes on, and writes nothing
             stopped.heartbeat(lease)
@@ -67,7 +69,7 @@ def test_a_worker_whose_clock_is_wrong_takes_no_lease_away(
         expires_at = jobs.get(job_id).lease_expires_at
         assert expires_at is not None
         assert abs(expires_at - LEASE - datetime.now(timezone.utc)) < hour / 2
-        assert leases.expire() == []
+        assert Watcher(leases).watch(30) == []
         leases.fail(lease, "done with")
 
 

@@ -163,14 +163,14 @@ def _follow(queue: Queue, found: Job) -> Job:
     while True:
         try:
             found = queue.get(found.id)  # read before its events, so that no event is missed
-            waiting = queue.waiting(found)
-            if waiting != reason and waiting:
-                say(f"waiting: {waiting}")
-            reason = waiting
             for event in queue.events(found.id, after=seen):
                 seen = event.seq
-                if event.data.get("reason") != reason:
-                    say(_event_line(event))
+                reason = str(event.data.get("reason", ""))
+                say(_event_line(event))
+            waiting = queue.waiting(found)
+            if waiting != reason and waiting:  # its workers have gone since
+                say(f"waiting: {waiting}")
+            reason = waiting
         except (ServerUnavailable, UnusableStore) as error:
             outage.wait(error)
             continue

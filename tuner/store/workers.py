@@ -18,7 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from tuner.errors import BadInput, did_you_mean
+from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
 from tuner.store.database import Clock, Database, insert_into, time_of
@@ -89,8 +89,7 @@ class WorkerStore(Database):
     def drain(self, name: str) -> Sequence[str]:
         """Let workers take no more jobs, and return their ids. They finish the jobs that they have.
 
-        `name` is a worker's name or id, or a host for all of its workers. Raises BadInput where no
-        living worker is called so.
+        `name` is a worker's name or id, or a host for all of its workers. Raises UnknownWorker.
         """
         return self._change(name, drain=True)
 
@@ -113,7 +112,7 @@ class WorkerStore(Database):
             if not changed:
                 names = connection.execute(select(workers.c.name).where(alive)).scalars()
                 near = did_you_mean(name, sorted(set(names)))
-                raise BadInput(
+                raise UnknownWorker(
                     f"no living worker or host is called {name!r}{near}",
                     cli="; `tuner workers` lists them",
                     api="; GET /v1/workers lists them",
