@@ -101,7 +101,7 @@ WALKS = (
 def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
     on_postgres = jobs._engine.dialect.name == "postgresql"
     word = "EXPLAIN" if on_postgres else "EXPLAIN QUERY PLAN"
-    with jobs._read() as connection:
+    with jobs._write() as connection:  # a transaction, for which the settings hold
         if on_postgres:
             connection.execute(text("SET LOCAL enable_seqscan = off"))
             connection.execute(text("SET LOCAL enable_bitmapscan = off"))

@@ -128,6 +128,7 @@ def test_following_outlives_a_restart_of_the_server(env: dict[str, str]) -> None
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         follower = subprocess.Popen(command, env=env, **pipes)
         assert "submitted" in follower.stderr.readline()
+        assert "waiting" in follower.stderr.readline()  # there is no worker yet
         killed.kill()
         assert "does not answer" in follower.stderr.readline()
     with serving(env, "--port", url.rpartition(":")[2]):

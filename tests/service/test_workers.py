@@ -100,15 +100,16 @@ def stuck(tmp_path: Path) -> JobRequest:
     return replay(recording=tmp_path / "never.csv")
 
 
-def reads(stuck: JobRequest) -> bool:
-    """Whether a process waits for the recording that never comes."""
-    path = stuck.measure.partition(":")[2]
+def opened(stuck: JobRequest) -> int | None:
+    """The other end of the recording that never comes, once a process reads it.
+
+    The process goes on to wait until that end is closed.
+    """
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return os.open(stuck.measure.partition(":")[2], os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         assert error.errno == errno.ENXIO
-        return False
-    return True
+        return None
 
 
 def test_posted_jobs_are_done_and_published(board: Board, tmp_path: Path) -> None:
@@ -153,12 +154,13 @@ def test_a_running_job_is_cancelled_and_its_processes_end(
 def test_a_killed_child_costs_one_attempt(board: Board, stuck: JobRequest, tmp_path: Path) -> None:
     with worker(board, tmp_path) as process:
         job_id = board.post(stuck)
-        wait_for(lambda: reads(stuck))  # until then, it is the worker's fault
+        end = wait_for(lambda: opened(stuck))  # until then, it is the worker's fault
         os.kill(wait_for(lambda: tuning_child(process.pid)), signal.SIGKILL)
         wait_for(lambda: "requeued" in board.kinds(job_id))
         assert "SIGKILL" in board.jobs.get(job_id).error
         again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
         assert again.state is JobState.LEASED
+        os.close(end)
 
 
 def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(tmp_path: Path) -> None:
