@@ -44,7 +44,7 @@ WATCH = {
     "dtypes": ["fp8_w8a8"],
 }
 BATCH = 100
-SECONDS = 5.0  # of submissions, at each number of clients
+SECONDS = 15.0  # of submissions, at each number of clients
 READS = 400
 
 
