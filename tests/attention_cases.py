@@ -23,6 +23,7 @@ from tuner.store import Store
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 EXTEND = parse_attention(f"extend_attention:{_SHAPE}")
 DECODE = parse_attention(f"decode_attention:{_SHAPE},kv_splits=8")
+CHOSEN = replace(DECODE, kv_splits=None)  # its splits are chosen
 MLA = parse_attention(
     "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=256"
 )
@@ -73,6 +74,21 @@ def usual(problem: Attention, status: Status = Status.OK) -> list[Entry]:
     return [entry(one, status) for one in points]
 
 
+def chosen(
+    status: Status = Status.OK, sizes: Sequence[int] = (1, 64), room: int = 64
+) -> list[Entry]:
+    """Entries with splits: 8 for a short cache and 32 for a long one; the engine's at 64."""
+    found = []
+    for part in CHOSEN.parts:
+        for size in sizes:
+            for cached, splits in ((1024, 8), (8192, 32)):
+                own = size == 64
+                numbers = {"KV_SPLITS": 0 if own else splits, "MAX_KV_SPLITS": 8 if own else room}
+                at = point(part, size, 1, cached)
+                found.append(entry(at, status, own=own, **numbers))
+    return found
+
+
 def fill(
     store: Store,
     problem: Problem,
@@ -84,7 +100,7 @@ def fill(
     """Publish entries, those of `usual` if None."""
     if entries is None:
         assert isinstance(problem, Attention)
-        entries = usual(problem, status)
+        entries = chosen(status) if problem.chooses_splits else usual(problem, status)
     here = replace(ENVIRONMENT, **environment)
     measured = all(one.status is Status.OK for one in entries)
     kind = MeasureKind.GPU if measured else MeasureKind.PREDICT

@@ -27,17 +27,17 @@ tune() { # PROBLEM WORKLOAD
 tune "extend_attention:$gqa" extend-4x512
 tune "extend_attention:$mla" extend-4x256
 tune "extend_attention:$gqa64" extend-8x512
-tune "decode_attention:$mla" decode-grid
-tune "decode_attention:$gqa" decode-32-and-1
+tune "decode_attention:$mla,kv_splits=8" decode-grid
+tune "decode_attention:$gqa,kv_splits=8" decode-32-and-1
 tune "decode_attention:$mla,kv_splits=256" decode-grid
 tune "decode_attention:$gqa,kv_splits=16" decode-32-and-1
 tune "decode_attention:$gqa,kv_splits=32" decode-32-and-1
 tune "decode_attention:$gqa,kv_splits=64" decode-32-and-1
 tune "extend_attention:$qwen3" extend-serving
-tune "decode_attention:$qwen3" decode-serving
+tune "decode_attention:$qwen3,kv_splits=8" decode-serving
 tune "extend_attention:$oss,sinks" extend-serving
 tune "extend_attention:$oss,window=127,sinks" extend-window
-tune "decode_attention:$oss,sinks" decode-serving
+tune "decode_attention:$oss,kv_splits=8,sinks" decode-serving
 tune "extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16" prefill-192
 tune "prefill_attention:$gqa" prefill-192
 $tuner export --device H200 --out "$out/root" --json >"$out/export.json" 2>>"$out/suite.err"

@@ -36,22 +36,31 @@ GPT_OSS = "q_heads=64,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
 # (problem, points as (sequences, new tokens, cached tokens))
 SWEEP = [
     (f"extend_attention:{MLA}", [(4, 256, 4096), (1, 1024, 0), (1, 128, 32768)]),
-    (f"decode_attention:{MLA}", [(64, 1, 4096), (1, 1, 1024), (1, 1, 32768), (128, 1, 32768)]),
+    (
+        f"decode_attention:{MLA},kv_splits=8",
+        [(64, 1, 4096), (1, 1, 1024), (1, 1, 32768), (128, 1, 32768)],
+    ),
     (f"decode_attention:{MLA},kv_splits=256", [(1, 1, 8192), (32, 1, 1024), (128, 1, 4096)]),
     (f"extend_attention:{GQA}", [(4, 512, 4096), (1, 2048, 0)]),
-    (f"decode_attention:{GQA}", [(32, 1, 4096), (1, 1, 32768)]),
+    (f"decode_attention:{GQA},kv_splits=8", [(32, 1, 4096), (1, 1, 32768)]),
     (f"decode_attention:{GQA},kv_splits=32", [(32, 1, 4096), (1, 1, 32768)]),
     (f"extend_attention:{GQA64}", [(8, 512, 2048)]),
     (f"extend_attention:{QWEN3}", [(4, 512, 4096), (1, 128, 1024)]),
-    (f"decode_attention:{QWEN3}", [(1, 1, 4096), (32, 1, 4096), (128, 1, 2048)]),
+    (f"decode_attention:{QWEN3},kv_splits=8", [(1, 1, 4096), (32, 1, 4096), (128, 1, 2048)]),
     (f"extend_attention:{GPT_OSS},sinks", [(4, 512, 4096)]),
     (f"extend_attention:{GPT_OSS},window=127,sinks", [(4, 512, 127), (1, 1024, 0)]),
-    (f"decode_attention:{GPT_OSS},sinks", [(1, 1, 8192), (32, 1, 4096), (128, 1, 2048)]),
+    (
+        f"decode_attention:{GPT_OSS},kv_splits=8,sinks",
+        [(1, 1, 8192), (32, 1, 4096), (128, 1, 2048)],
+    ),
     (
         "extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128,dtype=bfloat16",
         [(1, 2048, 0), (4, 512, 2048)],
     ),
-    ("decode_attention:q_heads=16,kv_heads=16,Lq=128,Lv=128,dtype=bfloat16", [(32, 1, 4096)]),
+    (
+        "decode_attention:q_heads=16,kv_heads=16,Lq=128,Lv=128,dtype=bfloat16,kv_splits=8",
+        [(32, 1, 4096)],
+    ),
     (f"prefill_attention:{GQA}", [(4, 1024, 0)]),
 ]
 COLUMNS = ("problem", "part", "batch_size", "new_tokens", "cached_tokens", "config", "is_default")

@@ -375,3 +375,79 @@ def test_a_recording_that_is_replayed_is_not_written_over(store, tmp_path):
 def test_a_recording_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UnwritableOutput):
         write_trials(tmp_path / "no" / "x.csv.gz", parse_attention(PROBLEMS[0]), [])
+
+
+# Decode with its splits
+
+
+def formula(at: Point, config: Config) -> float:
+    """Microseconds: splits help the first kernel until they fill a GPU, and cost the second."""
+    splits = config["KV_SPLITS"] or 4
+    if at.part is Stage.REDUCE:
+        return 2 + 0.1 * splits + 0.02 * config["MAX_KV_SPLITS"] + 0.1 * config["num_warps"]
+    waves = max(1, at.batch_size * splits * 4 / 264)
+    block = abs(config["BLOCK_N"] - 64) / 64 + abs(config["num_warps"] - 4) / 4
+    return 3 + waves * at.cached_tokens / splits / 64 * (1 + block / config["num_stages"])
+
+
+def least_us(trials, points) -> float:
+    """The least time of both kernels at one length, with constants of its own."""
+    by_numbers: dict = {}
+    for one in trials:
+        at, config = one.candidate.point, one.candidate.config
+        if at in points and config["KV_SPLITS"]:
+            numbers = config["KV_SPLITS"], config["MAX_KV_SPLITS"]
+            best = by_numbers.setdefault(numbers, {})
+            best[at.part] = min(one.measurement.median_us, best.get(at.part, float("inf")))
+    return min(sum(best.values()) for best in by_numbers.values())
+
+
+def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, tmp_path):
+    text = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
+    sizes = [(n, cached) for n in (1, 64) for cached in (1024, 32768)]
+    work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in sizes))
+    asked = request(text, selection=work)
+    device, problem = asked.device, asked.problem
+    path = tmp_path / "splits.csv.gz"
+    with open_run(request(text, selection=work, source=Source(MeasureKind.PREDICT))) as run_:
+        own = dict(run_._defaults)
+    trials = [
+        trial(point, config, formula(point, config))
+        for point, default in own.items()
+        for config in {
+            default,
+            *attention_space(problem, device, point.part, tuple(default)).configs(),
+        }
+    ]
+    write_trials(path, problem, trials)
+    asked = dataclasses.replace(asked, source=Source(MeasureKind.REPLAY, path))
+    entries = run(asked, store).entries
+    assert len(entries) == 8
+    for size in sizes:
+        both = [e for e in entries if (e.point.batch_size, e.point.cached_tokens) == size]
+        assert len({(e.config["KV_SPLITS"], e.config["MAX_KV_SPLITS"]) for e in both}) == 1
+        found_us = sum(entry.median_us for entry in both)
+        assert found_us < sum(entry.incumbents["default"].median_us for entry in both)
+    # A plan has one room and one set of constants for both lengths, so it may miss the least time.
+    for n in (1, 64):
+        ratios = [
+            sum(e.median_us for e in entries if e.point in points) / least_us(trials, points)
+            for points in ([p for p in own if (p.batch_size, p.cached_tokens) == s] for s in sizes)
+            if points[0].batch_size == n
+        ]
+        assert sum(ratios) / len(ratios) < 1.3
+    for n in (1, 64):
+        shared = {
+            (e.point.part, e.config.replace(KV_SPLITS=1))
+            for e in entries
+            if e.point.batch_size == n
+        }
+        assert len(shared) == 2  # of each kernel one, for all lengths
+
+
+@pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])
+def test_releases_without_plugins_have_their_own_number_of_splits(version):
+    text = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
+    asked = request(text, engine=find_engine(f"sglang=={version}"))
+    with pytest.raises(BadInput, match=r"loads no plugins, .*: name its own, .*kv_splits=8"):
+        open_run(asked)

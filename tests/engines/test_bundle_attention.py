@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 import yaml
-from attention_cases import DECODE, EXTEND, MLA, fill
+from attention_cases import CHOSEN, DECODE, EXTEND, MLA, fill
 from bundle_cases import CASES, example, files_of, place, repack, sealed
 from bundle_cases import fill as fill_moe
 from typer.testing import CliRunner
@@ -389,6 +389,10 @@ def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
     assert splits_notes(problems=(DECODE, EXTEND)) == []
     (note,) = splits_notes(f"{flag}=4", problems=(DECODE,))
     assert note == f"engine.flags hold {flag} 4, and no decode file is for as many"
+    # Files with a table of splits need no flag.
+    assert splits_notes(problems=(CHOSEN,)) == []
+    (note,) = splits_notes(flag, "16", problems=(CHOSEN,))
+    assert note == f"engine.flags hold {flag} 16: the files choose no more KV splits"
     # Latent attention is split as the engine likes.
     assert splits_notes(problems=(MLA,)) == []
     assert splits_notes(flag, "4", problems=(MLA,)) == []

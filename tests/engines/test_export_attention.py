@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from attention_cases import DECODE, EXTEND, MLA, entry, fill, point, published
+from attention_cases import CHOSEN, DECODE, EXTEND, MLA, chosen, entry, fill, point, published
 from cases import H200, SWEEP
 from typer.testing import CliRunner
 
@@ -17,6 +17,7 @@ from tuner.cli import app
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.plugin.files import read_attention_file
+from tuner.engines.sglang.plugin.splits import SplitsRow
 from tuner.errors import ExportRefused
 from tuner.export import ExportReport, export, export_device
 from tuner.export.files import write_all
@@ -425,6 +426,65 @@ def test_what_was_measured_is_kept_whatever_flags_it_was_for(store, engine, tmp_
     path = tmp_path / "attention/triton_3_6_0"
     (file,) = path.glob("decode*kv_splits=16*")
     assert {e.status for e in read_attention_file(file).entries} == {Status.OK}
+
+
+# Splits that were chosen
+
+
+def chosen_winners(*entries: Entry, **environment: str) -> list[Winner]:
+    return [published(CHOSEN, one, **environment) for one in entries]
+
+
+ROWS = (SplitsRow(1, 64, ((1024, 8), (8192, 32))), SplitsRow(64, 0, ()))
+
+
+def test_a_file_holds_a_table_of_the_splits_that_were_chosen(store, engine, tmp_path):
+    fill(store, CHOSEN, chosen())
+    fill(store, DECODE)  # an older file beside it, for 8 splits
+    report = device_report(store, engine, tmp_path)
+    file, old = attention_of(report)
+    found = read_attention_file(file.path)
+    assert found.splits is not None and found.splits.rows == ROWS
+    assert all("KV_SPLITS" not in e.config for e in found.entries)
+    assert [(e.part.value, e.batch_size) for e in found.entries] == [
+        ("decode", 1), ("decode", 64), ("reduce", 1), ("reduce", 64),
+    ]  # fmt: skip
+    assert json.loads(file.text())["format"] == 2 and json.loads(old.text())["format"] == 1
+    assert read_attention_file(old.path).splits is None
+    sidecar = json.loads(file.sidecar.read_text())
+    assert [(p["kv_splits"], p["room"]) for p in sidecar["entries"][0]["points"]] == [
+        (8, 64), (32, 64),
+    ]  # fmt: skip
+    assert [row["kv_splits"] for row in file.rows()][0] == {"1024": 8, "8192": 32}
+    assert report.server_flags == [] and "no other" not in report.as_text()
+
+
+def test_both_kernels_of_a_number_of_sequences_have_one_table(tmp_path):
+    first, *others = chosen(sizes=(1,))
+    changed = replace(first, config=first.config.replace(KV_SPLITS=16))
+    with pytest.raises(ExportRefused, match="1 sequences have different numbers of KV splits"):
+        write(chosen_winners(changed, *others), tmp_path)
+    room = replace(first, config=first.config.replace(MAX_KV_SPLITS=32))
+    with pytest.raises(ExportRefused, match="a server cannot tell them apart"):
+        write(chosen_winners(room, *others), tmp_path)
+
+
+def test_measured_splits_stay_together_beside_predicted_ones(tmp_path):
+    write(chosen_winners(*chosen(sizes=(1,))), tmp_path)
+    again = chosen(Status.PREDICTED, room=32)
+    (file,) = write(chosen_winners(*again), tmp_path)
+    assert file.file.splits.rows == ROWS  # of one sequence the measured one
+    assert [e.status for e in file.file.entries] == [Status.OK, Status.PREDICTED] * 2
+    (file,) = write(chosen_winners(*chosen(sizes=(1,), room=32)), tmp_path)
+    assert file.file.splits.rows == (SplitsRow(1, 32, ((1024, 8), (8192, 32))),)
+
+
+def test_a_table_that_the_sidecar_contradicts_keeps_nothing(tmp_path):
+    (file,) = write(chosen_winners(*chosen(sizes=(1,))), tmp_path)
+    text = file.path.read_text()
+    file.path.write_text(text.replace('"8192": 32', '"8192": 16'))
+    (file,) = write(chosen_winners(*chosen(Status.PREDICTED, sizes=(64,))), tmp_path)
+    assert [row.batch_size for row in file.file.splits.rows] == [64]
 
 
 def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_path):

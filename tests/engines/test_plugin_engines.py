@@ -145,8 +145,8 @@ class Ran:
         return [line for line in self.log.splitlines() if "Applied 1 hook(s) to " in line]
 
 
-def schedule(folder: Path, version: str, environ: dict[str, str], wanted, **settings) -> Ran:
-    """Run a scheduler's process that finds the plugin as an installed package's."""
+def install(folder: Path) -> Path:
+    """A folder in which Python finds the plugin as an installed package's."""
     info = folder / "installed" / "engine_tuner_here-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-tuner-here\nVersion: 1\n")
@@ -156,6 +156,12 @@ def schedule(folder: Path, version: str, environ: dict[str, str], wanted, **sett
         for group, named in points.items()
     )
     (info / "entry_points.txt").write_text(text)
+    return info.parent
+
+
+def schedule(folder: Path, version: str, environ: dict[str, str], wanted, **settings) -> Ran:
+    """Run a scheduler's process that finds the plugin."""
+    installed = install(folder)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
     settings = json.dumps({"device": DEVICE, "cases": list(wanted), **settings})
     done = subprocess.run(
@@ -164,7 +170,7 @@ def schedule(folder: Path, version: str, environ: dict[str, str], wanted, **sett
             **inherited,
             **environ,
             "TRITON_INTERPRET": "1",
-            "PYTHONPATH": str(info.parent),
+            "PYTHONPATH": str(installed),
         },
         capture_output=True,
         text=True,
@@ -345,6 +351,15 @@ def test_engines_do_nothing_with_the_kernels_but_launch_them_in_one_place(versio
             imports = rf"from \S*\b{kernel.module} import \([^)]*\b{kernel.name}\b|"
             imports += rf"from \S*\b{kernel.module} import [^(\n]*\b{kernel.name}\b"
             assert not re.search(imports, text), path
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_prefill_graphs_leave_attention_out(version):
+    """So that each replay launches extend anew, for the batch that is there then."""
+    layers = find_engine(f"sglang=={version}").root / "srt/layers/radix_attention.py"
+    broken = r"eager_on_graph\(True\)\(\s*unified_attention_with_output\s*\)|"
+    broken += r"@eager_on_graph\n    def _eager_attention\("
+    assert re.search(broken, layers.read_text())
 
 
 def test_versions_without_plugins_have_kernels_that_the_plugin_does_not_know():

@@ -14,6 +14,7 @@ from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.attention.status import attention_status
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
+from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.engines.sglang.status import server_status
 from tuner.families.attention.problem import Stage
 from tuner.families.dense_gemm.engine import gemm_engine
@@ -229,7 +230,7 @@ def test_one_usable_file_among_others_is_enough(root):
     assert code == 0
     assert [f["reason"] for f in report["files"]] == [
         "made for triton 3.5.1, this is 3.6.0",
-        "its format is None; this version of the tuner reads 1",
+        "its format is None; this version of the tuner reads 1 and 2",
         None,
         "made for NVIDIA_L40S, this is NVIDIA_H200",
     ]
@@ -320,6 +321,18 @@ def test_of_two_numbers_of_splits_without_advice_the_engines_own_is_used(root):
         f"{GQA}8": True,
         f"{GQA}16": False,
     }
+
+
+def test_a_table_of_splits_needs_no_flag(root):
+    rows = (SplitsRow(4, 64, ((1024, 8),)),)
+    put(root, GQA.removesuffix(",kv_splits="), splits=SplitsTable(rows))
+    put(root, f"{GQA}8")
+    code, report = asked(root)
+    assert code == 0
+    assert [f["reason"] for f in report["files"]] == [None, None]
+    assert report["server_flags"] == {"--attention-backend": "triton"}
+    done = run("--dir", root, "--engine", "sglang==0.5.16", "--device", "H200")
+    assert "chooses up to 64 KV splits" in done.output
 
 
 def test_models_may_ask_for_different_splits(root):

@@ -9,11 +9,17 @@ from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import lift_attention
-from tuner.families.attention.problem import Attention, Phase, parse_attention
+from tuner.families.attention.engine import attention_engine, engine_config
+from tuner.families.attention.problem import Attention, Phase, Stage, parse_attention
+from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.space import attention_space
+from tuner.families.attention.splits import with_splits
+from tuner.families.attention.workloads import WorkPoint
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
+from tuner.store import Store
+from tuner.tuning.request import Effort, parse_source
+from tuner.tuning.run import Request, open_run
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +37,7 @@ PROBLEMS = [
     "extend_attention:q_heads=4,kv_heads=2,Lq=80,Lv=80,dtype=float16",
     f"decode_attention:{GQA}",
     f"decode_attention:{MLA}",
+    f"decode_attention:{GQA},kv_splits=8",
     f"decode_attention:{MLA},kv_splits=256",
     "decode_attention:q_heads=4,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16",
     "decode_attention:q_heads=64,kv_heads=1,Lq=128,Lv=128,dtype=float16",
@@ -49,7 +56,10 @@ def points_of(problem: Attention) -> list[Point]:
 
 
 def own(problem: Attention, point: Point, target: Target) -> Config:
-    return lift_attention(find_engine("sglang")).default_config(problem, point, target)
+    """The engine's constants, and its own rule where the splits are chosen."""
+    engine = attention_engine(find_engine("sglang"))
+    room = engine.most_splits(problem, this_device().sm_count)
+    return engine_config(engine.lift(target.backend), problem, point, target, room)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -95,3 +105,45 @@ def test_times_taken_in_turn_are_of_every_configuration(tmp_path):
             trials_of(bench, [Candidate(point, c) for c in configs])
             times = bench.race(point, configs, rounds=3)
         assert all(times[config].samples == 3 for config in configs)
+
+
+@pytest.mark.parametrize("text", [f"decode_attention:{GQA}", f"decode_attention:{MLA}"])
+def test_more_splits_than_blocks_of_tokens_and_more_room_than_splits_are_right(text, tmp_path):
+    """The edge cases have sequences of 1 to 257 tokens, so most of their splits are empty."""
+    problem, device = parse_attention(text), this_device()
+    points = points_of(problem)
+    candidates = [
+        Candidate(point, with_splits(own(problem, point, device.target), splits, room))
+        for point in points
+        for splits, room in ((1, 1), (1, 128), (5, 8), (128, 128))
+    ]
+    with open_bench(problem, tmp_path, device=device, points=points) as bench:
+        trials = trials_of(bench, candidates)
+        for point in points:
+            configs = [c.config for c in candidates if c.point == point]
+            times = bench.race(point, configs, rounds=3)
+            assert all(times[config].samples == 3 for config in configs)
+    assert {trial.measurement.status for trial in trials.values()} == {Status.OK}
+
+
+def test_decode_is_tuned_with_its_splits_and_no_length_gets_slower(tmp_path):
+    problem = parse_attention(f"decode_attention:{GQA}")
+    request = Request(
+        problem=problem,
+        device=this_device(),
+        engine=find_engine("sglang"),
+        source=parse_source("gpu"),
+        selection=AttentionSelection((WorkPoint(1, 1, 512), WorkPoint(1, 1, 16384))),
+        effort=Effort.QUICK,
+    )
+    with open_run(request) as run, Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        entries = run.run(store, progress=lambda trial: None).entries
+    assert len(entries) == 4
+    for cached in (512, 16384):
+        both = [entry for entry in entries if entry.point.cached_tokens == cached]
+        assert len({(e.config["KV_SPLITS"], e.config["MAX_KV_SPLITS"]) for e in both}) == 1
+        own_us = sum(entry.incumbents["default"].median_us for entry in both)
+        assert sum(entry.median_us for entry in both) <= own_us * 1.004
+    chosen = {e.point.cached_tokens: e for e in entries if e.point.part is Stage.DECODE}
+    # With two key heads, the 8 splits of the engine leave most of a GPU idle.
+    assert chosen[16384].config["KV_SPLITS"] > 8

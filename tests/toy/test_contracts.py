@@ -34,7 +34,11 @@ HEADS = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 EXAMPLES = {
     "fused_moe": ([MOE, "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"], "top_k"),
     "attention": (
-        [f"extend_attention:{HEADS}", f"decode_attention:{HEADS},kv_splits=16"],
+        [
+            f"extend_attention:{HEADS}",
+            f"decode_attention:{HEADS}",
+            f"decode_attention:{HEADS},kv_splits=16",
+        ],
         "kv_heads",
     ),
     "dense_gemm": (

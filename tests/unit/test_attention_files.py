@@ -1,6 +1,7 @@
 """Attention files: what is written is read back, and nothing malformed gets as far as a kernel."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tuner.engines.sglang.plugin.files import (
     find_attention_files,
     read_attention_file,
 )
+from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 from tuner.errors import MalformedConfigFile
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Config
@@ -23,7 +25,8 @@ EXTEND = parse_problem("extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dty
 DECODE = parse_problem(
     "decode_attention:q_heads=48,kv_heads=2,Lq=128,Lv=128,dtype=bfloat16,kv_splits=16"
 )
-LATENT = parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
+CHOSEN = parse_problem("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
+LATENT = replace(CHOSEN, kv_splits=8)
 BLOCKS = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
 
 
@@ -52,10 +55,25 @@ def decode_entries() -> tuple[AttentionEntry, ...]:
     )
 
 
+def latent_entries(*sizes: int) -> tuple[AttentionEntry, ...]:
+    stage_1 = Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3})
+    return tuple(AttentionEntry(Stage.DECODE, n, 1, stage_1, Status.OK) for n in sizes)
+
+
+TABLE = SplitsTable(
+    (
+        SplitsRow(1, 64, ((1024, 8), (8192, 32), (32768, 64))),
+        SplitsRow(8, 0, ()),  # the engine's own rule
+        SplitsRow(64, 32, ((1024, 2), (8192, 4))),
+    )
+)
+
+
 @pytest.mark.parametrize(
     "written",
     [
         file(),
+        file(CHOSEN, latent_entries(1, 8, 64), splits=TABLE),
         file(entries=(extend(1, 8192), extend(4, 256), extend(4, 512))),
         file(DECODE, decode_entries(), server_flags={"--triton-attention-num-kv-splits": 16}),
         file(
@@ -65,7 +83,7 @@ def decode_entries() -> tuple[AttentionEntry, ...]:
             )
         ),
     ],
-    ids=["extend", "several", "decode", "all traits"],
+    ids=["extend", "chosen splits", "several", "decode", "all traits"],
 )
 def test_a_file_is_read_back_from_where_it_belongs(written, tmp_path):
     path = written.path_under(tmp_path)
@@ -158,7 +176,7 @@ def without(name):
         ("", "not JSON"),
         ("[]", "must be an object"),
         ("[" * 100_000, "not JSON"),
-        (changed(format=2), "its format is 2; this version of the tuner reads 1"),
+        (changed(format=3), "its format is 3; this version of the tuner reads 1 and 2"),
         (changed(problem="extend_atention:q_heads=1"), "did you mean 'extend_attention'?"),
         (
             changed(problem="fused_moe:E=8,N=64,K=64,top_k=2,dtype=bfloat16"),
@@ -225,3 +243,60 @@ def test_blocks_of_heads_that_the_kernel_reads_rightly_pass(heads, tmp_path):
     path = tmp_path / "some.json"
     path.write_text(with_config(DECODE, BLOCK_H=heads))
     assert read_attention_file(path).entries[0].config["BLOCK_H"] == heads
+
+
+# Tables of KV splits
+
+
+def chosen(**changes) -> str:
+    fields = json.loads(file(CHOSEN, latent_entries(1, 8, 64), splits=TABLE).text())
+    return json.dumps({**fields, **changes})
+
+
+def rows(at: int = 0, **changes) -> list:
+    table = TABLE.as_json()
+    table[at] |= changes
+    return table
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (chosen(format=1), "needs a table of KV splits"),
+        (chosen(problem=LATENT.spec()), "has no table of KV splits"),
+        (chosen(kv_splits=None), "kv_splits must be a list of rows"),
+        (chosen(kv_splits=[]), "kv_splits must be a list of rows"),
+        (chosen(kv_splits=[1]), "kv_splits row 0 must be an object"),
+        (chosen(kv_splits=rows(batch_size=0)), "batch_size must be a whole number from 1"),
+        (chosen(kv_splits=rows(batch_size=8)), "each batch_size once, the smallest first"),
+        (chosen(kv_splits=rows(batch_size=2)), "are for different batch sizes"),
+        (chosen(kv_splits=rows(room=0)), "which is empty if room is 0"),
+        (chosen(kv_splits=rows(1, room=8)), "which is empty if room is 0"),
+        (chosen(kv_splits=rows(room=1 << 20)), "room must be at most 1024"),
+        (chosen(kv_splits=rows(room=32)), "more splits than its room of 32"),
+        (chosen(kv_splits=rows(by_cached_tokens={"1024": 0})), "splits must be a whole number"),
+        (chosen(kv_splits=rows(by_cached_tokens={"1k": 8})), "'1k' is no number of cached tokens"),
+        (chosen(kv_splits=rows(by_cached_tokens={"64": 8, "32": 4})), "the shortest length first"),
+    ],
+)
+def test_a_malformed_table_is_refused_by_name(text, says, tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text(text)
+    with pytest.raises(MalformedConfigFile, match=says):
+        read_attention_file(path)
+
+
+def test_the_nearest_length_of_the_nearest_number_of_sequences_counts():
+    assert [TABLE.row(n).batch_size for n in (1, 2, 3, 8, 22, 23, 500)] == [1, 1, 8, 8, 8, 64, 64]
+    lengths = (1, 1024, 2896, 2897, 8192, 16384, 16385, 10**6)
+    assert [TABLE.rows[0].at(n) for n in lengths] == [8, 8, 8, 32, 32, 32, 64, 64]
+    assert TABLE.most == 64
+
+
+def test_the_grid_says_what_the_rows_say():
+    grid = TABLE.grid()
+    assert len(grid.numbers) == len(TABLE.chosen) == len(grid.rows) + 1
+    for length in (1, 1023, 2896, 2897, 5000, 16384, 16385, 40_000):
+        column = sum(bound <= length for bound in grid.lengths)
+        assert [row[column] for row in grid.numbers] == [row.at(length) for row in TABLE.chosen]
+    assert [sum(bound <= n for bound in grid.rows) for n in (1, 8, 9, 64)] == [0, 0, 1, 1]

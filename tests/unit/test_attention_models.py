@@ -67,7 +67,7 @@ class TestProblems:
         assert specs("deepseek-r1", 8) == [
             "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512",
             "extend_attention:q_heads=16,kv_heads=16,Lq=192,Lv=128",
-            "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,kv_splits=8",
+            "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512",
         ]
         assert specs("glm-4.7-flash", 4)[1] == (
             "extend_attention:q_heads=5,kv_heads=5,Lq=256,Lv=256"
@@ -84,22 +84,22 @@ class TestProblems:
     def test_grouped_heads(self):
         assert specs("qwen3-30b-a3b", 2) == [
             "extend_attention:q_heads=16,kv_heads=2,Lq=128,Lv=128",
-            "decode_attention:q_heads=16,kv_heads=2,Lq=128,Lv=128,kv_splits=8",
+            "decode_attention:q_heads=16,kv_heads=2,Lq=128,Lv=128",
         ]
 
     def test_a_window_is_one_more_extend(self):
         assert specs("gpt-oss-20b", 1) == [
             "extend_attention:q_heads=64,kv_heads=8,Lq=64,Lv=64,sinks",
             "extend_attention:q_heads=64,kv_heads=8,Lq=64,Lv=64,window=127,sinks",
-            "decode_attention:q_heads=64,kv_heads=8,Lq=64,Lv=64,kv_splits=8,sinks",
+            "decode_attention:q_heads=64,kv_heads=8,Lq=64,Lv=64,sinks",
         ]
 
     def test_layers_with_a_window_may_have_a_shape_of_their_own(self):
         assert specs("mimo-v2-flash", 4) == [
             "extend_attention:q_heads=16,kv_heads=1,Lq=192,Lv=128",
             "extend_attention:q_heads=16,kv_heads=2,Lq=192,Lv=128,window=128,sinks",
-            "decode_attention:q_heads=16,kv_heads=1,Lq=192,Lv=128,kv_splits=8",
-            "decode_attention:q_heads=16,kv_heads=2,Lq=192,Lv=128,kv_splits=8,sinks",
+            "decode_attention:q_heads=16,kv_heads=1,Lq=192,Lv=128",
+            "decode_attention:q_heads=16,kv_heads=2,Lq=192,Lv=128,sinks",
         ]
         assert specs("gemma-4-26b-a4b", 1)[:2] == [
             "extend_attention:q_heads=16,kv_heads=2,Lq=512,Lv=512",
@@ -121,7 +121,7 @@ class TestProblems:
             "deepseek-r1", tp=8, dtype=Dtype.FLOAT16, page_size=64, kv_splits=16
         )
         assert {(p.dtype, p.page_size) for p in found.problems} == {(Dtype.FLOAT16, 64)}
-        assert [p.kv_splits for p in found.problems] == [8, 8, 16]
+        assert [p.kv_splits for p in found.problems] == [None, None, 16]
 
     def test_quantised_weights_leave_attention_in_bfloat16(self):
         assert all(p.dtype is Dtype.BFLOAT16 for p in resolve_attention("deepseek-r1").problems)
@@ -168,14 +168,13 @@ class TestNotes:
     def test_latent_attention_says_when_each_form_runs(self):
         assert any("192/128 where nothing is" in n for n in resolve_attention("kimi-k2").notes)
 
-    def test_an_engine_s_own_splits_are_told(self):
+    def test_splits_are_chosen_where_a_server_can_be_given_them(self):
         h200 = find_device("H200")
         found = resolve_attention("kimi-k2", tp=8, engine_version="0.5.16", device=h200)
-        assert found.problems[-1].kv_splits == 256
-        assert any("from 8 to 256" in note for note in found.notes)
+        assert found.problems[-1].chooses_splits
         older = resolve_attention("kimi-k2", tp=8, engine_version="0.5.2", device=h200)
         assert older.problems[-1].kv_splits == 8
-        assert not any("splits" in note for note in older.notes)
+        assert not any("splits" in note for note in (*found.notes, *older.notes))
 
     @pytest.mark.parametrize(
         ("name", "words"),

@@ -186,7 +186,7 @@ def test_how_verdicts_read(tmp_path):
     assert str(check_file(path, here())) == f"extend 8/2 64/64 bfloat16 from {path} (predicted)"
     path.write_text("{}")
     assert str(check_file(path, here())) == (
-        f"refused {path}: its format is None; this version of the tuner reads 1"
+        f"refused {path}: its format is None; this version of the tuner reads 1 and 2"
     )
     spec = f"{REDUCED},page_size=64,window=127,sinks,logit_cap=30.5"
     assert title(parse_problem(spec)) == (

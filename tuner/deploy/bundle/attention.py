@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tuner.deploy.cluster import Cluster
-from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
 from tuner.engines.sglang.attention.export import AttentionFileExport
@@ -66,9 +65,7 @@ def _loadable(
     return kept, left_out_lines(left_out)
 
 
-def attention_notes(
-    exported: Sequence[PlannedFile], cluster: Cluster, engine: Engine, device: Device
-) -> list[str]:
+def attention_notes(exported: Sequence[PlannedFile], cluster: Cluster, engine: Engine) -> list[str]:
     """Notes about the attention files for the operator, one sentence each."""
     files = [file for file in exported if isinstance(file, AttentionFileExport)]
     if not files:
@@ -78,7 +75,7 @@ def attention_notes(
         "the plugin there"
     ]
     return [*notes, *_backend_notes(cluster), *_splits_notes(files, cluster)] + _fit_notes(
-        files, cluster, engine, device
+        files, cluster, engine
     )
 
 
@@ -101,22 +98,22 @@ def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Ite
         wanted = advice.flags.get(KV_SPLITS_FLAG)
         if wanted is not None and str(wanted) != told:
             yield f"engine.flags should hold {KV_SPLITS_FLAG} {wanted}, for {advice.problem.spec()}"
-    decode = [f.problem for f in files if f.problem.phase is Phase.DECODE]
+    if flag and any(file.problem.chooses_splits for file in files):
+        yield f"engine.flags hold {KV_SPLITS_FLAG} {flag}: the files choose no more KV splits"
+    decode = [f.problem for f in files if f.problem.kv_splits]
     splits = {str(problem.kv_splits) for problem in decode if not problem.shares_kv}
     if flag and splits and flag not in splits:
         yield f"engine.flags hold {KV_SPLITS_FLAG} {flag}, and no decode file is for as many"
 
 
-def _fit_notes(
-    files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine, device: Device
-) -> list[str]:
+def _fit_notes(files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine) -> list[str]:
     """A note if no file is for the cluster's model, where the model is known by name."""
     parallel = cluster.parallel
     replicas = parallel.tp * parallel.dp == cluster.gpus
     tp = parallel.tp if replicas else parallel.tp // parallel.dp  # ranks that share the heads
     try:
         model = find_preset(cluster.model.name)
-        wanted = attention_problems(model, tp, engine_version=engine.version, device=device)
+        wanted = attention_problems(model, tp, engine_version=engine.version)
     except (UnknownModel, BadProblem):
         return []
     if {_shape(problem) for problem in wanted} & {_shape(file.problem) for file in files}:
@@ -126,7 +123,7 @@ def _fit_notes(
 
 def _shape(problem: Attention) -> Attention:
     """The problem without the fields that a server's flags set."""
-    return replace(problem, page_size=1, kv_splits=1)
+    return replace(problem, page_size=1, kv_splits=None)
 
 
 def _backends(cluster: Cluster) -> dict[Phase, str | None]:

@@ -91,7 +91,7 @@ def build_bundle(
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = _notes(cluster, engine, environments, statuses) + left_out
     notes += left_out_lines(predicted)
-    notes += attention_notes(folder.exported, cluster, engine, device)
+    notes += attention_notes(folder.exported, cluster, engine)
     notes += dispatch_notes(usable, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, no_kubernetes)

@@ -19,10 +19,11 @@ from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
 from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
-from tuner.problems.points import Point
+from tuner.problems.points import Config, Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
 KEPT_BYTES = 1 << 35  # 32 GiB of cached batches, but at most half of the GPU's memory
@@ -34,11 +35,19 @@ class Batch:
 
     point: Point
     inputs: Sequence[Inputs]  # several if the cache of one would stay in L2
+    cores: int  # the device's multiprocessors
 
-    def arguments(self, kernel: BoundKernel) -> list[list[Any]]:
-        """The kernel's arguments for each launch of a graph."""
-        some = [launch_values(kernel.binding, inputs.tensors) for inputs in self.inputs]
+    def arguments(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
+        """The kernel's arguments for each launch of a graph, with a configuration's splits."""
+        some = [launch_values(kernel.binding, self.tensors(at, config)) for at in self.inputs]
         return [some[i % len(some)] for i in range(LAUNCHES)]
+
+    def tensors(self, inputs: Inputs, config: Config) -> Mapping[str, Tensor]:
+        """The inputs' tensors, with the splits of a configuration that chooses them."""
+        if KV_SPLITS not in config:  # the problem fixes them
+            return inputs.tensors
+        parts = parts_of(inputs.problem, config, inputs.lengths, self.cores)
+        return inputs.tensors_with(parts)
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +67,18 @@ class Batches:
     """The batches of one problem. If they need too much memory, the least recently used go."""
 
     def __init__(
-        self, kernels: AttentionKernels, problem: Attention, seed: int, cores: int, l2_bytes: int
+        self,
+        kernels: AttentionKernels,
+        problem: Attention,
+        room: int,
+        seed: int,
+        cores: int,
+        l2_bytes: int,
     ) -> None:
-        self._kernels, self._problem = kernels, problem
+        """`room`: the most splits of a sequence, over all configurations. `cores`: the device's
+        multiprocessors.
+        """
+        self._kernels, self._problem, self._room = kernels, problem, room
         self._seed, self._cores, self._l2_bytes = seed, cores, l2_bytes
         self._kept: OrderedDict[tuple[int, int, int], Batch] = OrderedDict()
         total = torch.cuda.get_device_properties(0).total_memory
@@ -82,7 +100,7 @@ class Batches:
         lengths = EDGES[self._problem.phase]
         part = self._problem.parts[0]
         point = Point(len(lengths.new), part, lengths.longest_new, max(lengths.cached))
-        return Batch(point, [self._inputs(lengths)])
+        return Batch(point, [self._inputs(lengths)], self._cores)
 
     @cached_property
     def edges_expected(self) -> dict[int, Tensor]:
@@ -101,7 +119,7 @@ class Batches:
             queries = rows * problem.q_heads * (problem.Lq + problem.Lv) * 2
             splits = 0
             if problem.phase is Phase.DECODE:
-                splits = point.batch_size * problem.q_heads * problem.kv_splits * problem.Lv * 4
+                splits = point.batch_size * problem.q_heads * self._room * problem.Lv * 4
             keys = (point.cached_tokens + point.new_tokens) * problem.kv_heads * problem.Lq * 8
             return int(slots * row + rows * row + queries + splits + 4 * keys)
 
@@ -112,35 +130,44 @@ class Batches:
         read = sum(first.lengths.cached) * self._problem.kv_heads * self._problem.Lq * 2
         copies = 1 if not read or read > 2 * self._l2_bytes else LAUNCHES
         caches = (torch.randn_like(first.tensors["k_buffer"]) for _ in range(copies - 1))
-        return Batch(point, [first, *(first.with_cache(cache) for cache in caches)])
+        copies_of_first = (first.with_cache(cache) for cache in caches)
+        return Batch(point, [first, *copies_of_first], self._cores)
 
     def _inputs(self, lengths: Lengths) -> Inputs:
+        problem = self._problem
+        if problem.chooses_splits:  # one buffer has room for all choices
+            problem = problem.with_room(self._room)
         return make_inputs(
-            self._kernels, self._problem, lengths, device="cuda", seed=self._seed, cores=self._cores
+            self._kernels, problem, lengths, device="cuda", seed=self._seed, cores=self._cores
         )
 
 
 def check(
-    kernels: Mapping[Stage, tuple[BoundKernel, BoundKernel]], batches: Batches, batch: Batch
+    kernels: Mapping[Stage, tuple[BoundKernel, BoundKernel]],
+    batches: Batches,
+    batch: Batch,
+    config: Config,
 ) -> float:
     """The worst error of a phase's kernels, on outputs that were filled with NaN.
 
-    `kernels` has two for each stage: one bound to the edge cases, one bound to the batch.
+    `kernels` has two for each stage: one bound to the edge cases, one bound to the batch. `config`
+    says the splits, where it chooses them.
     """
     edges = batches.edges
-    _run(edges, [pair[0] for pair in kernels.values()])
+    _run(edges, [pair[0] for pair in kernels.values()], config)
     found = edges.inputs[0]
     errors = [
         worst_error(output_of(found, i), expected) for i, expected in batches.edges_expected.items()
     ]
-    _run(batch, [pair[1] for pair in kernels.values()])
+    _run(batch, [pair[1] for pair in kernels.values()], config)
     errors.append(worst_error(output_of(batch.inputs[0], 0)[-CHECKED_ROWS:], batch.expected))
     return max(errors)
 
 
-def _run(batch: Batch, kernels: Sequence[BoundKernel]) -> None:
+def _run(batch: Batch, kernels: Sequence[BoundKernel], config: Config) -> None:
     """Run all stages once on the batch's first inputs."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
+    tensors = batch.tensors(inputs, config)
     for kernel in kernels:
-        kernel.compiled[blocks(kernel.grid)](*launch_values(kernel.binding, inputs.tensors))
+        kernel.compiled[blocks(kernel.grid)](*launch_values(kernel.binding, tensors))

@@ -11,7 +11,7 @@ from tuner.compile.candidates import fit
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
-from tuner.families.attention.engine import AttentionKernels, attention_engine
+from tuner.families.attention.engine import AttentionEngine, AttentionKernels, attention_engine
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import smaller_configs
 from tuner.problems.points import Candidate, Config, Point
@@ -94,7 +94,9 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
     Compiled kernels do not depend on the batch, so one point of each stage is enough. Raises
     UnsupportedKernel if the engine has no kernel for a problem.
     """
-    kernels = attention_engine(engine).lift(device.target.backend)
+    attention = attention_engine(engine)
+    kernels = attention.lift(device.target.backend)
+    problems = [_as_the_engine_runs(problem, attention, device) for problem in problems]
     defaults = [
         (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
         for problem in problems
@@ -141,6 +143,12 @@ def _compile(
     farm.submit(jobs)
     results = dict(farm.completed())
     return [fit(results[job], device.shared_optin_bytes) for job in jobs]
+
+
+def _as_the_engine_runs(problem: Attention, engine: AttentionEngine, device: Device) -> Attention:
+    if not problem.chooses_splits:
+        return problem
+    return problem.with_room(engine.most_splits(problem, device.sm_count))
 
 
 def _point(problem: Attention, stage: Stage) -> Point:

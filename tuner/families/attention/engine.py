@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.splits import with_splits
 from tuner.kernels.binding import Binding
 from tuner.kernels.launcher import Launch
 from tuner.kernels.lift import Lifted
@@ -72,8 +73,30 @@ class AttentionEngine(Protocol):
         """The name of the file for a problem's tuned constants."""
         ...
 
+    def most_splits(self, problem: Attention, sm_count: int) -> int:
+        """The most parts that the engine's own rule makes of a cache at decode."""
+        ...
+
+    @property
+    def takes_splits(self) -> bool:
+        """Whether a running engine can be given other numbers of parts than its own."""
+        ...
+
 
 def attention_engine(engine: Engine) -> AttentionEngine:
     """The attention of an engine. Raises UnsupportedFamily if it cannot be tuned."""
     found: AttentionEngine = engine_module(engine.name, "attention").open_family(engine)
     return found
+
+
+def engine_config(
+    kernels: AttentionKernels, problem: Attention, point: Point, target: Target, room: int
+) -> Config:
+    """The engine's own constants at a point, with its own rule where the problem chooses splits.
+
+    `room`: the engine's `most_splits`.
+    """
+    if not problem.chooses_splits:
+        return kernels.default_config(problem, point, target)
+    constants = kernels.default_config(problem.with_room(room), point, target)
+    return with_splits(constants, 0, room)

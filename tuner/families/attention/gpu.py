@@ -14,8 +14,9 @@ from tuner.compile.kernel import compile_kernel
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.batch import Batches, check
-from tuner.families.attention.engine import attention_engine
+from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.splits import BOTH, MOST, launched
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.timing import BoundKernel, capture, race, time_graph
 from tuner.problems.dtypes import Dtype
@@ -41,12 +42,15 @@ class AttentionOnGpu:
         properties = torch.cuda.get_device_properties(0)
         self._target = cuda_target(properties.major, properties.minor)
         self._problem = problem
-        self._kernels = attention_engine(find_engine(request["engine"])).lift(self._target.backend)
+        engine = attention_engine(find_engine(request["engine"]))
+        self._kernels = engine.lift(self._target.backend)
+        self._engines_splits = engine.most_splits(problem, properties.multi_processor_count)
         lifted = self._kernels.lifted(self._problem.phase)
         self._source = lifted.write(Path(request["lifted_dir"]))
         self._batches = Batches(
             self._kernels,
             self._problem,
+            max(MOST, self._engines_splits) if problem.chooses_splits else problem.most_splits,
             request["seed"],
             properties.multi_processor_count,
             properties.L2_cache_size,
@@ -66,7 +70,7 @@ class AttentionOnGpu:
         if not error <= bound:
             detail = f"differs from the reference by {error:.3g}, bound {bound:.3g}"
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
-        graph = capture(kernel, self._batches.at(point).arguments(kernel))
+        graph = capture(kernel, self._batches.at(point).arguments(kernel, config))
         timed = time_graph(graph, request.get("best_us"))
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
@@ -74,9 +78,11 @@ class AttentionOnGpu:
         """Time several candidates of one point in turn."""
         point = read_point(request)
         batch = self._batches.at(point)
-        kernels = [self._kernel(point, Config(fields)) for fields in request["configs"]]
-        self._fill(point)
-        graphs = [capture(kernel, batch.arguments(kernel)) for kernel in kernels]
+        configs = [Config(fields) for fields in request["configs"]]
+        for config in configs:
+            self._fill(point, config)
+        kernels = ((self._kernel(point, config), config) for config in configs)
+        graphs = [capture(kernel, batch.arguments(kernel, config)) for kernel, config in kernels]
         samples = race(graphs, request["rounds"])
         measurements = [
             measurement_fields(Measurement(Status.OK, statistics.median(s), min(s), len(s)))
@@ -102,34 +108,39 @@ class AttentionOnGpu:
         pairs = {}
         for stage in self._problem.parts:
             here = replace(point, part=stage)
-            used = config if stage is point.part else self._companion(here)
+            used = config if stage is point.part else self._companion(here, config)
             at_edge = self._kernel(replace(edge, part=stage), used)
             pairs[stage] = at_edge, self._kernel(here, used)
         assert isinstance(point.part, Stage)  # the problem is attention
-        error = check(pairs, self._batches, self._batches.at(point))
+        error = check(pairs, self._batches, self._batches.at(point), config)
         return pairs[point.part][1], error
 
-    def _fill(self, point: Point) -> None:
+    def _fill(self, point: Point, config: Config) -> None:
         """Run decode's first stage, because the second reads its results."""
         if self._problem.phase is Phase.DECODE:
             decode = replace(point, part=Stage.DECODE)
-            self._checked(decode, self._companion(decode))
+            self._checked(decode, self._companion(decode, config))
 
     def _default(self, point: Point) -> Config:
-        return self._kernels.default_config(self._problem, point, self._target)
+        own = self._kernels, self._problem, point, self._target
+        return engine_config(*own, self._engines_splits)
 
-    def _companion(self, point: Point) -> Config:
-        """The configuration of another stage: the engine's, or a smaller one if it does not fit."""
-        default = self._default(point)
+    def _companion(self, point: Point, beside: Config) -> Config:
+        """The configuration of another stage: the engine's, or a smaller one if it does not fit.
+        It has the splits of the configuration beside it.
+        """
+        splits = {name: beside[name] for name in BOTH if name in beside}
+        default = self._default(point).replace(**splits)
         limit = triton.runtime.driver.active.utils.get_device_properties(0)["max_shared_mem"]
         if self._kernel(point, default).compiled.metadata.shared <= limit:
             return default
         return Config({**default, **{name: v for name, v in LEAST.items() if name in default}})
 
     def _kernel(self, point: Point, config: Config) -> BoundKernel:
-        binding = self._kernels.bind(self._problem, point, config, self._target)
+        problem, constants = launched(self._problem, config)
+        binding = self._kernels.bind(problem, point, constants, self._target)
         compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
-        grid = self._kernels.grid(self._problem, point, config, self._target)
+        grid = self._kernels.grid(problem, point, constants, self._target)
         return BoundKernel(compiled, binding, grid)
 
 

@@ -49,6 +49,12 @@ class Inputs:
     def output(self) -> Tensor:
         return self.tensors["o_extend" if self.problem.phase is Phase.EXTEND else "o"]
 
+    def tensors_with(self, parts: Sequence[int]) -> Mapping[str, Tensor]:
+        """The tensors where the sequences' caches are split into other numbers of parts."""
+        like = self.tensors["num_kv_splits"]
+        numbers = torch.tensor(parts, dtype=like.dtype, device=like.device)
+        return {**self.tensors, "num_kv_splits": numbers}
+
     def with_cache(self, k_buffer: Tensor) -> Inputs:
         """The same batch with another cache of the same shape."""
         if self.problem.shares_kv:

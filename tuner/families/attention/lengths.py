@@ -60,7 +60,7 @@ def kv_splits(cached: Sequence[int], problem: Attention, cores: int) -> list[int
     longest, shortest = max(cached), max(1, min(cached))
     if longest * 8 < shortest * 10:
         shortest = longest
-    at_most = problem.kv_splits
+    at_most = problem.most_splits
     by_length = _ceil(longest, min(_ceil(longest, shortest), at_most))
     grown = int(cores * max(math.log2(longest / 64), 1.0)) if longest else cores
     heads = problem.q_heads

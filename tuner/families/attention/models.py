@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from types import ModuleType
 
-from tuner.devices.table import Device
 from tuner.engines.engine import engine_module
 from tuner.errors import BadProblem, IndivisibleShape
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
@@ -41,25 +40,17 @@ def resolve_config(data: bytes, name: str, serving: Serving) -> Resolved:
 
 def resolve_model(model: HasAttention, serving: Serving) -> Resolved:
     """The problems of one rank of a model; see `resolve`. Raises IndivisibleShape or BadProblem."""
-    kv_splits = serving.options.get("kv_splits")
     tp = _sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
     problems = attention_problems(
         model,
         tp,
         dtype=serving.dtype,
         page_size=serving.options.get("page_size", 1),
-        kv_splits=kv_splits,
+        kv_splits=serving.options.get("kv_splits"),
         engine=serving.engine,
         engine_version=serving.engine_version,
-        device=serving.device,
     )
     notes = _rules(serving.engine).serving_notes(model, known_attention(model), tp)
-    decode = next(p.kv_splits for p in problems if p.phase is Phase.DECODE)
-    if kv_splits is None and decode != ENGINE_KV_SPLITS:
-        notes.append(
-            f"{serving.engine} {serving.engine_version} raises decode's splits from "
-            f"{ENGINE_KV_SPLITS} to {decode} for latent attention on this GPU"
-        )
     return Resolved(tuple(problems), tuple(notes))
 
 
@@ -99,25 +90,19 @@ def attention_problems(
     kv_splits: int | None = None,
     engine: str = "sglang",
     engine_version: str | None = None,
-    device: Device | None = None,
 ) -> list[Attention]:
     """The problems of one of `tp` ranks that share the attention: extend, then decode.
 
     `tp` is --tp-size divided by --dp-size if attention runs data-parallel. Without `kv_splits`,
-    decode has the number that this version of the engine chooses on the device, or the flag's
-    default if the version or the device is not given. Raises IndivisibleShape, which names the
-    nearest tp that works, and BadProblem.
+    decode's number of splits is chosen, or, for versions of the engine that cannot be given one,
+    the flag's default. Raises IndivisibleShape, which names the nearest tp that works, and
+    BadProblem.
     """
     shape = known_attention(model)
     check_division(model.name, shape, tp)
     splits = kv_splits
-    if splits is None:
-        splits = _rules(engine).engine_kv_splits(
-            latent=bool(shape.kv_lora_rank),
-            engine_version=engine_version,
-            sm_count=device.sm_count if device else None,
-            context_length=shape.context_length,
-        )
+    if splits is None and not _rules(engine).takes_kv_splits(engine_version):
+        splits = ENGINE_KV_SPLITS
     problems = [
         Attention(
             phase,

@@ -65,15 +65,20 @@ class Attention:
     Lv: int  # columns of a value head
     dtype: Dtype  # of queries, keys, values and the cache
     page_size: int = 1  # tokens per page of the cache
-    kv_splits: int = ENGINE_KV_SPLITS  # decode: the most parts a sequence's cache is split into
+    # Decode: the most parts that the engine's own rule makes of a sequence's cache. None: the
+    # number of parts is chosen, for each number of sequences and length.
+    kv_splits: int | None = None
     window: int = 0  # extend: the number of previous tokens that a query sees; 0: all
     sinks: bool = False  # each head has a learnt logit that takes part in the softmax
     logit_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: no cap
 
     def __post_init__(self) -> None:
+        if self.phase is not Phase.DECODE:  # other phases split nothing
+            object.__setattr__(self, "kv_splits", None)
         for name in ("q_heads", "kv_heads", "Lq", "Lv", "page_size", "kv_splits"):
-            if getattr(self, name) < 1:
-                raise BadProblem(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadProblem(f"{name} must be at least 1, not {value}")
         if self.q_heads % self.kv_heads:
             near = min(
                 (n for n in range(1, self.q_heads + 1) if self.q_heads % n == 0),
@@ -88,8 +93,6 @@ class Attention:
                 raise BadProblem(f"{name}={getattr(self, name)}: no kernel has heads over 1024")
         if self.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
             raise BadProblem(f"attention is tuned in bfloat16 or float16, not {self.dtype.value}")
-        if self.phase is not Phase.DECODE:  # other phases split nothing, so the number is fixed
-            object.__setattr__(self, "kv_splits", ENGINE_KV_SPLITS)
         if self.phase is Phase.PREFILL and (self.Lq != self.Lv or self.window or self.sinks):
             raise BadProblem("prefill_attention takes heads of one size, no window and no sinks")
 
@@ -108,6 +111,20 @@ class Attention:
     def group(self) -> int:
         """Query heads that share a key head."""
         return self.q_heads // self.kv_heads
+
+    @property
+    def chooses_splits(self) -> bool:
+        """Whether the number of KV splits is one of the choices."""
+        return self.phase is Phase.DECODE and self.kv_splits is None
+
+    @property
+    def most_splits(self) -> int:
+        """The splits that a launch has room for: the engines' default where they are chosen."""
+        return self.kv_splits or ENGINE_KV_SPLITS
+
+    def with_room(self, splits: int) -> Attention:
+        """The same decode with a given number of splits."""
+        return replace(self, kv_splits=splits)
 
     def shares_keys_in(self, block_h: int) -> bool:
         """Whether every block of `block_h` query heads lies within one group.
@@ -133,7 +150,7 @@ class Attention:
         parts += [f"Lq={self.Lq}", f"Lv={self.Lv}", f"dtype={self.dtype.value}"]
         if self.page_size != 1:
             parts.append(f"page_size={self.page_size}")
-        if self.phase is Phase.DECODE:
+        if self.kv_splits is not None:
             parts.append(f"kv_splits={self.kv_splits}")
         if self.window:
             parts.append(f"window={self.window}")
@@ -166,11 +183,11 @@ def same_shape(one: Problem, other: Problem) -> bool:
 
 
 def _bare(problem: Attention) -> Attention:
-    return replace(problem, dtype=Dtype.BFLOAT16, page_size=1, kv_splits=ENGINE_KV_SPLITS)
+    return replace(problem, dtype=Dtype.BFLOAT16, page_size=1, kv_splits=None)
 
 
 def parse_attention(text: str) -> Attention:
-    """Read `decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8`.
+    """Read `decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16`.
 
     Raises BadProblem, which names the nearest phase or field.
     """

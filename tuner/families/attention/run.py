@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from tuner.compile.candidates import Binder
@@ -100,6 +100,11 @@ class AttentionRun(TuningRun):
             for part in self._problem.parts
         }
 
+    @property
+    def _constants(self) -> Mapping[Part, Space]:
+        """The spaces that the search proposes from."""
+        return self._spaces
+
     @cached_property
     def _defaults(self) -> dict[Point, Config]:
         """The engine's default constants at each point."""
@@ -119,7 +124,7 @@ class AttentionRun(TuningRun):
         return BucketedStrategy(search, self._buckets, self._defaults)
 
     def _seeds(self, point: Point) -> list[Config]:
-        space = self._spaces[point.part]
+        space = self._constants[point.part]
         return [space.nearest(seed) for seed in (self._defaults[point], *SEEDS)]
 
     def _worthwhile(self) -> Strategy:
@@ -127,7 +132,7 @@ class AttentionRun(TuningRun):
         rest never won by more than the model's error.
         """
         everything = self.request.effort is Effort.EXHAUSTIVE
-        return self._listed(lambda config: everything or _worth_compiling(config))
+        return self._listed(lambda config: everything or worth_compiling(config))
 
     def _listed(self, wanted: Callable[[Config], bool]) -> Strategy:
         return FixedStrategy(
@@ -141,18 +146,22 @@ class AttentionRun(TuningRun):
 
     @cached_property
     def _budget(self) -> Budget:
-        size = max(len(space) for space in self._spaces.values())
+        size = max(len(space) for space in self._constants.values())
         return budget_for(self.request.effort, len(self._buckets), size)
 
     def _plan(self) -> Plan:
-        predicted = self.request.source.kind is MeasureKind.PREDICT
-        # A predicted choice must be clearly faster overall, and at no point slower.
-        noise, slack = (CLEAR_GAIN, 0.0) if predicted else (NOISE[self.request.source.kind], None)
         return Plan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._defaults.items()},
-            chooser=AttentionChooser(self._buckets, self._defaults, noise, slack),
+            chooser=AttentionChooser(self._buckets, self._defaults, *self._margins),
         )
+
+    @property
+    def _margins(self) -> tuple[float, float | None]:
+        """The gain that counts, and the slowdown at one point that is allowed (None: the same)."""
+        if self.request.source.kind is MeasureKind.PREDICT:
+            return CLEAR_GAIN, 0.0  # clearly faster overall, and at no point slower
+        return NOISE[self.request.source.kind], None
 
     def _check_request(self) -> None:
         if self.request.source.routing is not None:
@@ -167,7 +176,8 @@ def _cells(entry: Entry) -> tuple[object, ...]:
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, constants
 
 
-def _worth_compiling(config: Config) -> bool:
+def worth_compiling(config: Config) -> bool:
+    """Whether a prediction tries these constants."""
     if config.get("BLOCK_N", 32) < 32:
         return False
     return "BLOCK_M" not in config or (config["num_warps"] >= 4 and config["num_stages"] <= 3)

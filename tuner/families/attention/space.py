@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from tuner.devices.table import Device
 from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.splits import BOTH, KV_SPLITS, MAX_KV_SPLITS, MOST
 from tuner.problems.points import Config
 from tuner.problems.triton import TRITON_DEFAULTS
 from tuner.tuning.space import Rule, Space
@@ -28,6 +29,7 @@ _ALONE: Mapping[str, tuple[int, ...]] = {
     "num_stages": (1, 2, 3, 4),
 }
 _REDUCE: Mapping[str, tuple[int, ...]] = {"num_warps": (1, 2, 4, 8)}
+_SPLITS = tuple(1 << n for n in range(MOST.bit_length()))
 LEAST_H = 16  # the fewest rows of a tensor core's product
 ELEMENT_BYTES = 2
 
@@ -35,8 +37,11 @@ ELEMENT_BYTES = 2
 def attention_space(
     problem: Attention, device: Device, stage: Stage, takes: Collection[str]
 ) -> Space:
-    """The space of one stage. `takes`: the constants that the engine's kernel has."""
+    """The space of one stage. `takes`: the constants that the engine's kernel has, and the numbers
+    of KV splits where these are choices too.
+    """
     axes = {name: values for name, values in _axes(problem, stage).items() if name in takes}
+    axes |= {name: _SPLITS for name in BOTH if name in takes}
     return Space(
         axes,
         tuple(_rules(problem, device, stage)),
@@ -84,6 +89,12 @@ def _rules(problem: Attention, device: Device, stage: Stage) -> Iterator[Rule]:
             "at most 256 accumulators a thread",
             "a thread has 255 registers",
             lambda c: c["BLOCK_H"] * columns <= 256 * warp * c["num_warps"],
+        )
+    if stage in (Stage.DECODE, Stage.REDUCE):
+        yield Rule(
+            "no sequence has more parts than the launch has room for",
+            "the kernels would leave out the others",
+            lambda c: c.get(KV_SPLITS, 0) <= c.get(MAX_KV_SPLITS, 0),
         )
     if stage is not Stage.REDUCE:
         yield Rule(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from tuner.families.attention.joint.tuning import JointRun
+from tuner.families.attention.problem import Attention
 from tuner.families.attention.run import AttentionRun
 from tuner.tuning.run import Request, TuningRun
 
 
 def open_run(request: Request) -> TuningRun:
     """The run of a request. Raises BadInput for a request that cannot be tuned."""
-    return AttentionRun(request)
+    assert isinstance(request.problem, Attention)  # the registry opened this run
+    return JointRun(request) if request.problem.chooses_splits else AttentionRun(request)

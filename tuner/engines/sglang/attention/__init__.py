@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from tuner.devices.target import CUDA
 from tuner.engines.sglang.attention.binding import SGLangAttentionKernels, lift_attention
 from tuner.engines.sglang.attention.delivery import AttentionDelivery
-from tuner.engines.sglang.attention.kv_splits import engine_kv_splits
+from tuner.engines.sglang.attention.kv_splits import engine_kv_splits, takes_kv_splits
 from tuner.engines.sglang.attention.serving import serving_notes
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import file_name
 from tuner.families.attention.problem import Attention
 
-__all__ = ["engine_kv_splits", "open_delivery", "open_family", "serving_notes"]
+__all__ = ["open_delivery", "open_family", "serving_notes", "takes_kv_splits"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class SGLangAttention:
 
     def file_name(self, problem: Attention, device_name: str) -> str:
         return file_name(problem, device_name)
+
+    def most_splits(self, problem: Attention, sm_count: int) -> int:
+        """See `engine_kv_splits`, for a server without flags and with a long context."""
+        return engine_kv_splits(
+            latent=problem.shares_kv, engine_version=self.engine.version, sm_count=sm_count
+        )
+
+    @property
+    def takes_splits(self) -> bool:
+        return self.engine.loads_plugins()
 
 
 def open_family(engine: SGLang) -> SGLangAttention:

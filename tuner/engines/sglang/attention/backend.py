@@ -83,8 +83,8 @@ def launcher_arguments(
     return {
         **common,
         **decode_tensors(problem, point, takes, indices),
-        **({"num_kv_splits": problem.kv_splits} if one_number else {}),
-        "max_kv_splits": problem.kv_splits,
+        **({"num_kv_splits": problem.most_splits} if one_number else {}),
+        "max_kv_splits": problem.most_splits,
         "has_mla": problem.shares_kv,
         "use_pdl": architecture(target).has_pdl,  # is_arch_support_pdl()
     }
@@ -109,7 +109,7 @@ def decode_tensors(
     problem: Attention, point: Point, takes: tuple[str, ...], indices: Indices
 ) -> dict[str, TensorSpec]:
     """One query per sequence, the cache, and the splits' results, by the launcher's names."""
-    batch, heads, splits = point.batch_size, problem.q_heads, problem.kv_splits
+    batch, heads, splits = point.batch_size, problem.q_heads, problem.most_splits
     kind = ELEMENT[problem.dtype]
     # sglang 0.4.4 stores a split's log-sum-exp after its values.
     columns = problem.Lv + ("attn_lse" not in takes)

@@ -106,7 +106,7 @@ class SGLangAttentionKernels:
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
         stage = _stage(point)
-        plain = point.batch_size, problem.q_heads, problem.kv_splits
+        plain = point.batch_size, problem.q_heads, problem.most_splits
         sizes = launch.grid if stage is Stage.REDUCE else plain
         rule = partial(
             grid_rule, stage, sizes, longest=point.new_tokens, q_heads=plain[1], group=problem.group

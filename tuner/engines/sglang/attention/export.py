@@ -14,6 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tuner.engines.sglang.attention.splits_table import (
+    Rows,
+    at_launch,
+    kv_splits_of,
+    splits_fields,
+    splits_table,
+)
 from tuner.engines.sglang.plugin.files import (
     FOLDER,
     AttentionEntry,
@@ -23,6 +30,7 @@ from tuner.engines.sglang.plugin.files import (
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.families.attention.problem import Attention, BucketKey, bucket_of
+from tuner.families.attention.splits import constants_of
 from tuner.problems.points import Config
 from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
@@ -74,6 +82,7 @@ class AttentionFileExport:
                 "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
                 **{k: points[0][k] for k in ("environment", "published_at")},
                 "config": entry["config"],
+                **kv_splits_of(points),
             }
 
     def with_flags(self, flags: Mapping[str, int | str]) -> AttentionFileExport:
@@ -135,13 +144,12 @@ def _plan(winners: list[Winner], root: Path) -> AttentionFileExport:
     buckets: dict[BucketKey, list[Winner]] = {}
     for winner in current:
         buckets.setdefault(bucket_of(winner.entry.point), []).append(winner)
-    rows = {bucket: _bucket_row(bucket, group) for bucket, group in buckets.items()}
-    for bucket, row in _measured_earlier(path, empty).items():
-        if bucket not in rows or not _is_measured(rows[bucket]):
-            rows[bucket] = row
+    new = {bucket: _bucket_row(bucket, group) for bucket, group in buckets.items()}
+    rows = _with_earlier(new, _measured_earlier(path, empty), empty.problem)
     parts = empty.problem.parts
     ordered = sorted(rows, key=lambda bucket: (parts.index(bucket[0]), *bucket[1:]))
-    file = replace(empty, entries=tuple(_entry(b, rows[b]) for b in ordered))
+    entries = tuple(_entry(bucket, rows[bucket]) for bucket in ordered)
+    file = replace(empty, entries=entries, splits=splits_table(empty.problem, rows))
     provenance = {
         **sidecar_fields(path.name, file.text()),
         "problem": file.problem.spec(),
@@ -176,12 +184,16 @@ def _bucket_row(bucket: BucketKey, winners: Sequence[Winner]) -> dict[str, Any]:
     first = winners[0].entry
     shared = [w.entry.compiled.shared_bytes for w in winners]
     points = [
-        {"cached_tokens": w.entry.point.cached_tokens, **provenance_row(w)}
+        {
+            "cached_tokens": w.entry.point.cached_tokens,
+            **splits_fields(w.entry.config),
+            **provenance_row(w),
+        }
         for w in sorted(winners, key=lambda w: w.entry.point)
     ]
     return {
         **_bucket_fields(bucket),
-        "config": dict(first.config),
+        "config": dict(constants_of(first.config)),
         "status": _bucket_status(winners).value,
         "shared_bytes": max((n for n in shared if n is not None), default=None),
         "points": points,
@@ -193,7 +205,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
     entries = [winner.entry for winner in winners]
     first = entries[0]
     for other in entries[1:]:
-        if other.config != first.config:
+        if at_launch(other.config) != at_launch(first.config):
             if all(_is_default(entry) for entry in entries):
                 return Status.INCUMBENT  # keep the engine's own constants, which differ here
             raise ExportRefused(
@@ -217,6 +229,25 @@ def _is_measured(row: Mapping[str, Any]) -> bool:
     return all(point["status"] == Status.OK.value for point in row["points"])
 
 
+def _with_earlier(rows: Rows, earlier: Rows, problem: Attention) -> Rows:
+    """The rows, with earlier measured ones where there is none now, or a predicted one.
+
+    Rows that share their splits were chosen together, so they are replaced together.
+    """
+
+    def group(bucket: BucketKey) -> tuple[object, ...]:
+        return bucket[1:] if problem.chooses_splits else bucket
+
+    together = len(problem.parts) if problem.chooses_splits else 1
+    kept = dict(rows)
+    for key in {group(bucket) for bucket in earlier}:
+        old = {bucket: row for bucket, row in earlier.items() if group(bucket) == key}
+        new = {bucket: row for bucket, row in rows.items() if group(bucket) == key}
+        if len(old) == together and not (new and all(map(_is_measured, new.values()))):
+            kept = {**{b: row for b, row in kept.items() if b not in new}, **old}
+    return kept
+
+
 def _entry(bucket: BucketKey, row: Mapping[str, Any]) -> AttentionEntry:
     config, status = Config(row["config"]), Status(row["status"])
     return AttentionEntry(*bucket, config, status, row["shared_bytes"])
@@ -227,7 +258,7 @@ def _sidecar(path: Path) -> Path:
     return root / PROVENANCE / FOLDER / folder / path.name
 
 
-def _measured_earlier(path: Path, new: AttentionFile) -> dict[BucketKey, dict[str, Any]]:
+def _measured_earlier(path: Path, new: AttentionFile) -> Rows:
     """The measured rows of an existing file, if it is ours and has the same kernels."""
     provenance = read_sidecar(path, _sidecar(path)) or {}
     try:
@@ -236,7 +267,9 @@ def _measured_earlier(path: Path, new: AttentionFile) -> dict[BucketKey, dict[st
         rows = [(e, told[e.part.value, e.batch_size, e.new_tokens]) for e in old.entries]
         # Servers read the file, so rows in which the sidecar contradicts it are dropped.
         believed = {e.bucket: row for e, row in rows if _entry(e.bucket, row) == e}
+        if old.splits != splits_table(old.problem, believed):
+            return {}
         kept = {bucket: row for bucket, row in believed.items() if _is_measured(row)}
-    except (MalformedConfigFile, ValueError, KeyError, TypeError):
+    except (MalformedConfigFile, ExportRefused, ValueError, KeyError, TypeError):
         return {}
-    return kept if replace(old, entries=(), server_flags={}) == new else {}
+    return kept if replace(old, entries=(), server_flags={}, splits=None) == new else {}

@@ -1,6 +1,7 @@
 """The number of KV splits: how many parts sglang splits a sequence's cache into at decode, at most.
 
-A server flag sets it (`KV_SPLITS_FLAG`, 8 by default). Releases from 0.5.12 on raise it for latent
+A server flag sets it (`KV_SPLITS_FLAG`, 8 by default), unless the plugin gives the server a table
+(`plugin/splits.py`). Releases from 0.5.12 on raise it for latent
 attention, because a single key head gives the GPU too few blocks. The new number is the GPU's
 processors, or the context's parts of 32 tokens if these are fewer, each rounded up to a power of
 two. Source: `_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16
@@ -14,6 +15,7 @@ from tuner.families.attention.problem import ENGINE_KV_SPLITS
 
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 LATENT_SINCE = (0, 5, 12)
+PLUGINS_SINCE = (0, 5, 12)  # of the releases that were examined, the first one with plugins
 _PART = 32  # tokens
 
 
@@ -39,6 +41,14 @@ def engine_kv_splits(
     if context_length:
         most = min(most, _power_of_two(-(-context_length // _PART)))
     return max(asked, most)
+
+
+def takes_kv_splits(engine_version: str | None) -> bool:
+    """Whether the plugin can give a release other numbers of splits. None: the newest release.
+
+    Raises BadProblem for text that is not a version.
+    """
+    return engine_version is None or release_of(engine_version) >= PLUGINS_SINCE
 
 
 def _power_of_two(n: int) -> int:

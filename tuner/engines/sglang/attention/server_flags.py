@@ -1,6 +1,6 @@
-"""Advice on the server flag for exported decode files: the number of KV splits.
+"""Advice on the server flag for exported decode files without a table of KV splits.
 
-The number is fixed when a server starts, and a decode file holds for one number: a server ignores
+Such a file holds for one number of splits, which is fixed when a server starts: a server ignores
 the files for other numbers. If several were measured, the best one is known, but only the operator
 can set it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
-from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention
 from tuner.problems.results import Status
 
 # Each number is measured in a separate run, so a smaller gain over the default does not count.
@@ -45,11 +45,11 @@ def advised_flags(files: Sequence[AttentionFileExport]) -> list[KvSplitsAdvice]:
     """Advice for each decode problem that has files for other splits than the default."""
     alike: dict[tuple[Attention, str], list[AttentionFileExport]] = {}
     for file in files:
-        # The engine ignores the flag for latent attention.
-        if file.problem.phase is Phase.DECODE and not file.problem.shares_kv:
+        # The engine ignores the flag for latent attention, and a table of splits needs none.
+        if file.problem.kv_splits and not file.problem.shares_kv:
             alike.setdefault((replace(file.problem, kv_splits=1), file.triton), []).append(file)
     return [
-        _advice(sorted(group, key=lambda file: file.problem.kv_splits))
+        _advice(sorted(group, key=_splits))
         for group in alike.values()
         if any(file.problem.kv_splits != ENGINE_KV_SPLITS for file in group)
     ]
@@ -61,8 +61,12 @@ def with_advised_flags(files: Sequence[AttentionFileExport]) -> list[AttentionFi
     return [file.with_flags(flags.get((file.problem, file.triton), {})) for file in files]
 
 
+def _splits(file: AttentionFileExport) -> int:
+    return file.problem.most_splits
+
+
 def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
-    files = {file.problem.kv_splits: file for file in group}
+    files = {_splits(file): file for file in group}
     if len(files) == 1:
         return _advise(group[0], "no other number of splits was tuned")
     *some, last = files
@@ -84,7 +88,7 @@ def _advice(group: Sequence[AttentionFileExport]) -> KvSplitsAdvice:
 
 
 def _advise(file: AttentionFileExport, reason: str) -> KvSplitsAdvice:
-    flags: dict[str, int | str] = {KV_SPLITS_FLAG: file.problem.kv_splits}
+    flags: dict[str, int | str] = {KV_SPLITS_FLAG: _splits(file)}
     return KvSplitsAdvice(file.problem, file.triton, flags, reason)
 
 

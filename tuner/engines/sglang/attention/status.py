@@ -25,6 +25,7 @@ from tuner.engines.sglang.plugin.files import (
     find_attention_files,
 )
 from tuner.engines.sglang.plugin.kernels import KERNELS
+from tuner.engines.sglang.plugin.splits import SplitsTable
 from tuner.engines.sglang.presence import (
     checked_root,
     file_json,
@@ -98,6 +99,8 @@ class AttentionStatus:
             return name, entries, "refused", why
         other = _file_flags(check, self.engine).items() - self.flags.items()
         notes = [f"with {_command_line(dict(other))}"] if other else []
+        if check.file and check.file.splits:
+            notes.append(_chosen(check.file.splits))
         notes += [f"waits for {', '.join(check.waits)}"] if check.waits else []
         return name, entries, "used", "; ".join(notes)
 
@@ -159,12 +162,17 @@ def _checks(
     # A server has one number of splits, so it uses one of the files that differ only in it: the
     # file that asks for a server flag, else the file for the default number.
     for file in sorted(files, key=_advised_first):
-        advised.setdefault(_any_splits(file.problem), file.problem.kv_splits)
+        if file.problem.kv_splits:
+            advised.setdefault(_any_splits(file.problem), file.problem.kv_splits)
     return [check_file(path, facts) for path in paths]
 
 
 def _advised_first(file: AttentionFile) -> tuple[bool, bool]:
     return KV_SPLITS_FLAG not in file.server_flags, file.problem.kv_splits != ENGINE_KV_SPLITS
+
+
+def _chosen(splits: SplitsTable) -> str:
+    return f"chooses up to {splits.most} KV splits" if splits.most else "keeps sglang's KV splits"
 
 
 def _any_splits(problem: Attention) -> Attention:
@@ -213,9 +221,9 @@ def _file_flags(check: FileCheck[AttentionFile], engine: Engine) -> dict[str, in
     """The flags that a server needs to use one file."""
     assert check.file is not None
     problem, flags = check.file.problem, {BACKEND_FLAG: "triton"}
-    told = problem.phase is Phase.DECODE and not _latent(problem, engine)
-    if told and problem.kv_splits != ENGINE_KV_SPLITS:
-        return {**flags, KV_SPLITS_FLAG: problem.kv_splits, **check.file.server_flags}
+    splits = problem.kv_splits
+    if splits and splits != ENGINE_KV_SPLITS and not _latent(problem, engine):
+        return {**flags, KV_SPLITS_FLAG: splits, **check.file.server_flags}
     return {**flags, **check.file.server_flags}
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from tuner.engines.sglang.plugin.chosen_splits import Backend, choose_splits
 from tuner.engines.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file
 from tuner.engines.sglang.plugin.files import AttentionFile, find_attention_files
 from tuner.engines.sglang.plugin.hooks import guarded, hook_registry, register_hook, runtime_facts
@@ -31,13 +32,6 @@ BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__
 log = logging.getLogger("tuner.plugin")
 
 
-class Backend(Protocol):
-    """The attributes of the engine's TritonAttnBackend that are used here."""
-
-    max_kv_splits: int
-    enable_deterministic: bool
-
-
 @dataclass
 class _State:
     """The hooks of this process."""
@@ -46,6 +40,8 @@ class _State:
     kernels: list[TunedLaunches] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     kv_splits: frozenset[int] = frozenset()  # of the backends built so far
+    files: list[AttentionFile] = field(default_factory=list)  # in use
+    said: set[str] = field(default_factory=set)  # lines that are logged once
 
 
 _state = _State()
@@ -60,6 +56,7 @@ def hook_backend(root: Path) -> None:
         guarded("attention", hook_kernels)
         build(backend, *args, **kwargs)
         guarded("attention", lambda: _use_for(backend, root))
+        guarded("attention", lambda: _choose_splits(backend, *args, **kwargs))
 
     register_hook(BACKEND, around)
 
@@ -136,6 +133,21 @@ def _use_for(backend: Backend, root: Path) -> None:
     log.info("%s", _use(root, splits))
 
 
+def _choose_splits(backend: Backend, runner: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+    said = choose_splits(backend, runner, _state.files, _kv_splits_flag(runner))
+    if said and said not in _state.said:
+        _state.said.add(said)
+        log.info("tuner attention: KV splits of %s", said)
+
+
+def _kv_splits_flag(runner: Any) -> int:  # noqa: ANN401  # the engine's
+    """The server's --triton-attention-num-kv-splits."""
+    module = import_module(BACKEND.rpartition(".Triton")[0])
+    # Later releases keep their settings in a context, and not in the runner.
+    settings = module.get_exec().kernel if hasattr(module, "get_exec") else runner.server_args
+    return int(settings.triton_attention_num_kv_splits)
+
+
 def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
     facts = _runtime_facts(kv_splits)
     checks = [check_file(path, facts) for path in find_attention_files(root)]
@@ -143,6 +155,7 @@ def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
         if check.file is None:
             log.warning("tuner attention: %s", check)
     files = [check.file for check in checks if check.used and check.file]
+    _state.files = files
     for launches in _state.kernels:
         launches.use(files)
     return _line(checks if _state.kernels else [], _state.troubles)

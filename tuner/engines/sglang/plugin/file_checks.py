@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from tuner.engines.sglang.plugin.files import AttentionFile, read_attention_file, title
 from tuner.engines.sglang.plugin.gemm_files import GemmFile, read_gemm_file
 from tuner.errors import MalformedConfigFile, TunerError
-from tuner.families.attention.problem import Attention, Phase
+from tuner.families.attention.problem import Attention
 from tuner.families.dense_gemm.problem import DenseGemm
 
 __all__ = ["FileCheck", "RuntimeFacts", "ServerFile", "check_file", "check_gemm_file", "title"]
@@ -136,7 +136,7 @@ def _other_kernels(file: ServerFile, facts: RuntimeFacts) -> str:
 
 
 def _other_splits(file: AttentionFile, facts: RuntimeFacts) -> str:
-    splits = facts.kv_splits(file.problem) if file.problem.phase is Phase.DECODE else None
+    splits = facts.kv_splits(file.problem) if file.problem.kv_splits else None
     if splits is None or file.problem.kv_splits in splits:
         return ""
     launched = " or ".join(map(str, sorted(splits)))

@@ -15,6 +15,7 @@ from typing import Any
 
 from tuner.engines.sglang.plugin.json_fields import (
     FORMAT,
+    SPLITS_FORMAT,
     STATUSES,
     choice_field,
     parse_fields,
@@ -23,8 +24,9 @@ from tuner.engines.sglang.plugin.json_fields import (
     whole_field,
 )
 from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS
+from tuner.engines.sglang.plugin.splits import SplitsTable, read_splits
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
-from tuner.families.attention.problem import Attention, BucketKey, Phase, Stage
+from tuner.families.attention.problem import Attention, BucketKey, Stage
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
@@ -66,11 +68,12 @@ class AttentionFile:
     kernel_hash: str  # of all of the engine's attention kernels, as lifted
     entries: tuple[AttentionEntry, ...]
     server_flags: Mapping[str, int | str]  # a server needs these flags to use the entries
+    splits: SplitsTable | None = None  # of a decode problem that chooses its splits
 
     def text(self) -> str:
         """The file's JSON; `read_attention_file` reads it back."""
-        fields = {
-            "format": FORMAT,
+        fields: dict[str, Any] = {
+            "format": SPLITS_FORMAT if self.splits else FORMAT,
             "problem": self.problem.spec(),
             "device": self.device,
             "engine": self.engine,
@@ -80,6 +83,8 @@ class AttentionFile:
             "entries": [_entry_fields(entry) for entry in self.entries],
             "server_flags": dict(self.server_flags),
         }
+        if self.splits:
+            fields["kv_splits"] = self.splits.as_json()
         return json.dumps(fields, indent=2) + "\n"
 
     @property
@@ -121,7 +126,7 @@ def title(problem: Attention) -> str:
     text = f"{problem.phase.value} {problem.q_heads}/{problem.kv_heads} {problem.Lq}/{problem.Lv}"
     words = [text, problem.dtype.value]
     words += [f"pages of {problem.page_size}"] if problem.page_size > 1 else []
-    words += [f"{problem.kv_splits} splits"] if problem.phase is Phase.DECODE else []
+    words += [f"{problem.kv_splits} splits"] if problem.kv_splits else []
     words += [f"window {problem.window}"] if problem.window else []
     words += ["sinks"] if problem.sinks else []
     words += [f"logit cap {problem.logit_cap:g}"] if problem.logit_cap else []
@@ -149,7 +154,7 @@ def read_attention_file(path: Path) -> AttentionFile:
     """Read a file. Raises MalformedConfigFile, which names the file and the fault."""
     data = read_data(path, "attention file")
     try:
-        return _file(parse_fields(data))
+        return _file(parse_fields(data, (FORMAT, SPLITS_FORMAT)))
     except (MalformedConfigFile, BadProblem) as error:
         raise MalformedConfigFile(f"{path}: {error}") from None
 
@@ -176,12 +181,32 @@ def _file(fields: dict[str, Any]) -> AttentionFile:
     if len({entry.bucket for entry in entries}) < len(entries):
         raise MalformedConfigFile("two entries are for the same part and size")
     names = ("device", "engine", "engine_version", "triton", "kernel_hash")
+    splits = _splits(problem, fields, entries)
     return AttentionFile(
         problem,
         **{name: text_field(fields, name) for name in names},
         entries=entries,
         server_flags=_flags(fields.get("server_flags", {})),
+        splits=splits,
     )
+
+
+def _splits(
+    problem: Attention, fields: dict[str, Any], entries: tuple[AttentionEntry, ...]
+) -> SplitsTable | None:
+    """The table, which a file in its format must have. Raises MalformedConfigFile."""
+    if fields["format"] == FORMAT:
+        # The first format wrote the number of splits into the problem's name.
+        if problem.chooses_splits:
+            raise MalformedConfigFile(f"{problem.spec()} needs a table of KV splits")
+        return None
+    if not problem.chooses_splits:
+        raise MalformedConfigFile(f"{problem.spec()} has no table of KV splits")
+    table = read_splits(fields.get("kv_splits"))
+    sizes = {entry.batch_size for entry in entries}
+    if sizes != {row.batch_size for row in table.rows}:
+        raise MalformedConfigFile("kv_splits and entries are for different batch sizes")
+    return table
 
 
 def _entry(problem: Attention, number: int, row: object) -> AttentionEntry:

@@ -15,6 +15,7 @@ from tuner.limited_file import read_limited
 from tuner.problems.results import Status
 
 FORMAT = 1
+SPLITS_FORMAT = 2  # of a decode file with a table of KV splits, which older versions must not use
 STATUSES = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
 
 _MAX_BYTES = 1 << 20
@@ -26,7 +27,7 @@ def read_data(path: Path, what: str) -> bytes:
     return read_limited(path, _MAX_BYTES, what, MalformedConfigFile)
 
 
-def parse_fields(data: bytes) -> dict[str, Any]:
+def parse_fields(data: bytes, formats: tuple[int, ...] = (FORMAT,)) -> dict[str, Any]:
     """The fields of a file in a known format. Raises MalformedConfigFile without the path."""
     try:
         tree = json.loads(data.decode())
@@ -34,9 +35,11 @@ def parse_fields(data: bytes) -> dict[str, Any]:
         raise MalformedConfigFile(f"not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise MalformedConfigFile("must be an object")
-    if tree.get("format") != FORMAT:
+    found = tree.get("format")
+    if isinstance(found, bool) or found not in formats:
+        known = " and ".join(map(str, formats))
         raise MalformedConfigFile(
-            f"its format is {tree.get('format')!r}; this version of the tuner reads {FORMAT}"
+            f"its format is {found!r}; this version of the tuner reads {known}"
         )
     return tree
 

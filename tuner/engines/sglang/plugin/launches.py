@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -47,6 +48,25 @@ class _Longest(threading.local):
 
 
 longest = _Longest()
+
+
+class _Room(threading.local):
+    """The splits that a decode file made room for in the launcher that this thread is running."""
+
+    splits: int = 0
+
+
+_room = _Room()
+
+
+@contextmanager
+def decode_room(splits: int) -> Iterator[None]:
+    """Launches within were given their splits by a file's table, with room for so many."""
+    _room.splits = splits
+    try:
+        yield
+    finally:
+        _room.splits = 0
 
 
 def note_longest(launcher: Run, name: str) -> Run:
@@ -107,7 +127,7 @@ class TunedLaunches:
             # There are many arguments: to stay cheap, read few of them and copy them only once.
             try:
                 read = self._readers[len(args), len(kwargs)]
-                key = grid, longest.tokens, read(args, kwargs)
+                key = grid, longest.tokens, _room.splits, read(args, kwargs)
                 change = self._decided[key]
             except Exception:  # not decided yet, or an unsupported launch
                 key, change = self._decide(grid, args, kwargs)
@@ -138,7 +158,7 @@ class TunedLaunches:
             arranged = len(args), len(kwargs)
             if arranged not in self._readers:
                 self._readers[arranged] = self._reader(args, kwargs)
-            key = grid, longest.tokens, self._readers[arranged](args, kwargs)
+            key = grid, longest.tokens, _room.splits, self._readers[arranged](args, kwargs)
             self._decided[key] = None
             change = self._change(grid, args, kwargs)
             self._decided[key] = change
@@ -161,7 +181,7 @@ class TunedLaunches:
 
     def _change(self, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Change | None:
         launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-        found = launch_key(self.kernel, launch, grid)
+        found = launch_key(self.kernel, launch, grid, _room.splits)
         file = self._files.get(found) if found else None
         if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
             return None
@@ -183,12 +203,22 @@ class TunedLaunches:
 
         The first launch is part of a server's warm-up; users wait for the later ones.
         """
-        for config in file.configs(self.kernel.stage):
-            changed = {**kwargs, **self._constants(config)}
+        for constants in self._variants(file):
+            changed = {**kwargs, **constants}
             try:
                 self.jitted.run(*args, grid=grid, warmup=True, **changed)
             except Exception:  # the launch will report it again
-                log.debug("tuner attention: %s did not compile", config, exc_info=True)
+                log.debug("tuner attention: %s did not compile", constants, exc_info=True)
+
+    def _variants(self, file: AttentionFile) -> list[dict[str, int]]:
+        """The constants that launches of the file's problem may have."""
+        if file.splits is None or self.kernel.stage is not Stage.REDUCE:
+            return [self._constants(config) for config in file.configs(self.kernel.stage)]
+        return [  # the second kernel's loop has a constant number of turns
+            {**self._constants(entry.config), "MAX_KV_SPLITS": row.room}
+            for entry in file.entries
+            if entry.part is Stage.REDUCE and not (row := file.splits.row(entry.batch_size)).engines
+        ]
 
     def _constants(self, config: Config) -> dict[str, int]:
         constants = {name: bool(v) if name in FLAGS else v for name, v in config.items()}

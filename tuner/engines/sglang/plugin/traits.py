@@ -31,8 +31,13 @@ def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> 
     return *shape, p.kv_splits, p.shares_kv and kernel is GROUPED
 
 
-def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKey | None:
-    """The `problem_key` of a launch's problem; None if the launch uses an unsupported option."""
+def launch_key(
+    kernel: KernelSignature, launch: Launch, grid: Grid, room: int = 0
+) -> ProblemKey | None:
+    """The `problem_key` of a launch's problem; None if the launch uses an unsupported option.
+
+    `room`: the launch has room for so many chosen splits; 0: the engine chose its splits.
+    """
     if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
         return None
     dtypes = {str(launch[name].dtype).removeprefix("torch.") for name in kernel.tensors}
@@ -40,7 +45,7 @@ def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKe
         return None
     dtype = dtypes.pop()
     if kernel is REDUCE:
-        splits, sinks = launch["MAX_KV_SPLITS"], bool(launch["HAS_SINK"])
+        splits, sinks = _splits(launch["MAX_KV_SPLITS"], room), bool(launch["HAS_SINK"])
         return grid[1], launch["Lv"], dtype, splits, sinks
     q_heads = launch["q_head_num"] if kernel is GROUPED else grid[1]
     heads = q_heads, q_heads // launch["kv_group_num"]
@@ -49,10 +54,15 @@ def launch_key(kernel: KernelSignature, launch: Launch, grid: Grid) -> ProblemKe
     columns = launch["Lq" if kernel is EXTEND else "Lk"], launch["Lv"]
     shape = *heads, *columns, dtype, launch.get("PAGE_SIZE", 1), launch["logit_cap"]
     if kernel is not EXTEND:
-        return *shape, grid[2], kernel is GROUPED and bool(launch["HAS_MLA"])
+        return *shape, _splits(grid[2], room), kernel is GROUPED and bool(launch["HAS_MLA"])
     if launch.get("BLOCK_N_PREFIX", launch["BLOCK_N"]) != launch["BLOCK_N"]:
         return None
     return *shape, max(0, launch["SLIDING_WINDOW_SIZE"]), bool(launch["HAS_SINK"])
+
+
+def _splits(launched: int, room: int) -> int | None:
+    """A problem's `kv_splits`: None where they are chosen."""
+    return None if room == launched else launched
 
 
 def tuned_grid(

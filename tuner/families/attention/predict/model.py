@@ -19,6 +19,8 @@ from tuner.families.attention.predict.tiles import (
     split_lengths,
 )
 from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.splits import BOTH
+from tuner.families.attention.splits import launched as launched_problem
 from tuner.problems.points import Config, Point
 
 
@@ -105,9 +107,10 @@ class AttentionModel:
         """The blocks of the reduction, with splits as tiles, and clocks until the last is done."""
         c, problem, cores = self._constants, self._problem, self._device.sm_count
         lengths = self._lengths(point)
-        each = split_lengths(problem, lengths, cores)
+        each = split_lengths(problem, config, lengths, cores)
         full = [-(-n // length) for n, length in zip(lengths.cached, each, strict=True)]
-        tiles = tuple(Tiles(cached=n, skipped=problem.kv_splits - n) for n in full)
+        room = launched_problem(problem, config)[0].most_splits
+        tiles = tuple(Tiles(cached=n, skipped=room - n) for n in full)
         rows = [BlockRow(tiles, problem.q_heads)]
         together = min(resident, math.ceil(count(rows) / cores))
         empty = c.empty_instructions * max(1.0, together * config["num_warps"] / 4)
@@ -160,4 +163,5 @@ class AttentionModel:
 
 def _blocks_alone(config: Config) -> Config:
     """The constants that determine a launch's blocks. The others only affect their time."""
-    return Config({name: n for name, n in config.items() if name.startswith("BLOCK_")})
+    kept = {name: n for name, n in config.items() if name.startswith("BLOCK_") or name in BOTH}
+    return Config(kept)

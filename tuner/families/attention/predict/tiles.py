@@ -10,8 +10,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.families.attention.lengths import Lengths, kv_splits
+from tuner.families.attention.lengths import Lengths
 from tuner.families.attention.problem import Attention, Stage
+from tuner.families.attention.splits import parts_of
 from tuner.problems.points import Config, Point
 
 MIN_SPLIT = 32  # tokens; a split's length is a multiple of it (`_MIN_BLOCK_KV`)
@@ -97,7 +98,7 @@ def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int)
     keys, heads = config["BLOCK_N"], problem.q_heads
     if problem.group > 1:
         heads = -(-heads // min(config["BLOCK_H"], problem.group))
-    each = split_lengths(problem, lengths, sm_count)
+    each = split_lengths(problem, config, lengths, sm_count)
     most = max(-(-n // length) for n, length in zip(lengths.cached, each, strict=True))
     return [
         BlockRow(
@@ -112,9 +113,9 @@ def _decode(problem: Attention, config: Config, lengths: Lengths, sm_count: int)
     ]
 
 
-def split_lengths(problem: Attention, lengths: Lengths, sm_count: int) -> list[int]:
+def split_lengths(problem: Attention, config: Config, lengths: Lengths, sm_count: int) -> list[int]:
     """Cached tokens per split, for each sequence. A sequence's last split may have fewer."""
-    splits = kv_splits(lengths.cached, problem, sm_count)
+    splits = parts_of(problem, config, lengths, sm_count)
     return [
         max(1, -(-cached // (parts * MIN_SPLIT))) * MIN_SPLIT
         for cached, parts in zip(lengths.cached, splits, strict=True)

@@ -1,0 +1,167 @@
+"""KV splits of a file's table in the Triton attention backend of real sglang versions.
+
+Each run is a process of its own (`decode_scheduler.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_plugin_engines import DEVICE, VERSIONS, attention_file, install, write
+
+from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
+
+PROGRAM = Path(__file__).with_name("decode_scheduler.py")
+PROBLEM = "decode_attention:q_heads=2,kv_heads=1,Lq=32,Lv=32,dtype=float16"
+TABLE = SplitsTable(
+    (
+        SplitsRow(1, 16, ((64, 2), (256, 16))),
+        SplitsRow(3, 8, ((64, 1), (256, 4))),
+        SplitsRow(6, 0, ()),  # the engine's own rule
+    )
+)
+STAGE_1 = {"BLOCK_N": 16, "BLOCK_H": 16, "num_warps": 2, "num_stages": 3}
+ROWS = [
+    (part, n, 1, c)
+    for n in (1, 3, 6)
+    for part, c in (("decode", STAGE_1), ("reduce", {"num_warps": 1}))
+]
+BATCHES = {
+    "one": [300],
+    "one short": [33],
+    "again": [200],
+    "three": [200, 210, 250],
+    "three short": [60, 64, 70],
+    "three ragged": [1, 320, 31],
+    "five": [50, 100, 200, 32, 1],
+}
+
+
+# name -> what differs from a plain server, and the batches
+FEW = {name: BATCHES[name] for name in ("one", "three ragged")}
+SERVERS = {
+    "graphs": {},
+    "eager": {"graph": False},
+    "draft": {"draft": True, "batches": FEW},
+    "draft steps": {"built": {"skip_prefill": True}, "batches": FEW},
+    "static": {"static": True, "batches": FEW},
+    "tile size": {"tile": 256, "batches": FEW},
+    "flag": {"kv_splits": 4, "batches": FEW},
+}
+DOUBTS = {
+    "draft": "a draft model",
+    "draft steps": "a draft model",
+    "static": "SGLANG_TRITON_DECODE_ATTN_STATIC_KV_SPLITS",
+    "tile size": "--triton-attention-split-tile-size",
+}
+
+
+class Served:
+    def __init__(self, folder: Path, log: str) -> None:
+        self.by_server = json.loads((folder / "report.json").read_text())
+        self.lines = [line for line in log.splitlines() if "KV splits of " in line]
+
+
+def serve(folder: Path, version: str, root: Path) -> Served:
+    installed = install(folder)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
+    given = json.dumps({"device": DEVICE, "batches": BATCHES, "servers": SERVERS})
+    done = subprocess.run(
+        [sys.executable, PROGRAM, version, folder, given],
+        env={
+            **inherited,
+            "TUNER_ATTENTION_CONFIG_DIR": str(root),
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": os.pathsep.join([str(installed), inherited.get("PYTHONPATH", "")]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Served(folder, done.stderr)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def without(version, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("without")
+    return serve(folder, version, folder / "empty")
+
+
+@pytest.fixture(scope="module")
+def tuned(version, tmp_path_factory):
+    file = attention_file(version, PROBLEM, ROWS, splits=TABLE)
+    root = write(tmp_path_factory.mktemp("root"), file)
+    return serve(tmp_path_factory.mktemp("with"), version, root)
+
+
+@pytest.mark.parametrize("server", ["graphs", "eager"])
+def test_each_sequence_has_the_files_splits(server, without, tuned):
+    batches = tuned.by_server[server]
+    splits = {name: batch["splits"] for name, batch in batches.items()}
+    assert splits["one"] == [16] and splits["one short"] == [2] and splits["again"] == [16]
+    assert splits["three"] == [4, 4, 4] and splits["three short"] == [1, 1, 1]
+    # The long one makes up most of its batch, so it is split as if it were alone: as far as a
+    # launch of three sequences has room.
+    assert splits["three ragged"] == [1, 8, 1]
+    assert splits["five"] == without.by_server[server]["five"]["splits"]
+
+
+@pytest.mark.parametrize("server", list(SERVERS))
+def test_every_output_is_right(server, without, tuned):
+    for served in (without, tuned):
+        for name, batch in served.by_server[server].items():
+            assert batch["error"] < 3e-3, (name, batch)  # float16's step at 1 is 1e-3
+
+
+@pytest.mark.parametrize("server", ["graphs", "eager"])
+def test_launches_have_room_for_the_table_of_their_number_of_sequences(server, without, tuned):
+    rooms = {1: 16, 3: 8, 5: 8}
+    for name, batch in tuned.by_server[server].items():
+        stage_1, reduce = batch["launches"]
+        sequences = len(BATCHES[name])
+        assert stage_1["grid"] == [sequences, 1, rooms[sequences]]
+        assert reduce["MAX_KV_SPLITS"] == rooms[sequences] >= max(batch["splits"])
+        assert stage_1.items() >= STAGE_1.items()
+        assert reduce["num_warps"] == 1
+        own = without.by_server[server][name]["launches"]
+        assert own[0]["grid"][2] == own[1]["MAX_KV_SPLITS"] == 8
+
+
+@pytest.mark.parametrize(("server", "why"), DOUBTS.items())
+def test_in_doubt_the_engines_own_splits_and_launches_stay(server, why, without, tuned):
+    own, ours = without.by_server[server], tuned.by_server[server]
+    assert own.keys() == ours.keys() == FEW.keys()
+    for name in FEW:
+        assert ours[name] == own[name]
+    said = [
+        line for line in tuned.lines if f"sglang's own KV splits stay, because of {why}" in line
+    ]
+    assert len(said) == 1
+
+
+def test_a_flag_is_the_upper_bound(tuned):
+    batches = tuned.by_server["flag"]
+    assert batches["one"]["splits"] == [4]
+    assert batches["three ragged"]["splits"] == [1, 4, 1]
+    assert {batch["launches"][0]["grid"][2] for batch in batches.values()} == {4}
+
+
+def test_what_is_used_is_logged_once(without, tuned):
+    used = [line for line in tuned.lines if "because of" not in line]
+    assert [line.partition("float16: ")[2].partition(";")[0] for line in used] == [
+        "up to 16 KV splits, sglang's own 8",
+        "up to 4 KV splits, sglang's own 4",
+    ]
+    assert "64 MiB at most" in used[0]
+    assert not without.lines

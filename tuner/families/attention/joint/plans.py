@@ -1,0 +1,148 @@
+"""What decode can run for one number of sequences, and how long that takes.
+
+Inside a CUDA graph the engine knows the number of sequences and nothing more. So the constants of
+both kernels and the room for splits are fixed for it. The number of splits follows the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tuner.families.attention.buckets import Bucket
+from tuner.families.attention.problem import Stage
+from tuner.families.attention.splits import KV_SPLITS, MAX_KV_SPLITS, constants_of, with_splits
+from tuner.problems.points import Candidate, Config, Point
+
+STAGES = (Stage.DECODE, Stage.REDUCE)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The points of one number of sequences: a point of each kernel for each length."""
+
+    stage_1: Bucket
+    reduce: Bucket
+
+    @property
+    def representative(self) -> Point:
+        return self.stage_1.representative
+
+    @property
+    def lengths(self) -> int:
+        """How many lengths there are."""
+        return len(self.stage_1.points)
+
+    def points(self, stage: Stage) -> tuple[Point, ...]:
+        return (self.stage_1 if stage is Stage.DECODE else self.reduce).points
+
+
+def sizes_of(buckets: Sequence[Bucket]) -> list[Sizes]:
+    """The buckets of decode's two kernels, put together."""
+    by_part = {part: [b for b in buckets if b.part is part] for part in STAGES}
+    pairs = zip(by_part[Stage.DECODE], by_part[Stage.REDUCE], strict=True)
+    return [Sizes(stage_1, reduce) for stage_1, reduce in pairs]
+
+
+@dataclass(frozen=True, order=True)
+class Plan:
+    """The configurations of one number of sequences."""
+
+    cost: float  # the weighted mean of the time divided by the engine's, over the lengths
+    room: int
+    splits: tuple[int, ...]  # for each length; 0: as the engine's own rule says
+    constants: tuple[Config, Config]  # of both kernels
+    us: tuple[float, ...]  # of both kernels together, for each length
+
+    def config(self, stage: Stage, length: int) -> Config:
+        """The configuration of a kernel at a length, by the length's position."""
+        return with_splits(self.constants[STAGES.index(stage)], self.splits[length], self.room)
+
+
+class Times:
+    """The known times of one number of sequences."""
+
+    def __init__(
+        self, sizes: Sizes, us: Mapping[Candidate, float], own: Mapping[Point, Config]
+    ) -> None:
+        """`us`: microseconds by candidate; `own`: the engine's configuration of each point."""
+        self._sizes = sizes
+        self._own = own
+        # room -> kernel -> length -> constants -> splits -> microseconds
+        self._us: dict[int, list[list[dict[Config, dict[int, float]]]]] = {}
+        for at, stage in enumerate(STAGES):
+            places = {point: i for i, point in enumerate(sizes.points(stage))}
+            for candidate, time in us.items():
+                if candidate.point in places:
+                    config, length = candidate.config, places[candidate.point]
+                    known = self._length(config[MAX_KV_SPLITS], at, length)
+                    known.setdefault(constants_of(config), {})[config[KV_SPLITS]] = time
+
+    def _length(self, room: int, kernel: int, length: int) -> dict[Config, dict[int, float]]:
+        if room not in self._us:
+            self._us[room] = [[{} for _ in range(self._sizes.lengths)] for _ in STAGES]
+        return self._us[room][kernel][length]
+
+    @cached_property
+    def engines(self) -> Plan | None:
+        """The engine's own rule and constants; None if a time is missing."""
+        own = [[self._own[p] for p in self._sizes.points(stage)] for stage in STAGES]
+        room, constants = own[0][0][MAX_KV_SPLITS], [constants_of(some[0]) for some in own]
+        kernels = self._us.get(room, [[], []])
+        us = []
+        for stage_1, reduce in zip(*kernels, strict=True):
+            times = [
+                some.get(one, {}).get(0)
+                for some, one in zip((stage_1, reduce), constants, strict=True)
+            ]
+            if None in times:
+                return None
+            us.append(sum(time for time in times if time is not None))
+        if not us:
+            return None
+        rule = (0,) * self._sizes.lengths
+        return Plan(1.0, room, rule, (constants[0], constants[1]), tuple(us))
+
+    def plans(self, slack: float = float("inf")) -> list[Plan]:
+        """All plans whose times are known, the fastest first. A plan that is slower than the
+        engine's own at any length by more than `slack` (a share) is left out.
+        """
+        found = (
+            plan
+            for room, kernels in self._us.items()
+            for first in _common(kernels[0])
+            for second in _common(kernels[1])
+            if (plan := self._plan(room, (first, second)))
+        )
+        own = self.engines
+        return sorted(
+            plan
+            for plan in found
+            if own is None
+            or all(us <= most * (1 + slack) for us, most in zip(plan.us, own.us, strict=True))
+        )
+
+    def _plan(self, room: int, constants: tuple[Config, Config]) -> Plan | None:
+        """The plan with the fastest number of splits at each length; None if one has no time."""
+        best = []
+        for stage_1, reduce in zip(*self._us[room], strict=True):
+            first, second = stage_1[constants[0]], reduce[constants[1]]
+            sums = [(first[n] + second[n], n) for n in first.keys() & second.keys() if n]
+            if not sums:
+                return None
+            best.append(min(sums))
+        us = tuple(time for time, _ in best)
+        splits = tuple(n for _, n in best)
+        return Plan(self.cost(us), room, splits, constants, us)
+
+    def cost(self, us: Sequence[float]) -> float:
+        """The weighted mean of the times in units of the engine's own, or in microseconds."""
+        own = self.engines
+        return self._sizes.stage_1.cost(us, own.us if own else [None] * len(us))
+
+
+def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:
+    """The constants that have times at every length."""
+    first, *others = lengths
+    return (config for config in first if all(config in other for other in others))

@@ -1,0 +1,93 @@
+"""The number of parts that decode splits each sequence's cache into, as a choice. No torch.
+
+A configuration of decode has two numbers besides its constants. All sequences of a point have
+KV_SPLITS parts. The launch has room for MAX_KV_SPLITS parts of each sequence: blocks of the first
+kernel, and turns of the second one's loop. Inside a CUDA graph the room is fixed for a number of
+sequences, and only the parts follow the lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tuner.families.attention.lengths import SPLIT_BLOCK_H, Lengths, kv_splits
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Config, Point
+
+KV_SPLITS = "KV_SPLITS"  # 0: as many as the engine's own rule says
+MAX_KV_SPLITS = "MAX_KV_SPLITS"
+BOTH = (KV_SPLITS, MAX_KV_SPLITS)
+
+MOST = 128  # parts of a sequence that are tried
+# A sequence that is much longer than the others in its batch needs more parts than they do. So a
+# launch has room for as many parts as the engine's own, or for this many if that is fewer.
+ROOM_FOR_LONG = 32
+# The memory for the parts' results of one launch, where the engine's own launch needs less.
+ROOM_BYTES = 64 << 20
+PART_TOKENS = 32  # a part's length is a multiple of this
+BLOCKS_PER_SM = 8  # more parts than this gives blocks were never faster
+
+
+def with_splits(constants: Config, splits: int, room: int) -> Config:
+    """The configuration with these constants and numbers."""
+    return constants.replace(**{KV_SPLITS: splits, MAX_KV_SPLITS: room})
+
+
+def constants_of(config: Config) -> Config:
+    """The configuration without its numbers of parts."""
+    return Config({name: value for name, value in config.items() if name not in BOTH})
+
+
+def launched(problem: Attention, config: Config) -> tuple[Attention, Config]:
+    """The problem with the room of a configuration's launch, and the kernels' constants."""
+    if not problem.chooses_splits:
+        return problem, config
+    return problem.with_room(config[MAX_KV_SPLITS]), constants_of(config)
+
+
+def parts_of(problem: Attention, config: Config, lengths: Lengths, cores: int) -> list[int]:
+    """The number of parts of each sequence. `cores`: the device's multiprocessors."""
+    if config.get(KV_SPLITS):
+        return [config[KV_SPLITS]] * len(lengths.cached)
+    return kv_splits(lengths.cached, launched(problem, config)[0], cores)
+
+
+def room_limit(problem: Attention, sequences: int, engines: int) -> int:
+    """The most parts that a launch may have room for. `engines`: the engine's own number."""
+    part_bytes = sequences * problem.q_heads * problem.Lv * 4
+    return max(engines, ROOM_BYTES // part_bytes)
+
+
+def worthwhile(
+    problem: Attention, points: Sequence[Point], engines: int, cores: int
+) -> dict[Point, list[tuple[int, int]]]:
+    """Pairs (parts, room) to try at each of the points, which have one number of sequences.
+
+    `engines`: the most parts that the engine's own rule makes; `cores`: multiprocessors.
+    """
+    sequences = points[0].batch_size
+    most = {point: _most_parts(problem, point, cores) for point in points}
+    limit = room_limit(problem, sequences, engines)
+    least = min(engines, ROOM_FOR_LONG)
+    rooms = [room for room in _doubled(least, max(least, *most.values())) if room <= limit]
+    return {
+        point: [(n, room) for room in rooms for n in _doubled(1, most[point]) if n <= room]
+        for point in points
+    }
+
+
+def _most_parts(problem: Attention, point: Point, cores: int) -> int:
+    heads = problem.q_heads
+    if problem.group > 1:
+        heads = -(-heads // min(SPLIT_BLOCK_H, problem.group))
+    by_blocks = max(1, BLOCKS_PER_SM * cores // (point.batch_size * heads))
+    return min(MOST, by_blocks, max(1, -(-point.cached_tokens // PART_TOKENS)))
+
+
+def _doubled(least: int, most: int) -> Iterable[int]:
+    """`least` and its doubles, until one reaches `most`, but at most MOST."""
+    number = least
+    yield number
+    while number < most and 2 * number <= MOST:
+        number *= 2
+        yield number
