@@ -320,7 +320,7 @@ def copy_loader(tmp_path: Path, version: str, *edits: tuple[str, str]) -> SGLang
         (
             "get_server_args().enable_deterministic_inference",
             "get_server_args().moe.deterministic",
-            "reads unknown state: .*moe",
+            "cannot be followed .*moe",
         ),
         ("def get_default_config(", "def get_other_config(", "has no 'get_default_config'"),
     ],

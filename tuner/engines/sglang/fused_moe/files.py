@@ -18,7 +18,7 @@ from tuner.engines.sglang.fused_moe.file_names import (
     parse_file_name,
     weight_columns,
 )
-from tuner.engines.sglang.fused_moe.heuristic import default_heuristic
+from tuner.engines.sglang.fused_moe.heuristic import run_heuristic
 from tuner.engines.sglang.fused_moe.loader_rules import (
     CONFIG_DIR_VARIABLE,
     LoaderRules,
@@ -105,8 +105,6 @@ class SGLangFusedMoe:
 
         It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
-        rules = self.rules
-        heuristic = default_heuristic(rules.tree, rules.source, rules.engine, device)
         columns, reduced = weight_columns(problem)
         arguments = {
             "M": batch_size,
@@ -118,7 +116,9 @@ class SGLangFusedMoe:
             "is_marlin": False,
             "block_shape": list(problem.block_shape) if problem.block_shape else None,
         }
-        return Config(heuristic(arguments))
+        rules = self.rules
+        found = run_heuristic(rules.source, self.engine.root, rules.engine, device, arguments)
+        return Config(found)
 
     def incumbents(
         self,
