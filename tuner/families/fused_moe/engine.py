@@ -22,17 +22,18 @@ class FileKey:
     """The facts in the name of an engine's config file."""
 
     E: int
-    N: int  # columns of the down weight; int4_w4a16 packs two elements into one
+    N: int  # columns of the down weight
     device: str  # as the driver names it, "_" for " "
     dtype: str | None = None  # None: 16-bit weights
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
     gemm: Gemm = Gemm.UP
+    packed: bool = True  # N counts bytes, which hold two elements each of int4_w4a16
 
     @property
     def intermediate_size(self) -> int:
         """The problem's N in elements."""
-        return self.N * 2 if self.dtype == Dtype.INT4_W4A16.value else self.N
+        return self.N * 2 if self.packed and self.dtype == Dtype.INT4_W4A16.value else self.N
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_m
 from tuner.engines.sglang.fused_moe.file_names import (
     engine_dtype,
     file_key,
-    format_file_name,
-    parse_file_name,
     weight_columns,
 )
 from tuner.engines.sglang.fused_moe.heuristic import run_heuristic
@@ -27,6 +25,7 @@ from tuner.engines.sglang.fused_moe.loader_rules import (
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.points import Config
 from tuner.problems.triton import folder_version

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.sglang.fused_moe.file_names import parse_file_name
 from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
 from tuner.engines.sglang.plugin.gemm_files import FOLDER as GEMM_FOLDER
 from tuner.errors import BadInput, MeasurerFailed
 from tuner.export.files import PROVENANCE
+from tuner.families.fused_moe.file_names import parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, parse_fused_moe
 from tuner.render import table
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.engines.sglang.fused_moe.file_names import NAME
 from tuner.engines.sglang.fused_moe.shared_experts import NEWEST, fuses_in_some_release
 from tuner.engines.versions import Release, release_of
 from tuner.errors import BadProblem
+from tuner.families.fused_moe.file_names import NAME
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
