@@ -137,7 +137,7 @@ def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[Fu
     problem = _problem(
         key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     )
-    entries = read_config_file(path).entries
+    entries = read_config_file(path, engine.fields).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
         entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
+from tuner.engines.config_files import EntryFields
 from tuner.engines.engine import Engine, engine_module
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.binding import Binding
@@ -86,7 +87,8 @@ class MoeKernels(Protocol):
 class MoeEngine(Protocol):
     """The fused-MoE layer of one engine version on disk.
 
-    A `root` argument is a folder that holds `configs/`; `triton` is a version such as "3.6.0".
+    A `root` argument is `package_root`, or the folder that servers are pointed at instead; `triton`
+    is a version such as "3.6.0".
     All methods may raise UnsupportedKernel if the version's source has an unknown layout.
     """
 
@@ -102,6 +104,11 @@ class MoeEngine(Protocol):
     @property
     def config_dir_variable(self) -> str | None:
         """The environment variable for another root; None if the engine has none."""
+        ...
+
+    @property
+    def fields(self) -> EntryFields:
+        """The fields that entries of its files may have."""
         ...
 
     def config_dir(self, root: Path, triton: str) -> Path:

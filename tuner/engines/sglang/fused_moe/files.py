@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
-from tuner.engines.config_files import ConfigFile, nearest_entry, read_lenient
+from tuner.engines.config_files import TILES, ConfigFile, EntryFields, nearest_entry, read_lenient
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, takes_tma
 from tuner.engines.sglang.fused_moe.file_names import (
     engine_dtype,
@@ -59,6 +59,10 @@ class SGLangFusedMoe:
     @property
     def config_dir_variable(self) -> str | None:
         return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
+
+    @property
+    def fields(self) -> EntryFields:
+        return TILES
 
     def config_dir(self, root: Path, triton: str) -> Path:
         """The folder under a root for a Triton version such as "3.6.0"."""
