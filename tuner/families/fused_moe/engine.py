@@ -11,7 +11,7 @@ from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import EntryFields
 from tuner.engines.engine import Engine, engine_module
-from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
 from tuner.problems.dtypes import Dtype
@@ -46,6 +46,10 @@ class ShippedFile:
     triton: str | None  # the version in its folder's name; None without version folders
     entries: Mapping[int, Config]  # in the file's order; empty if the file is unreadable
     oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
+
+    @property
+    def nvidia(self) -> bool:
+        return self.key.device.startswith("NVIDIA")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,20 @@ class MoeKernels(Protocol):
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` as a function of a candidate, for the compiler."""
         ...
+
+
+def binder_of(
+    kernels: MoeKernels, problem: FusedMoe, target: Target
+) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+    """`MoeKernels.binder`, the same for all engines."""
+
+    def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+        point = candidate.point
+        return kernels.lifted, kernels.bind(
+            problem, gemm_of(point), point.batch_size, candidate.config, target
+        )
+
+    return bound
 
 
 class MoeEngine(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
-from tuner.engines.config_files import TILES, ConfigFile, EntryFields, nearest_entry, read_lenient
+from tuner.engines.config_files import TILES, EntryFields, nearest_entry, read_lenient
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, takes_tma
 from tuner.engines.sglang.fused_moe.file_names import (
     engine_dtype,
@@ -23,12 +23,12 @@ from tuner.engines.sglang.fused_moe.loader_rules import (
     read_loader_rules,
 )
 from tuner.engines.sglang.package import SGLang
-from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.errors import UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, ShippedFile
 from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.shipped import shipped_files
 from tuner.problems.points import Config
-from tuner.problems.triton import folder_version
 
 
 @dataclass(frozen=True)
@@ -169,26 +169,11 @@ class SGLangFusedMoe:
 
     def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
         """All fused-MoE files in the package, sorted by path. Other kernels' files are skipped."""
-        for path in sorted((self.package_root / "configs").rglob("*.json")):
-            try:
-                key = parse_file_name(path.name)
-            except MalformedConfigFile:
-                continue
-            if key.device.startswith("NVIDIA") or not nvidia_only:
-                yield _read_shipped(path, key)
+        found = shipped_files(self.package_root / "configs", parse_file_name, self.fields)
+        return (file for file in found if file.nvidia or not nvidia_only)
 
     def takes_tma(self, problem: FusedMoe) -> bool:
         return takes_tma(problem)
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)
-
-
-def _read_shipped(path: Path, key: FileKey) -> ShippedFile:
-    try:
-        file = read_lenient(path)
-    except MalformedConfigFile as error:
-        file = ConfigFile(path, {}, (str(error),))
-    folder = path.parent.name
-    triton = folder_version(folder) if folder != "configs" else None
-    return ShippedFile(path, key, triton, file.entries, file.oddities)
