@@ -41,6 +41,7 @@ class Definitions:
         self._source, self._root, self._engine = source, root, engine
         self._known, self._record = known, record
         self._files: dict[Path, _File] = {}
+        self._parameters: dict[str, Mapping[str, inspect.Parameter]] = {}
 
     def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 (the engine's)
         """A function's result for those of the arguments that this version's function has.
@@ -49,7 +50,9 @@ class Definitions:
         has another required parameter, or where it fails.
         """
         function: Callable[..., Any] = self._define(self._file(self._source), name, "the tuner")
-        parameters = inspect.signature(function).parameters
+        if name not in self._parameters:  # a signature takes longer than most of the calls
+            self._parameters[name] = inspect.signature(function).parameters
+        parameters = self._parameters[name]
         for parameter in parameters.values():
             if parameter.name not in arguments and parameter.default is parameter.empty:
                 raise UnsupportedKernel(
