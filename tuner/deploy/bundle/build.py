@@ -72,10 +72,11 @@ def build_bundle(
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned, which the cluster must run. Unless `allow_predicted`, sizes with
-    predicted winners are left out, and a note names them. Raises ExportRefused where nothing is
-    left, where this leaves out one of the `named` problems or the cluster's model, and for winners
-    that cannot be shipped; MalformedCluster for a launch that the cluster's engine cannot do.
+    `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
+    `allow_predicted`, sizes with predicted winners are left out, and a note names them. Raises
+    ExportRefused for winners of another engine, where nothing is left, where this leaves out one of
+    the `named` problems or the cluster's model, and for winners that cannot be shipped;
+    MalformedCluster for a launch that the cluster's engine cannot do.
     """
     if engine.name != cluster.engine.name:
         raise ExportRefused(

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tuner.families.fused_moe.inputs import Weights, make_weights, random_routing
+from tuner.families.fused_moe.inputs import TORCH_TYPES, Weights, make_weights, random_routing
 from tuner.families.fused_moe.layer import SKEW, SKEWED
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, parse_fused_moe
 from tuner.measure.timing import LAUNCHES, race
+from tuner.problems.dtypes import Dtype
 
 ROUNDS = 21
 CHECKED_TOKENS = 8
@@ -52,8 +53,10 @@ class EngineLayer:
     def __init__(self, served: ServedLayer, problem: FusedMoe, device: str = "cuda") -> None:
         self.served, self.problem = served, problem
         self._device = device
-        self._up = make_weights(problem, Gemm.UP, device=device, seed=1)
-        self._down = make_weights(problem, Gemm.DOWN, device=device, seed=2)
+        compute = "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
+        self._type = TORCH_TYPES[compute]
+        self._up = make_weights(problem, Gemm.UP, device=device, seed=1, compute=compute)
+        self._down = make_weights(problem, Gemm.DOWN, device=device, seed=2, compute=compute)
 
     def inputs(self, batch_size: int) -> list[LayerInputs]:
         """The inputs of each launch of a graph. Tokens and routings differ; some are skewed."""
@@ -66,7 +69,7 @@ class EngineLayer:
             routing = random_routing(
                 self.problem, batch_size, device=self._device, seed=i, skew=skew
             )
-            found.append((x.bfloat16(), routing.weights, routing.ids))
+            found.append((x.to(self._type), routing.weights, routing.ids))
         return found
 
     def __call__(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
