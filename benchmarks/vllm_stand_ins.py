@@ -135,6 +135,14 @@ class Placeholder:
         raise RuntimeError(f"the code asks for {self._name}, which has no stand-in")
 
 
+class _Experts:
+    """The base class of vLLM's layers."""
+
+    @staticmethod
+    def adjust_N_for_activation(N: int, activation: object) -> int:  # noqa: N802, N803  # vLLM's
+        return N // 2
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds vLLM's modules: the files in REAL, and stand-ins for all others and for OTHERS."""
 
@@ -186,7 +194,6 @@ def _known(device_name: str, capability: int) -> dict[str, dict[str, Any]]:
         has_device_capability=lambda wanted, *index: capability >= wanted,
         simple_compile_backend="eager",
     )
-    experts = SimpleNamespace(adjust_N_for_activation=staticmethod(lambda N, activation: N // 2))
     torch_utils = {
         "direct_register_custom_op": lambda *args, **kwargs: None,
         "is_torch_equal_or_newer": lambda version: True,
@@ -207,6 +214,6 @@ def _known(device_name: str, capability: int) -> dict[str, dict[str, Any]]:
         "vllm.model_executor.layers.batch_invariant": {"vllm_is_batch_invariant": lambda: False},
         LAYER: {"get_config": lambda: None},
         f"{LAYER}.modular_kernel": dict.fromkeys(
-            ("FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute"), experts
+            ("FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute"), _Experts
         ),
     }

@@ -20,7 +20,6 @@ from tuner.families.fused_moe.inputs import Weights
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.dtypes import Dtype
 
-
 _LOADER = fused_moe.get_moe_configs
 _TAKES = inspect.signature(fused_moe.fused_experts_impl).parameters
 
