@@ -54,6 +54,8 @@ LAYERS = {
     "qwen3-30b-a3b": "fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16",
     "qwen3-235b-a22b-fp8-tp4": f"fused_moe:E=128,N=384,K=4096,top_k=8,{BLOCKS}",
 }
+# Words for batch sizes, and the least and the most of them.
+SIZES = [("M <= 64", 0, 64), ("M > 64", 65, 1 << 30), ("all", 0, 1 << 30)]
 RACE_ROUNDS = 31  # of the last comparison; its times chose nothing
 
 
@@ -254,11 +256,7 @@ def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     kept = list(rows)
     for name in ("default", "shipped", "other"):
-        for label, least, most in (
-            ("M <= 64", 0, 64),
-            ("M > 64", 65, 1 << 30),
-            ("all", 0, 1 << 30),
-        ):
+        for label, least, most in SIZES:
             gains = [
                 row["us"][name] / row["us"]["tuned"]
                 for row in kept
@@ -305,9 +303,7 @@ def layer(args: argparse.Namespace) -> None:
             }
         )
         out.write_text(json.dumps(found, indent=1) + "\n")
-        print(
-            json.dumps({k: v for k, v in found["layers"][-1].items() if k != "sizes"}), flush=True
-        )
+        print(json.dumps(found["layers"][-1]["summary"]), flush=True)
         del on_tensors
         torch.cuda.empty_cache()
 
