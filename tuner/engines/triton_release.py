@@ -17,11 +17,17 @@ RECORD = "tuner-engine.json"
 def find_triton(version: str, environ: Mapping[str, str] = os.environ) -> Path | None:
     """The folder whose `triton` package has exactly this version; None where there is none.
 
-    It is searched where engines are: in this Python, in TUNER_ENGINE_PATH's folders, and among
-    the unpacked engines as `triton-<version>`.
+    It is searched in this Python, and as `triton-<version>` where unpacked engines are. A folder
+    of that name holds nothing else, so that it may come first on a process's path.
     """
     found = (p for p in find_packages("triton", environ) if p.version == version)
-    return next((package.root.parent for package in found), None)
+    alone = f"triton-{version}"
+    places = (
+        p.root.parent
+        for p in found
+        if p.source is PackageSource.INSTALLED or p.root.parent.name == alone
+    )
+    return next(places, None)
 
 
 def pinned_triton(package: Package) -> str | None:

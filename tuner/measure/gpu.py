@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
-from tuner.errors import BadInput
+from tuner.errors import BadInput, MeasurerUnavailable
 from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.measure.routing_file import RoutingFile
@@ -173,8 +173,18 @@ def open_gpu_bench(
             found = workers[-1].ready["device"]
             if found != device.name:
                 raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
+            _same_triton(workers[-1].ready["triton"], farm)
     except BaseException:
         if workbench is None:
             owner.close()
         raise
     return GpuBench(compiler, workers, points, owner=None if workbench else owner)
+
+
+def _same_triton(found: str, farm: Farm) -> None:
+    """Refuse a child that would load other kernels than were compiled for it."""
+    if found != farm.triton.version:
+        raise MeasurerUnavailable(
+            f"the measuring process has Triton {found}, and kernels were compiled with "
+            f"{farm.triton.version}"
+        )

@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
+from tuner.compile.environment import TritonRelease, triton_for
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.errors import UnwritableOutput
+from tuner.errors import CompilerUnavailable, UnwritableOutput
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.recording import RecordedTrials, read_trials, write_trials
 from tuner.measure.recording_file import prove_recordable
@@ -241,7 +241,11 @@ class TuningRun(ABC):
     def _farm(self) -> Farm:
         # Leave one core to the process that owns the GPU.
         spare = 1 if self.request.source.kind is MeasureKind.GPU else 0
-        return self._workbench.farm(spare_cores=spare)
+        return self._workbench.farm(spare, self._release)
+
+    @cached_property
+    def _release(self) -> TritonRelease:
+        return triton_for(self.request.engine)
 
     @cached_property
     def _compiler(self) -> KernelCompiler:
@@ -272,8 +276,8 @@ class TuningRun(ABC):
     @cached_property
     def _triton(self) -> str:
         try:
-            return version("triton")
-        except PackageNotFoundError:
+            return self._release.version
+        except CompilerUnavailable:
             return "none"  # a replay needs no triton; the compile farm raises without it
 
     def _run_key(self) -> RunKey:
