@@ -74,6 +74,14 @@ def tune(
         typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
     seed: Seed = 0,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Search anew; default: what was measured with an older engine or Triton is taken "
+            "over where the machine code is the same, and raced again where it is not.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
@@ -98,6 +106,7 @@ def tune(
             effort=parse_effort(effort),
             wide=choice.values.get("wide"),
             seed=seed,
+            fresh=fresh,
         )
         for found in targets
         for problem in found.problems
