@@ -78,7 +78,7 @@ def _version(name: str, root: Path) -> str:
     distributed = _distributed_version(name, root.parent, root.parent.stat().st_mtime_ns)
     if distributed is not None:
         return distributed
-    for file in ("_version.py", "version.py"):
+    for file in ("_version.py", "version.py", "__init__.py"):
         literal = _literal_version(root / file)
         if literal:
             return literal
