@@ -30,7 +30,7 @@ def jitted_functions(root: Path, origin: str, backend: str = CUDA) -> Iterator[J
     engine = EngineSource(root, origin, platform_probes(backend))
     for path in sorted(root.rglob("*.py")):
         file = path.relative_to(root)
-        if {"test", "tests"} & {*file.parts} or b".jit" not in path.read_bytes():
+        if {"test", "tests"} & {*file.parts} or not _may_jit(path):
             continue
         try:
             names = engine.kernels(engine.module(path))
@@ -47,3 +47,8 @@ def _refusal(engine: EngineSource, path: Path, name: str) -> str | None:
     except UnsupportedKernel as error:
         return str(error).removeprefix(f"{engine.origin}: ")
     return None
+
+
+def _may_jit(path: Path) -> bool:
+    content = path.read_bytes()
+    return b"jit" in content and b"triton" in content

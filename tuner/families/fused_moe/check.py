@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
@@ -119,7 +120,7 @@ def check_files(
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
     plans = [_read(path, layer, options) for path in files]
-    with Farm() as farm:
+    with Farm(triton=triton_for(engine)) as farm:
         entries = [
             entry
             for problem, parts in plans

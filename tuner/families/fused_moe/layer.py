@@ -33,7 +33,7 @@ from tuner.families.fused_moe.slots import sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
-from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
+from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -180,7 +180,7 @@ def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]
     worst = 0.0
     for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
-        kernel.compiled[blocks(kernel.grid)](*launches[i])
+        kernel.launch(launches[i])
         worst = max(worst, worst_error(inputs.output, expected))
     return worst
 
