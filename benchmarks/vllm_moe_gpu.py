@@ -31,6 +31,7 @@ import torch
 from vllm_stand_ins import served_layer
 
 from tuner.compile import KernelCompiler
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device, find_device
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import Engine, find_engine
@@ -236,7 +237,7 @@ def _bench(
     points: Sequence[Point],
     workbench: Workbench,
 ) -> GpuBench:
-    farm = workbench.farm(spare_cores=1)
+    farm = workbench.farm(spare_cores=1, triton=triton_for(engine))
     kernels = moe_engine(engine).lift(device.target.backend)
     return open_gpu_bench(
         KernelCompiler(farm, kernels.binder(problem, device.target), device),

@@ -122,7 +122,7 @@ def test_a_checkout_that_does_not_say_its_version(bare, tmp_path):
         ("sglang==", "no sglang== here"),
         ("sglan", "unknown engine 'sglan'; did you mean 'sglang'"),
         ("sglang>=0.5", "unknown engine 'sglang>=0.5'; did you mean 'sglang'"),
-        ("vllm", "unknown engine 'vllm'; write sglang"),
+        ("tgi", "unknown engine 'tgi'; write sglang or vllm"),
         ("", "unknown engine ''; write sglang"),
     ],
 )
