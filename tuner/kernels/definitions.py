@@ -153,7 +153,8 @@ class _File:
                     self.imports[alias.asname or alias.name] = node.module or "", alias.name
             elif isinstance(node, ast.Import):
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name.partition(".")[0]] = alias.name, ""
+                    bound = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self.imports[alias.asname or bound] = bound, ""
 
 
 @lru_cache(maxsize=16)  # engines' files are long, and a run asks for their functions many times
