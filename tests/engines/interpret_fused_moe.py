@@ -4,6 +4,7 @@ This is a separate program, because Triton decides on import whether to interpre
 TRITON_INTERPRET=1 python interpret_fused_moe.py sglang==0.5.16 CACHE_FOLDER
 """
 
+import inspect
 import json
 import sys
 from dataclasses import dataclass, replace
@@ -98,15 +99,18 @@ def prepare(kernels, name, gemm):
     text, config, compute, zero_points, arch = CASES[name]
     problem = parse_problem(text)
     tma = bool(config.get("USE_TMA"))
-    if gemm is Gemm.UP and tma:  # what the down gemm's TMA asks of the up gemm
+    asked = {}
+    # What the down gemm's TMA asks of the up gemm, where an engine has that.
+    if gemm is Gemm.UP and tma and "sorted_output" in inspect.signature(kernels.bind).parameters:
         config = config.replace(USE_TMA=0)
+        asked["sorted_output"] = True
     binding = kernels.bind(
         problem,
         gemm,
         BATCH_SIZE,
         config,
         cuda_target(*divmod(arch, 10)),
-        **({"sorted_output": True} if tma and gemm is Gemm.UP else {}),
+        **asked,
         zero_points=zero_points,
         compute=compute,
     )
