@@ -99,14 +99,14 @@ def race(
 ) -> list[list[float]]:
     """Microseconds per launch of each graph in each round.
 
-    The order is another one in each round. A graph that heats the GPU slows the next one down, so none
-    should always come after the same one.
+    The order is another one in each round. A graph that heats the GPU slows the next one down, so
+    none should always come after the same one.
     """
     for graph in graphs:
         replay_us(graph, before=before)
     samples: list[list[float]] = [[] for _ in graphs]
     for turn in range(rounds):
-        order = random.Random(turn).sample(range(len(graphs)), len(graphs))
+        order = random.Random(turn).sample(range(len(graphs)), len(graphs))  # noqa: S311
         for i in order:
             samples[i].append(replay_us(graphs[i], before=before))
     return samples
