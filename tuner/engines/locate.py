@@ -81,9 +81,10 @@ def _installed_root(name: str) -> Path | None:
 def _unpacked(name: str, folder: Path) -> list[Path]:
     # The name of a folder ends in .part until it is complete. A version starts with a digit.
     folders = [p for p in folder.glob(f"{name}-[0-9]*") if not p.name.endswith(".part")]
-    return sorted(
-        (p / name for p in folders), key=lambda p: version_order(p.parent.name), reverse=True
+    newest_first = sorted(
+        folders, key=lambda p: version_order(p.name.removeprefix(f"{name}-")), reverse=True
     )
+    return [folder / name for folder in newest_first]
 
 
 def _version(name: str, root: Path) -> str:

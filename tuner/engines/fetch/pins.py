@@ -22,18 +22,23 @@ def released_with(requires: Sequence[Requirement]) -> str | None:
     """
     triton, torch = _pin(requires, TRITON), _pin(requires, "torch")
     if triton is None and torch is not None:
-        triton = _pin(find_wheel(torch, engine_tags()).requires, TRITON)
-    return find_wheel(triton, engine_tags()).version if triton else None
+        triton = _pin(find_wheel(str(torch), engine_tags()).requires, TRITON)
+    if triton is None:
+        return None
+    exact = [part.version for part in triton.specifier if part.operator == "=="]
+    if exact and not exact[0].endswith("*"):
+        return exact[0]
+    return find_wheel(str(triton), engine_tags()).version
 
 
-def _pin(requires: Sequence[Requirement], name: str) -> str | None:
-    """The requirement of a package that fixes its release, as text for pip."""
+def _pin(requires: Sequence[Requirement], name: str) -> Requirement | None:
+    """The requirement that fixes the release of a package on servers, without its marker."""
     for extra in _EXTRAS:
         for one in requires:
-            fixed = any(part.operator in ("==", "===", "~=") for part in one.specifier)
+            fixed = any(part.operator in ("==", "~=") for part in one.specifier)
             applies = one.marker is None or one.marker.evaluate(_environment(extra))
             if one.name == name and fixed and applies:
-                return f"{name}{one.specifier}"
+                return Requirement(f"{name}{one.specifier}")
     return None
 
 

@@ -111,16 +111,17 @@ def _failure(requirement: str, said: str) -> EngineNotFetched | UnknownEngine:
         return EngineNotFetched(
             "this needs pip, which this Python lacks: run `python -m ensurepip`, then try again"
         )
-    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if "ERROR: " in line]
+    errors = [line.partition("ERROR: ")[2] for line in said.splitlines() if "ERROR: " in line]
+    reason = (errors or said.strip().splitlines() or ["it failed"])[-1].rstrip(". ")
     listed = re.search(r"\(from versions: ([^)]*)\)", said)
     versions = re.split(r",\s*", listed[1]) if listed and listed[1] != "none" else []
+    if requirement.partition("==")[2] in versions:
+        return EngineNotFetched(f"pip cannot use the {requirement} of the package index: {reason}")
     if versions:
-        return UnknownEngine(
-            f"the package index has no {requirement}{_nearest(requirement, versions)}"
-        )
+        near = _nearest(requirement, versions)
+        return UnknownEngine(f"the package index has no {requirement}{near}")
     if listed and "Retrying (" not in said:
         return UnknownEngine(f"the package index has no wheel of {requirement} for this platform")
-    reason = (errors or said.strip().splitlines() or ["it failed"])[-1].rstrip(". ")
     if "Retrying (" in said:
         reason = "the package index cannot be reached"
     return EngineNotFetched(
