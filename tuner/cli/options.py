@@ -15,9 +15,6 @@ EngineSpec = Annotated[
     typer.Option(
         help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one."
     ),
-    typer.Option(
-        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one."
-    ),
 ]
 AllFamilies = Annotated[
     bool,
