@@ -94,9 +94,9 @@ def test_a_run_that_was_carried_over_is_the_next_one_s_earlier_run(tune):
     assert "carried_over" not in again.totals.extra
 
 
-def test_fresh_searches_anew(tune):
+def test_a_refusal_searches_anew(tune):
     tune("0.5.12")
-    new, timed = tune("0.5.16", fresh=True)
+    new, timed = tune("0.5.16", carry_over=False)
     assert timed["measure"] > 20
     assert "carried_over" not in new.totals.extra
 
