@@ -10,6 +10,7 @@ from cases import FP8, H200
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.measure.workbench import Workbench
+from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import Store
 from tuner.tuning.request import Effort, Source
@@ -78,8 +79,8 @@ def test_the_same_machine_code_of_a_new_release_keeps_its_times(tune):
 
 
 def test_other_machine_code_is_raced_with_what_was_best_before(tune):
-    _, searched = tune("0.5.2")
-    new, timed = tune("0.5.16")
+    _, searched = tune("0.5.16")
+    new, timed = tune("0.5.23")
     assert 0 < timed["measure"] < searched["measure"] / 1.5
     assert timed["race"] == ENTRIES
     assert new.totals.extra["carried_over"] == 0
@@ -107,3 +108,17 @@ def test_another_driver_measures_anew(tune, monkeypatch):
     new, timed = tune("0.5.16")
     assert timed["measure"] > 20
     assert "carried_over" not in new.totals.extra
+
+
+@pytest.mark.parametrize("version", ["0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23"])
+def test_a_release_s_kernel_takes_each_key_that_a_search_on_a_gpu_tries(version):
+    """Releases before 0.5.12 have no TMA."""
+    engine = find_engine(f"sglang=={version}")
+    request = Request(FP8, H200, engine, Source(MeasureKind.PREDICT), wide=True)
+    with open_run(request) as run:
+        bind = run._binder()
+        for part, space in run._spaces.items():
+            point = next(point for point in run.points if point.part is part)
+            for tma in {config.get("USE_TMA") for config in space.configs()}:
+                config = next(c for c in space.configs() if c.get("USE_TMA") == tma)
+                bind(Candidate(point, config))
