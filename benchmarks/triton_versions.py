@@ -34,8 +34,8 @@ PROBLEMS = (
     "fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16",
     "fused_moe:E=256,N=64,K=7168,top_k=8,dtype=int8_w8a8,per_channel_quant",
     "block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128",
-    "extend_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128",
-    "decode_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128,kv_splits=8",
+    "extend_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16",
+    "decode_attention:q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16,kv_splits=8",
 )
 SEED = 20261122
 

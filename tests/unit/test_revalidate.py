@@ -63,9 +63,8 @@ def earlier(change: Sequence[Trial] = ()) -> EarlierRun:
         measured = Measurement(Status.OK, best + TIMES[one])
         return Trial(Candidate(point, one), compiled(one), measured)
 
-    trials = {
-        t.candidate: t for t in [*(at(p, c, SEARCHED) for p in POINTS for c in TIMES), *change]
-    }
+    searched = [at(point, one, SEARCHED) for point in POINTS for one in TIMES]
+    trials = {trial.candidate: trial for trial in [*searched, *change]}
     raced = [at(point, one, RACED) for point in POINTS for one in TIMES]
     now = datetime.now(timezone.utc)
     run = Run(1, KEY, RunState.DONE, "", None, now, now)
@@ -109,9 +108,7 @@ class Journal:
         pass
 
 
-def run(
-    changed: Collection[Candidate] = (), new: Plan | None = None, old: EarlierRun | None = None
-):
+def run(changed=(), new=None, old=None):
     the_plan = new or plan()
     revalidation = Revalidation(old or earlier(), the_plan)
     bench = Bench(revalidation, changed)
