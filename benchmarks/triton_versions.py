@@ -80,7 +80,9 @@ def draw(
         bind = run._binder()
         point = run.points[len(run.points) // 2]
         configs = run._spaces[point.part].configs()
-    drawn = random.Random(f"{SEED} {spec} {device.target.name}").sample(configs, args.each)
+    drawn = random.Random(f"{SEED} {spec} {device.target.name}").sample(
+        configs, min(args.each, len(configs))
+    )
     for config in drawn:
         lifted, bound = bind(Candidate(point, config))
         yield spec, config, CompileJob(lifted, bound.variant(), device.target)
