@@ -20,7 +20,7 @@ Progress = Callable[[Trial], None]
 # The median of this many interleaved times varies by about 0.1 % on an H200.
 RACE_ROUNDS = 15
 # Where an earlier result is raced again, its finalists are known, and few. Fewer rounds keep the
-# race of a layer's 36 points below ten seconds of a GPU; the median then varies by about 0.13 %.
+# race of a layer's 36 points short; their medians are a third noisier.
 RACE_AGAIN_ROUNDS = 9
 
 
