@@ -45,9 +45,10 @@ def main() -> None:
     parser.add_argument("--old", default=installed_triton())
     parser.add_argument("--new", default="3.8.0")
     parser.add_argument("--engine", default="sglang==0.5.16")
+    parser.add_argument("--devices", default=",".join(CARDS))
     parser.add_argument("--each", type=int, default=10, help="configurations of a kernel")
     args = parser.parse_args()
-    rows = [row for card in CARDS for row in compare(find_device(card), args)]
+    rows = [row for card in args.devices.split(",") for row in compare(find_device(card), args)]
     versions = {"old": args.old, "new": args.new}
     print(json.dumps({**versions, "engine": args.engine, "seed": SEED, "rows": rows}, indent=1))
     print(table(HEADERS, list(summary(rows))), file=sys.stderr)
@@ -106,15 +107,8 @@ def figures(compiled: Compiled) -> dict[str, Any]:
 
 
 HEADERS = (
-    "target",
-    "kernels",
-    "same code",
-    "shared",
-    "fewer",
-    "more regs",
-    "spill",
-    "less",
-    "more",
+    *("target", "kernels", "same code", "other shared", "fewer regs", "more regs"),
+    *("spill", "spill less", "spill more", "spilled bytes"),
 )
 
 
@@ -124,20 +118,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
         here = [row for row in rows if row["target"] == target]
         both = [r for r in here if r["old"]["status"] == r["new"]["status"] == "ok"]
 
-        def changes(name: str, some: Sequence[dict[str, Any]] = both) -> list[int]:
-            return [row["new"][name] - row["old"][name] for row in some]
-
-        regs, spills = changes("n_regs"), changes("n_spills")
+        shared, regs, spills = (
+            [row["new"][name] - row["old"][name] for row in both]
+            for name in ("shared_bytes", "n_regs", "n_spills")
+        )
         yield (
             target,
             f"{len(both)} of {len(here)}",
             sum(row["same_code"] for row in both),
-            sum(change != 0 for change in changes("shared_bytes")),
+            sum(change != 0 for change in shared),
             sum(change < 0 for change in regs),
             sum(change > 0 for change in regs),
             sum(row["old"]["n_spills"] > 0 or row["new"]["n_spills"] > 0 for row in both),
             sum(change < 0 for change in spills),
             sum(change > 0 for change in spills),
+            " to ".join(str(sum(row[of]["n_spills"] for row in both)) for of in ("old", "new")),
         )
 
 
