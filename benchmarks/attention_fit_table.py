@@ -98,6 +98,8 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
 def cell(row: Row) -> str:
     if row["status"] == "unsupported":
         return "-"
+    if row["shared_bytes"] is None:
+        return "**does not compile**"
     config = row["config"]
     tile = config.get("BLOCK_M", config.get("BLOCK_H", 1))
     text = f"{tile}x{config['BLOCK_N']}: {row['shared_bytes']:,}"
