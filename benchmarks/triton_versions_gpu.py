@@ -1,15 +1,16 @@
 """Whether the best configuration of a fused-MoE gemm changes between two releases of Triton.
 
     python benchmarks/triton_versions_gpu.py prepare ARCHIVE [--new 3.8.0] [--best 20]
-    python benchmarks/triton_versions_gpu.py time ARCHIVE > FILE.json
+    python benchmarks/triton_versions_gpu.py time ARCHIVE OUT.json
 
 `prepare` needs no GPU. It compiles the fastest configurations of a recording with the installed
 Triton and with a newer one, and writes one zip archive of some megabytes. `time` needs one GPU of
-the architecture and the Python packages torch and triton (the older one), but neither an engine nor
-the newer Triton: it loads both releases' machine code through the CUDA driver. It checks each
-kernel's outputs and then times all kernels of a point in turn, in CUDA graphs with cold weights, as
-`tuner tune` does. At each point it also times the best configuration through Triton's own launcher,
-to show that the two ways to launch agree.
+the architecture and the packages torch, triton (the older one), packaging and platformdirs, but
+neither an engine nor the newer Triton: it loads the machine code of both through the CUDA driver.
+It checks each kernel's outputs and then times all kernels of a point in turn, in CUDA graphs with
+cold weights, as `tuner tune` does. At each point it also times the best configuration through
+Triton's own launcher, to show that the two ways to launch agree. The result is written anew after
+each point, so that a limit keeps what is done.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def main() -> None:
     one.add_argument("--batch-sizes", default="", help="default: the recording's")
     two = parts.add_parser("time")
     two.add_argument("archive", type=Path)
+    two.add_argument("out", type=Path)
     compiling = parts.add_parser("compile")  # what `prepare` runs with each Triton
     compiling.add_argument("folder", type=Path)
     args = parser.parse_args()
@@ -314,19 +316,19 @@ def time_all(args: argparse.Namespace) -> None:
     problem = parse_problem(plan["problem"])
     properties = torch.cuda.get_device_properties(0)
     layer = Layer(problem, INPUT_SEED, properties.L2_cache_size)
+    about = {name: plan[name] for name in ("problem", "recording", "engine", "arch", "tritons")}
+    about |= {"device": properties.name, "torch": torch.__version__, "rounds": ROUNDS}
     started = time.perf_counter()
-    points = []
+    points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "lifted_archived.py")
         source.write_text(archive.lifted())
         for point, rows in by_point(plan["rows"]):
             points.append(time_point(archive, layer, point, rows, source))
+            out = {**about, "summary": summary(points), "points": points}
+            args.out.write_text(json.dumps(out, indent=1) + "\n")
             print(f"{time.perf_counter() - started:6.1f} s  {point}", file=sys.stderr)
-    about = {name: plan[name] for name in ("problem", "recording", "engine", "arch", "tritons")}
-    machine = {"device": properties.name, "torch": torch.__version__}
-    out = {**about, **machine, "rounds": ROUNDS, "summary": summary(points), "points": points}
-    print(json.dumps(out, indent=1))
-    print(json.dumps(out["summary"], indent=1), file=sys.stderr)
+    print(json.dumps(summary(points), indent=1))
 
 
 def by_point(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[Point, list[dict[str, Any]]]]:

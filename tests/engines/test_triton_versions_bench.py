@@ -61,6 +61,27 @@ def test_both_tritons_machine_code_takes_the_arguments_that_are_packed(bench, bo
     assert [one.value for one in packed[-2:]] == [0, 0]
 
 
+def test_the_driver_is_given_each_argument_s_address(bench, bound, monkeypatch):
+    given = []
+
+    def launch(function, x, y, z, *rest):
+        threads, _, _, shared, stream, places, _ = rest
+        pointer, number = bench.ctypes.c_uint64, bench.ctypes.c_int32
+        read = [
+            kind.from_address(place).value
+            for kind, place in zip((pointer, number), places, strict=False)
+        ]
+        given.append(((x, y, z), threads, shared, stream.value, read))
+        return 0
+
+    monkeypatch.setattr(bench, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch))
+    facts = {"name": "k", "shared": 1024, "num_warps": 4}
+    signature = {"a": "*bf16", "BLOCK": "constexpr", "n": "i32"}
+    kernel = bench.DriverKernel(None, facts, signature, bound, (7,))
+    kernel.launch([SimpleNamespace(data_ptr=lambda: 1 << 40), 64, 5], stream=9)
+    assert given == [((7, 1, 1), 128, 1024, 9, [1 << 40, 5])]
+
+
 def test_a_kernel_that_a_plain_launch_cannot_run_is_refused(bench):
     plain = {
         "name": "k",
