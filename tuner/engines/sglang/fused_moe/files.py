@@ -175,7 +175,7 @@ class SGLangFusedMoe:
                 yield _read_shipped(path, key)
 
     def takes_tma(self, problem: FusedMoe) -> bool:
-        return takes_tma(problem)
+        return takes_tma(problem) and self.lift().has_tma()
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)
