@@ -276,6 +276,7 @@ def prove(
     out: Annotated[Path, typer.Option(help="The folder that `export` wrote.")] = Path(
         "configs_out"
     ),
+    engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
     """Run the engine's loader and layer with exported files on this machine's GPU.
@@ -284,9 +285,11 @@ def prove(
     be installed here.
     """
     from tuner.devices.table import find_device
-    from tuner.engines.sglang.fused_moe.prove import prove as prove_root
+    from tuner.engines.engine import parse_spec
+    from tuner.families.fused_moe.prove import prove as prove_root
 
-    proof = prove_root(out, find_device(device).name)
+    name, _ = parse_spec(engine)  # the engine that this Python imports, whatever its version
+    proof = prove_root(out, find_device(device).name, name)
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:
         raise typer.Exit(1)

@@ -15,7 +15,7 @@ from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
-_PACKAGES = {"sglang": "tuner.engines.sglang"}
+_PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
 
 
 class Engine(Protocol):

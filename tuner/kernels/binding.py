@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.lift import UNREADABLE_DEFAULT, Parameter
+from tuner.kernels.stand_ins import TensorSpec, TritonType
 
 Plain = bool | int | float | str | None
 
@@ -164,6 +165,24 @@ def bind(
         else:
             arguments[parameter.name] = Constant(cast(Plain, parameter.default))
     return Binding(function, parameters, arguments, options)
+
+
+def argument_of(name: str, value: object, *, constant: bool = False) -> Argument:
+    """The argument of a value that a launcher passed to a kernel (`Launch.arguments`).
+
+    `constant`: the kernel's parameter is a tl.constexpr. Raises UnsupportedKernel.
+    """
+    if isinstance(value, TensorSpec):
+        return Pointer(value.dtype, value.name)
+    if isinstance(value, TritonType):
+        return TypeConstant(value.dtype)
+    if value is None or isinstance(value, bool | str):
+        return Constant(value)
+    if isinstance(value, int):
+        return Constant(value) if constant else Integer(value)
+    if isinstance(value, float):
+        return Float(value)
+    raise UnsupportedKernel(f"{name} is a {type(value).__name__}, which cannot be bound")
 
 
 def _constant(argument: Argument) -> Plain | dict[str, str]:
