@@ -3,8 +3,8 @@
     python benchmarks/check_shipped_vllm.py OUT.json [--engine vllm==0.33.0] [--vendor NVIDIA]
 
 It compiles with as many processes as there are cores. Entries with the same machine code are
-compiled once, and results stay in the compile cache, so a run that was stopped goes on. OUT.json has
-a row for each entry that cannot run, and for each file that was not checked with the reason.
+compiled once, and results stay in the compile cache, so a run that was stopped goes on. OUT.json
+has a row for each entry that cannot run, and for each file that was not checked with the reason.
 """
 
 from __future__ import annotations
