@@ -52,6 +52,18 @@ def test_each_triton_compiles_in_processes_of_its_own(tmp_path, job, version, sh
     assert (tmp_path / f"triton_{version.replace('.', '_')}").is_dir()
 
 
+def test_the_hash_of_machine_code_tells_code_from_lines_of_the_source(tmp_path, job):
+    """A line more in the source changes debug information alone; an option changes the code."""
+    moved = replace(job, lifted=replace(job.lifted, text="\n" + job.lifted.text))
+    options = {**job.variant.options, "num_stages": 2}
+    other = replace(job, variant=replace(job.variant, options=options))
+    with Farm(2, 240, tmp_path) as farm:
+        farm.submit([job, moved, other])
+        found = dict(farm.completed())
+    assert job.lifted.hash != moved.lifted.hash
+    assert found[job].code == found[moved].code != found[other].code
+
+
 def test_results_of_two_tritons_have_two_keys_in_the_cache(tmp_path, job):
     with (
         Farm(1, cache_dir=tmp_path) as installed,

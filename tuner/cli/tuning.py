@@ -74,12 +74,12 @@ def tune(
         typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
     seed: Seed = 0,
-    fresh: Annotated[
+    no_carry_over: Annotated[
         bool,
         typer.Option(
-            "--fresh",
-            help="Search anew; default: what was measured with an older engine or Triton is taken "
-            "over where the machine code is the same, and raced again where it is not.",
+            "--no-carry-over",
+            help="Search anew; default: times from an older engine or Triton are kept where the "
+            "machine code is the same, and only what was best is timed again where it is not.",
         ),
     ] = False,
     as_json: Json = False,
@@ -106,7 +106,7 @@ def tune(
             effort=parse_effort(effort),
             wide=choice.values.get("wide"),
             seed=seed,
-            fresh=fresh,
+            carry_over=not no_carry_over,
         )
         for found in targets
         for problem in found.problems

@@ -33,16 +33,14 @@ def triton_for(engine: Engine) -> TritonRelease:
     Where that one is unknown or not on this machine, it is the installed one. Raises
     CompilerUnavailable where that is missing too.
     """
+    here = installed_triton() if importlib.util.find_spec("triton") is not None else None
     wanted = engine_triton(engine)
-    spec = importlib.util.find_spec("triton")
-    here = installed_triton() if spec is not None else None
-    if wanted is not None and wanted != here:
-        folder = find_triton(wanted)
-        if folder is not None:
-            return TritonRelease(wanted, folder)
-    if wanted in (None, here) or here is None:
+    if wanted is None or wanted == here:
         return TritonRelease(installed_triton())
-    name = f"{engine.name}=={engine.version}"
+    folder = find_triton(wanted)
+    if folder is not None:
+        return TritonRelease(wanted, folder)
+    here, name = installed_triton(), f"{engine.name}=={engine.version}"
     return TritonRelease(
         here,
         note=f"{name} runs Triton {wanted}, which is not here: kernels are compiled with Triton "

@@ -50,7 +50,7 @@ class Request:
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
-    fresh: bool = False  # search anew where an older engine or Triton has been tuned
+    carry_over: bool = True  # take over what holds of a run with an older engine or Triton
 
     @property
     def selected(self) -> Selection:
@@ -147,7 +147,7 @@ class TuningRun(ABC):
 
     def _revalidation(self, store: RunStore) -> Revalidation | None:
         """What to take over from a run with an older engine or Triton, if there is one."""
-        if self.request.fresh or self.request.source.kind is not MeasureKind.GPU:
+        if not self.request.carry_over or self.request.source.kind is not MeasureKind.GPU:
             return None
         found = store.earlier_run(self._run_key())
         return Revalidation(found, self._plan()) if found else None

@@ -19,6 +19,9 @@ from tuner.tuning.bench import Bench
 Progress = Callable[[Trial], None]
 # The median of this many interleaved times varies by about 0.1 % on an H200.
 RACE_ROUNDS = 15
+# Where an earlier result is raced again, its finalists are known, and few. Fewer rounds keep the
+# race of a layer's 36 points short; their medians are a third noisier.
+RACE_AGAIN_ROUNDS = 9
 
 
 class Strategy(Protocol):
@@ -125,7 +128,8 @@ def tune(
         final = earlier.final(trials) if earlier else []
         known = {trial.candidate.point for trial in final}
         finalists = plan.chooser.finalists(everything, entries)
-        raced = _race([t for t in finalists if t.candidate.point not in known], racer)
+        again = [trial for trial in finalists if trial.candidate.point not in known]
+        raced = _race(again, racer, RACE_AGAIN_ROUNDS if earlier else RACE_ROUNDS)
         untuned = [t for t in everything if t.candidate.point not in requested]
         entries = plan.chooser.choose([*final, *raced, *untuned])
         if earlier:
@@ -135,13 +139,13 @@ def tune(
     return entries
 
 
-def _race(trials: Sequence[Trial], racer: Racer) -> list[Trial]:
+def _race(trials: Sequence[Trial], racer: Racer, rounds: int) -> list[Trial]:
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
     raced = []
     for point, some in by_point.items():
-        times = racer.race(point, [trial.candidate.config for trial in some], RACE_ROUNDS)
+        times = racer.race(point, [trial.candidate.config for trial in some], rounds)
         raced += [
             replace(trial, measurement=times[trial.candidate.config])
             for trial in some

@@ -115,6 +115,10 @@ class FusedMoeKernels:
         """`bind` as a function of a candidate, for the compiler."""
         return binder_of(self, problem, target)
 
+    def has_tma(self) -> bool:
+        """Whether this release's kernel can read through TMA: 0.5.12's and later ones can."""
+        return any(parameter.name == "a_desc" for parameter in self.lifted.parameters(DENSE))
+
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
         tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}

@@ -173,7 +173,7 @@ class SGLangFusedMoe:
         return (file for file in found if file.nvidia or not nvidia_only)
 
     def takes_tma(self, problem: FusedMoe) -> bool:
-        return takes_tma(problem)
+        return takes_tma(problem) and self.lift().has_tma()
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)
