@@ -117,7 +117,7 @@ def check_files(
     """
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
-    plans = [_read(path, layer, options) for path in files]
+    plans = [_read(path, layer, options, device.target.backend) for path in files]
     with Farm() as farm:
         entries = [
             entry
@@ -131,7 +131,9 @@ def check_files(
 _Parts = list[tuple[Path, Candidate]]
 
 
-def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[FusedMoe, _Parts]:
+def _read(
+    path: Path, engine: MoeEngine, options: Mapping[str, Any], backend: str
+) -> tuple[FusedMoe, _Parts]:
     key = engine.read_file_name(path.name)
     problem = _problem(
         key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
@@ -144,7 +146,7 @@ def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[Fu
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)
     return problem, [
-        (path, Candidate(Point(size, gemm), launch_config(entries[size])))
+        (path, Candidate(Point(size, gemm), launch_config(entries[size], backend)))
         for gemm in gemms
         for size in sorted(entries)
     ]

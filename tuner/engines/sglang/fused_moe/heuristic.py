@@ -52,10 +52,11 @@ class _Lifted:
     def __init__(self, tree: ast.Module, source: Path, engine: str, device: Device) -> None:
         flags = SimpleNamespace(enable_deterministic_inference=False)
         settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
+        hip, optin = device.target.backend == HIP, device.shared_optin_bytes
         # Stand-ins for the names from other modules, for the device and default flags.
         self._namespace: dict[str, object] = {
-            "_is_hip": device.target.backend == HIP,
-            "_get_cuda_shared_memory_per_block_optin": lambda: device.shared_optin_bytes,
+            "_is_hip": hip,
+            "_get_cuda_shared_memory_per_block_optin": lambda: None if hip else optin,
             "get_server_args": lambda: settings,
             "get_global_server_args": lambda: settings,
             "get_exec": lambda: settings,
