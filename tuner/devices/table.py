@@ -87,6 +87,11 @@ class Device:
         return self.architecture.target
 
     @property
+    def vendor(self) -> str:
+        """The first word of the names of its maker's cards: NVIDIA, AMD."""
+        return self.name.partition("_")[0]
+
+    @property
     def shared_optin_bytes(self) -> int:
         return self.architecture.shared_optin_bytes
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import REQUIRED_FIELDS, launch_config, launch_options
 from tuner.engines.sglang.dense_gemm.launchers import GemmLaunchers
@@ -66,7 +67,7 @@ class SGLangGemmKernels:
 
     def choices(self, problem: DenseGemm, target: Target) -> Mapping[str, tuple[int, ...]]:
         taken = self._optional_keys(problem, target)
-        found: dict[str, tuple[int, ...]] = {}
+        found = dict(architecture(target).launch_options) if problem.block else {}
         if "SWAP_AB" in taken:
             found["SWAP_AB"] = (0, 1)
         if "SPLIT_K" in taken and problem.block:
