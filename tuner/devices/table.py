@@ -92,6 +92,11 @@ class Device:
         return self.name.partition("_")[0]
 
     @property
+    def untested_vendor(self) -> str:
+        """The vendor, if the model that predicts times was never held against one of its cards."""
+        return "" if self.target.backend == CUDA else self.vendor
+
+    @property
     def shared_optin_bytes(self) -> int:
         return self.architecture.shared_optin_bytes
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
-from tuner.problems.results import Entry, Environment, Totals, entry_json
+from tuner.problems.results import Entry, Environment, Status, Totals, entry_json
 from tuner.render import table
 
 
@@ -50,10 +50,11 @@ class Report:
             "entries": [{**e.point.as_json(), **entry_json(e, config_json)} for e in self.entries],
             "totals": asdict(self.totals),
             "runs": runs.as_json() if runs else None,
+            **({"caveat": self._caveat} if self._caveat else {}),
         }
 
     def as_text(self) -> str:
-        """A table of the entries, then a line with the totals."""
+        """A table of the entries, then lines with the totals and what to know of predictions."""
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else self.entries
         rows = [
@@ -74,7 +75,29 @@ class Report:
             f"{t.configs_compiled} kernels{known}, {t.compile_s:.1f} s of compile processes, "
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
-        return "\n".join([table((*self.table.headers, *_FIGURES), rows), "", cost])
+        lines = [table((*self.table.headers, *_FIGURES), rows), "", cost, self._caveat]
+        return "\n".join(lines).rstrip("\n")
+
+    @property
+    def _caveat(self) -> str:
+        """What a reader of predicted times must know besides their status; mostly empty."""
+        vendor = self.device.untested_vendor
+        if not vendor or all(entry.status is not Status.PREDICTED for entry in self.entries):
+            return ""
+        return f"The model that predicted these times was never held against a card of {vendor}'s."
+
+
+def mark_untested(entries: Iterable[Entry], device: Device) -> list[Entry]:
+    """The entries with words in the reason of predicted ones, where the model was never held
+    against a card of the device's vendor. The reason goes with an entry wherever it is shown.
+    """
+    words = f"; model untested on {device.untested_vendor}" if device.untested_vendor else ""
+    return [
+        replace(entry, reason=f"{entry.reason}{words}")
+        if entry.status is Status.PREDICTED
+        else entry
+        for entry in entries
+    ]
 
 
 _FIGURES = ("us", "shared", "limit", "status", "why")
