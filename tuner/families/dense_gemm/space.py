@@ -111,7 +111,7 @@ def _rules(device: Device, blocks: bool, aligned: bool) -> Iterator[Rule]:
     )
     yield Rule(
         "64 threads for the smallest tiles alone",
-        "sglang's script has four warps and eight; a larger tile has more work than two warps issue",
+        "sglang's script has four warps and eight; a larger tile is more work than two issue",
         lambda c: c["num_warps"] * warp > 64 or _tile(c) <= 1024,
     )
     yield Rule(
@@ -143,7 +143,6 @@ def _pipelined_bytes(config: Config) -> int:
 
 def space_at(space: Space, problem: DenseGemm, device: Device, batch_size: int) -> Space:
     """The part of a problem's space that can win at a batch size."""
-
     groups = space.axes.get("GROUP_SIZE_M", (1,))
 
     def least_group(config: Mapping[str, int]) -> Mapping[str, int]:
