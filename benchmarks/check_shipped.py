@@ -1,33 +1,38 @@
 """Check every entry of the config files that an engine ships for one vendor's GPUs.
 
-    python benchmarks/check_shipped.py sglang==0.5.23 --vendor AMD --out FILE.json
-
+Run from the repository's root:
+    .venv/bin/python benchmarks/check_shipped.py sglang==0.5.23 --vendor AMD --out FILE.csv.gz
 Each file is compiled for the card that its name says, by as many processes as there are cores. FILE
-gets a row for each entry; the totals are printed. It takes about two core-minutes for 100 entries.
+gets a row for each entry and gemm; the totals are printed. 100 rows take about ten core-seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
+import gzip
+import io
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from tuner.devices.table import Device, find_device
-from tuner.engines.engine import find_engine, supports
+from tuner.devices.table import find_device
+from tuner.engines.engine import Engine, find_engine, supports
 from tuner.errors import UnknownDevice
 from tuner.families.dense_gemm import check as gemm_check
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.fused_moe import check as moe_check
 from tuner.families.fused_moe.engine import moe_engine
 
-# sglang's files of this name are for the MI300X: six of seven for fused MoE equal its files.
+# sglang's files of this name are for the MI300X: all of fused MoE equal the MI300X's.
 CALLED = {"AMD_Radeon_Graphics": "AMD_Instinct_MI300X"}
-FAMILIES = {"fused_moe": (moe_engine, moe_check), "dense_gemm": (gemm_engine, gemm_check)}
+FIELDS = (
+    *("family", "card", "folder", "file", "gemm", "M", "config", "status"),
+    *("shared_bytes", "limit_bytes", "n_regs", "n_spills", "detail"),
+)
+Row = dict[str, object]
 
 
 def main() -> None:
@@ -37,72 +42,78 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     engine = find_engine(asked.engine)
-    rows: list[dict[str, Any]] = []
-    for family, (open_family, check) in FAMILIES.items():
+    rows: list[Row] = []
+    for family in ("fused_moe", "dense_gemm"):
         if not supports(engine.name, family):
             continue
-        shipped = open_family(engine).shipped(nvidia_only=False)
-        wanted = sorted(
-            (file for file in shipped if file.key.device.startswith(asked.vendor)),
-            key=lambda file: file.key.device,
-        )
-        for name, files in groupby(wanted, key=lambda file: file.key.device):
-            paths = [file.path for file in files]
-            print(f"{family}, {name}: {len(paths)} files", file=sys.stderr)
-            rows += _checked(family, name, paths, check, engine)
-            asked.out.write_text(_text(asked.engine, rows), encoding="utf-8")
-    print(_summary(rows))
+        for card, paths in shipped(family, engine, asked.vendor):
+            print(f"{family}, {card}: {len(paths)} files", file=sys.stderr)
+            rows += checked(family, card, paths, engine)
+            write(asked.out, rows)
+    print(summary(rows))
 
 
-def _checked(
-    family: str, name: str, paths: list[Path], check: Any, engine: Any
-) -> Iterable[dict[str, Any]]:
+def shipped(family: str, engine: Engine, vendor: str) -> Iterator[tuple[str, list[Path]]]:
+    """The files for each card."""
+    opened = moe_engine(engine) if family == "fused_moe" else gemm_engine(engine)
+    found = sorted(
+        (file.key.device, file.path)
+        for file in opened.shipped(nvidia_only=False)
+        if file.key.device.startswith(vendor)
+    )
+    for card, files in groupby(found, key=lambda file: file[0]):
+        yield card, [path for _, path in files]
+
+
+def checked(family: str, card: str, paths: Sequence[Path], engine: Engine) -> Iterator[Row]:
     try:
-        device: Device = find_device(CALLED.get(name, name))
+        device = find_device(CALLED.get(card, card))
     except UnknownDevice as error:
-        return [_refused(family, name, path, str(error)) for path in paths]
-    found = check.check_files(paths, device, engine, {})
-    return [
-        {
-            "family": family,
-            "card": name,
-            "file": Path(entry.file).name,
-            "folder": Path(entry.file).parent.name,
-            "gemm": entry.gemm.value if family == "fused_moe" else "gemm",
+        for path in paths:
+            yield {**_named(family, card, path), "status": "refused", "detail": str(error)}
+        return
+    check = moe_check if family == "fused_moe" else gemm_check
+    for entry in check.check_files(paths, device, engine, {}).entries:
+        compiled = entry.compiled
+        if compiled is None:  # the engine runs no Triton kernel here
+            continue
+        yield {
+            **_named(family, card, Path(entry.file)),
+            "gemm": getattr(entry, "gemm", "gemm"),
             "M": entry.batch_size,
-            "config": dict(entry.config),
-            "status": entry.compiled.status.value,
-            "shared_bytes": entry.compiled.shared_bytes,
+            "config": entry.config.key.replace(",", " "),
+            "status": compiled.status.value,
+            "shared_bytes": compiled.shared_bytes,
             "limit_bytes": device.shared_optin_bytes,
-            "n_regs": entry.compiled.n_regs,
-            "n_spills": entry.compiled.n_spills,
-            "detail": entry.compiled.detail,
+            "n_regs": compiled.n_regs,
+            "n_spills": compiled.n_spills,
+            "detail": compiled.detail,
         }
-        for entry in found.entries
-    ]
 
 
-def _refused(family: str, name: str, path: Path, why: str) -> dict[str, Any]:
-    return {"family": family, "card": name, "file": path.name, "status": "refused", "detail": why}
+def _named(family: str, card: str, path: Path) -> Row:
+    return {"family": family, "card": card, "folder": path.parent.name, "file": path.name}
 
 
-def _summary(rows: Iterable[dict[str, Any]]) -> str:
-    lines = ["family, card: files, compiled entries, status counts, entries that spill"]
-    by_card: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def write(path: Path, rows: Iterable[Row]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def summary(rows: Iterable[Row]) -> str:
+    lines = ["family, card: files, rows, rows by status, rows that spill"]
+    cards: dict[str, list[Row]] = {}
     for row in rows:
-        by_card.setdefault((row["family"], row["card"]), []).append(row)
-    for (family, card), mine in by_card.items():
-        files = len({(row.get("folder"), row["file"]) for row in mine})
+        cards.setdefault(f"{row['family']}, {row['card']}", []).append(row)
+    for card, mine in cards.items():
+        files = len({(row["folder"], row["file"]) for row in mine})
         status = dict(Counter(row["status"] for row in mine))
         spilling = sum(bool(row.get("n_spills")) for row in mine)
-        lines.append(f"{family}, {card}: {files}, {len(mine)}, {status}, {spilling}")
+        lines.append(f"{card}: {files}, {len(mine)}, {status}, {spilling}")
     return "\n".join(lines)
-
-
-def _text(engine: str, rows: list[dict[str, Any]]) -> str:
-    """One row a line, so that the file can be compared and searched."""
-    body = ",\n".join(json.dumps(row, sort_keys=True) for row in rows)
-    return f'{{"engine": {json.dumps(engine)}, "entries": [\n{body}\n]}}\n'
 
 
 if __name__ == "__main__":

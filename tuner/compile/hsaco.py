@@ -65,8 +65,8 @@ def _aligned(size: int) -> int:
 
 # MessagePack: https://github.com/msgpack/msgpack/blob/master/spec.md. Kinds by their first byte; a
 # number is what struct reads after it. Floats, bytes and extensions do not occur in the note.
-_NUMBERS = dict(zip(range(0xCC, 0xD4), [">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q"], strict=True))
-_SIZES = dict(zip(range(0xD9, 0xE0), [">B", ">H", ">I", ">H", ">I", ">H", ">I"], strict=True))
+_NUMBERS = {0xCC + i: f">{letter}" for i, letter in enumerate("BHIQbhiq")}
+_SIZES = {0xD9 + i: f">{letter}" for i, letter in enumerate("BHIHIHI")}
 
 
 def _value(data: bytes, at: int) -> tuple[Any, int]:
