@@ -51,9 +51,10 @@ class GemmPredictor:
         Kernels read A's rows modulo M. So a tile that is taller than the batch reads rows again and
         again, and where M is 1 not even in vectors. The model knows nothing of that: on an H100 it
         preferred tiles of 64 rows at M = 1, which took up to three times the best time. It knows
-        nothing of the options of AMD's compiler either.
+        nothing of the options of AMD's compiler either, and AMD's cards copy nothing to LDS behind
+        a kernel's back: with few exceptions, engines ship them two stages.
         """
-        if self._unmodelled & config.keys():
+        if self._unmodelled and (self._unmodelled & config.keys() or config["num_stages"] != 2):
             return False
         return config["BLOCK_SIZE_M"] <= max(LEAST_TILE, 1 << (point.batch_size - 1).bit_length())
 
