@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, find_engine, supports
-from tuner.errors import UnknownDevice
+from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.dense_gemm import check as gemm_check
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.fused_moe import check as moe_check
@@ -66,14 +66,15 @@ def shipped(family: str, engine: Engine, vendor: str) -> Iterator[tuple[str, lis
 
 
 def checked(family: str, card: str, paths: Sequence[Path], engine: Engine) -> Iterator[Row]:
+    check = moe_check if family == "fused_moe" else gemm_check
     try:
         device = find_device(CALLED.get(card, card))
-    except UnknownDevice as error:
+        entries = check.check_files(paths, device, engine, {}).entries
+    except (UnknownDevice, UnsupportedKernel) as error:
         for path in paths:
             yield {**_named(family, card, path), "status": "refused", "detail": str(error)}
         return
-    check = moe_check if family == "fused_moe" else gemm_check
-    for entry in check.check_files(paths, device, engine, {}).entries:
+    for entry in entries:
         compiled = entry.compiled
         if compiled is None:  # the engine runs no Triton kernel here
             continue
