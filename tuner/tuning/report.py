@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tuner.devices.table import Device
+from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json
@@ -107,7 +108,8 @@ def config_cells(config: Config) -> tuple[str, int, int, int]:
     """Blocks, group size, warps and stages, as tables show them."""
     blocks = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     tma = " tma" if config.get("USE_TMA") else ""
-    return f"{blocks}{tma}", config["GROUP_SIZE_M"], config["num_warps"], config["num_stages"]
+    amd = "".join(f" {name}={config[name]}" for name in AMD_OPTIONS if config.get(name))
+    return f"{blocks}{tma}{amd}", config["GROUP_SIZE_M"], config["num_warps"], config["num_stages"]
 
 
 def config_json(config: Config) -> dict[str, int | bool]:
