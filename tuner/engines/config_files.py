@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.devices.target import CUDA, HIP
@@ -134,6 +134,12 @@ def launch_options(backend: str) -> tuple[str, ...]:
     """The launch options that Triton's compiler for "cuda" or "hip" has."""
     amd = (*TRITON_DEFAULTS, "num_ctas", *AMD_OPTIONS)
     return amd if backend == HIP else LAUNCH_OPTIONS
+
+
+def tile_fields(backend: str) -> EntryFields:
+    """Those of `TILES` that a kernel can be launched with on "cuda" or "hip"."""
+    taken = {*REQUIRED_FIELDS, *launch_options(backend), *TILES.flags}
+    return replace(TILES, names=tuple(name for name in TILES.names if name in taken))
 
 
 def _read_object(path: Path) -> _Object:

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
+from tuner.engines.config_files import (
+    config_file_text,
+    read_config_file,
+    read_lenient,
+    tile_fields,
+)
 from tuner.errors import ExportRefused
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
@@ -95,7 +100,7 @@ def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: 
     found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    entries = read_config_file(found).entries
+    entries = read_config_file(found, tile_fields(device.target.backend)).entries
     for batch_size, config in file.entries.items():
         picked = engine.pick(entries, batch_size)
         if picked != config:
