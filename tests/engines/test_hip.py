@@ -13,7 +13,7 @@ from tuner.compile import CompileJob, Farm
 from tuner.compile.hsaco import HsacoResources, read_resources
 from tuner.compile.kernel import compile_kernel
 from tuner.devices.table import find_device
-from tuner.engines.config_files import AMD_OPTIONS, tile_fields
+from tuner.engines.config_files import AMD_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import lift_attention
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
@@ -192,7 +192,7 @@ def test_options_of_amds_compiler_are_for_amd_alone(kernels: FusedMoeKernels) ->
     with pytest.raises(UnsupportedKernel, match="no config key 'waves_per_eu' on sm_90"):
         cuda.bind(FP8, Gemm.UP, 64, SMALL.replace(waves_per_eu=2), sm90)
     # A strict reading refuses them too, before anything is compiled.
-    taken = {name: set(tile_fields(name).names) for name in ("cuda", "hip")}
+    taken = {name: set(fields_on(TILES, name).names) for name in ("cuda", "hip")}
     assert taken["hip"] - taken["cuda"] == {*AMD_OPTIONS}
     assert taken["cuda"] - taken["hip"] == {"maxnreg"}
     with pytest.raises(UnsupportedKernel, match="no config key 'maxnreg'"):

@@ -136,10 +136,10 @@ def launch_options(backend: str) -> tuple[str, ...]:
     return amd if backend == HIP else LAUNCH_OPTIONS
 
 
-def tile_fields(backend: str) -> EntryFields:
-    """Those of `TILES` that a kernel can be launched with on "cuda" or "hip"."""
-    taken = {*REQUIRED_FIELDS, *launch_options(backend), *TILES.flags}
-    return replace(TILES, names=tuple(name for name in TILES.names if name in taken))
+def fields_on(fields: EntryFields, backend: str) -> EntryFields:
+    """The fields without options that Triton's compiler for "cuda" or "hip" lacks."""
+    lacking = {*LAUNCH_OPTIONS, *AMD_OPTIONS} - {*launch_options(backend)}
+    return replace(fields, names=tuple(name for name in fields.names if name not in lacking))
 
 
 def _read_object(path: Path) -> _Object:

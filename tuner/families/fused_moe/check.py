@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device
-from tuner.engines.config_files import launch_config, read_config_file, tile_fields
+from tuner.engines.config_files import TILES, fields_on, launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile
@@ -139,7 +139,7 @@ def _read(
     problem = _problem(
         key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     )
-    entries = read_config_file(path, tile_fields(backend)).entries
+    entries = read_config_file(path, fields_on(TILES, backend)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
         entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}

@@ -11,10 +11,11 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import (
+    TILES,
     config_file_text,
+    fields_on,
     read_config_file,
     read_lenient,
-    tile_fields,
 )
 from tuner.errors import ExportRefused
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
@@ -100,7 +101,7 @@ def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: 
     found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    entries = read_config_file(found, tile_fields(device.target.backend)).entries
+    entries = read_config_file(found, fields_on(TILES, device.target.backend)).entries
     for batch_size, config in file.entries.items():
         picked = engine.pick(entries, batch_size)
         if picked != config:
