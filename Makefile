@@ -6,6 +6,8 @@ ENGINES := $(VENV)/share/tuner/engines
 ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
 TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v))
+# The oldest and the newest Triton that compile processes run; not all have a wheel for each Python.
+TEST_TRITONS := $(foreach v,3.1.0 3.8.0,$(ENGINES)/triton-$(v))
 
 .PHONY: install demo check lint types imports browser test chaos mixed-fleet clean
 
@@ -27,6 +29,11 @@ $(ENGINES)/sglang-%: | $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $@.part --only-binary=:all: \
 	  --python-version 3.12 --implementation cp --platform manylinux_2_34_$(shell uname -m) --platform any 'sglang==$*'
 	mv $@.part $@
+
+$(ENGINES)/triton-%: | $(VENV)/.installed
+	rm -rf $@.part
+	-$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $@.part --only-binary=:all: \
+	  'triton==$*' && mv $@.part $@
 
 demo: install
 	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --no-fuse-shared --device L40S --measure predict
@@ -55,7 +62,7 @@ browser:
 	  test -n "$$TUNER_TEST_BROWSER" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
-test: install $(VENV)/.installed-dev $(TEST_ENGINES) browser
+test: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) browser
 	$(BIN)/python -m pytest -m 'not gpu'
 
 # About 20 minutes on two cores. It harms only what it started. It fills a disk of its own, which

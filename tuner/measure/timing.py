@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tuner.compile.kernel import launch
 from tuner.kernels.binding import Binding
 from tuner.problems.results import Measurement, Status
 
@@ -26,13 +27,12 @@ class BoundKernel:
 
     compiled: Any  # triton.compiler.CompiledKernel
     binding: Binding
-    grid: tuple[int, ...]  # of thread blocks
+    grid: tuple[int, ...]  # of thread blocks, in one to three dimensions
 
-
-def blocks(grid: tuple[int, ...]) -> tuple[int, int, int]:
-    """The grid in three dimensions, as a compiled kernel needs it."""
-    x, y, z = (*grid, 1, 1)[:3]
-    return x, y, z
+    def launch(self, values: Sequence[Any], stream: int | None = None) -> None:
+        """Run it once on a stream, or on the current one. `values`: one for each parameter."""
+        x, y, z = (*self.grid, 1, 1)[:3]
+        launch(self.compiled, (x, y, z), values, stream)
 
 
 def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
@@ -58,7 +58,7 @@ def capture_chains(chains: Sequence[Chain]) -> torch.cuda.CUDAGraph:
 def run_chain(chain: Chain, stream: int | None = None) -> None:
     """Run a chain's kernels once, on a stream or on the current one."""
     for kernel, args in chain:
-        kernel.compiled[blocks(kernel.grid)](*args, stream=stream)
+        kernel.launch(args, stream)
 
 
 def replay_us(

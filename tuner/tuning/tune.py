@@ -8,7 +8,7 @@ repeat exactly, the winners are the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -64,6 +64,16 @@ class Racer(Protocol):
         """The measurement of each configuration; one that could not be timed is left out."""
 
 
+class Earlier(Protocol):
+    """An earlier result, which holds at some points."""
+
+    def final(self, trials: Mapping[Candidate, Trial]) -> list[Trial]:
+        """The trials that decide at the points where it holds, out of what was tried now."""
+
+    def explain(self, entries: Sequence[Entry], held: Collection[Point]) -> list[Entry]:
+        """The entries, with what became of the earlier result in the reason of each."""
+
+
 class Journal(Protocol):
     """Keeps a run's trials. They are stored durably when `add` returns."""
 
@@ -97,10 +107,12 @@ def tune(
     journal: Journal,
     progress: Progress,
     racer: Racer | None = None,
+    earlier: Earlier | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
     With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
+    `earlier` has the times of points that need no race.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
@@ -110,9 +122,15 @@ def tune(
     everything = list(trials.values())
     entries = plan.chooser.choose(everything)
     if racer is not None:
-        final = _race(plan.chooser.finalists(everything, entries), racer)
+        final = earlier.final(trials) if earlier else []
+        known = {trial.candidate.point for trial in final}
+        finalists = plan.chooser.finalists(everything, entries)
+        raced = _race([t for t in finalists if t.candidate.point not in known], racer)
         untuned = [t for t in everything if t.candidate.point not in requested]
-        entries = plan.chooser.choose([*final, *untuned])
+        entries = plan.chooser.choose([*final, *raced, *untuned])
+        if earlier:
+            entries = earlier.explain(entries, known)
+            bench.totals.extra["carried_over"] = len(known)
     bench.totals.wall_s = time.perf_counter() - started
     return entries
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
-from tuner.engines.config_files import TILES, fields_on, launch_config, read_config_file
+from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile
@@ -119,7 +120,7 @@ def check_files(
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
     plans = [_read(path, layer, options, device.target.backend) for path in files]
-    with Farm() as farm:
+    with Farm(triton=triton_for(engine)) as farm:
         entries = [
             entry
             for problem, parts in plans
@@ -139,7 +140,7 @@ def _read(
     problem = _problem(
         key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     )
-    entries = read_config_file(path, fields_on(TILES, backend)).entries
+    entries = read_config_file(path, fields_on(engine.fields, backend)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
         entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}

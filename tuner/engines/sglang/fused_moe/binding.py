@@ -23,7 +23,8 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import AMD_OPTIONS, launch_options
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.engine import binder_of
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.slots import padded_slots, sorted_slots
 from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.kernels.binding import (
@@ -114,14 +115,7 @@ class FusedMoeKernels:
         self, problem: FusedMoe, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` as a function of a candidate, for the compiler."""
-
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            point = candidate.point
-            return self.lifted, self.bind(
-                problem, gemm_of(point), point.batch_size, candidate.config, target
-            )
-
-        return bound
+        return binder_of(self, problem, target)
 
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
