@@ -89,6 +89,7 @@ def tune(
     from tuner.engines.dispatch import engine_runs
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
+    from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request, open_run
 
@@ -114,6 +115,8 @@ def tune(
     for note in [note for found in targets for note in found.notes]:
         say(note)
     problems = [request.problem for request in requests]
+    if card.untested_vendor and requests[0].source.kind is MeasureKind.GPU:
+        say(f"measuring on a card of {card.untested_vendor}'s is written, and was never tried")
     for kernel in engine_runs(found_engine.name, found_engine.version, problems, card):
         say(kernel.line())
     _say_other_triton(found_engine)
