@@ -150,21 +150,41 @@ def _too_large(compiled: Compiled) -> bool:
 def _remedy(
     farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[_Asked]
 ) -> Remedy | None:
-    """What helps for the launches that do not fit. Its patch was compiled, and all of them fit."""
-    of_extend = [(p, c.point) for p, c in too_large if p.phase is Phase.EXTEND]
-    remedy = attention.remedy(device) if of_extend else None
-    if remedy is None or not remedy.patched:
+    """What helps for the launches that do not fit. With its patch, all of them fit."""
+    problems = [problem for problem, _ in too_large if problem.phase is Phase.EXTEND]
+    remedy = attention.remedy(device) if problems else None
+    if remedy is None or _fit_patched(farm, attention, device, remedy, problems):
         return remedy
+    return replace(remedy, patched="")
+
+
+def fit_patched(
+    engine: Engine, device: Device, remedy: Remedy, problems: Sequence[Attention]
+) -> bool:
+    """Whether the engine's extend launches for the problems fit with the remedy's patch."""
+    with Farm() as farm:
+        return _fit_patched(farm, attention_engine(engine), device, remedy, problems)
+
+
+def _fit_patched(
+    farm: Farm,
+    attention: AttentionEngine,
+    device: Device,
+    remedy: Remedy,
+    problems: Sequence[Attention],
+) -> bool:
+    if not remedy.patched:
+        return False
     with tempfile.TemporaryDirectory() as folder:
         patched = Path(folder, remedy.file.name)
         patched.write_text(remedy.patched, encoding="utf-8")
         kernels = attention.lift(device.target.backend, {Phase.EXTEND: patched})
+        points = [(problem, _point(problem, Stage.EXTEND)) for problem in problems]
         asked = [
             (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
-            for problem, point in of_extend
+            for problem, point in points
         ]
-        fits = all(compiled.ok for compiled in _compile(farm, kernels, device, asked))
-    return remedy if fits else replace(remedy, patched="")
+        return all(compiled.ok for compiled in _compile(farm, kernels, device, asked))
 
 
 def _checked(

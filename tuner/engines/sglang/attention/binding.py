@@ -143,8 +143,7 @@ class SGLangAttentionKernels:
     def _lifted(self) -> dict[Phase, Lifted]:
         engine, origin = self.engine, self.origin
         return {
-            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend)
-            for p in Phase
+            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend) for p in Phase
         }
 
     @cached_property

@@ -67,17 +67,15 @@ def launches_table() -> dict[str, Any]:
 
 
 def _notes(engine: SGLang, device: Device) -> tuple[str, ...]:
-    """What the user's log may say instead of the figures that were computed."""
-    limit = device.shared_optin_bytes
-    known = [
-        row
-        for row in launches_table().get("recorded", ())
-        if engine.version in row["releases"] and row["bytes"] > limit
-    ]
+    """What a server's log may say instead of the figures that are computed here."""
     return tuple(
-        f"{row['launch']} needs {row['bytes']:,} bytes with Triton {row['triton']}, "
-        f"which sglang {engine.version} pins; the patch covers it"
-        for row in known
+        f"a log of sglang {engine.version} may say {row['bytes']:,} bytes instead: {row['launch']} "
+        f"needs them with Triton {row['triton']}, which it pins; the patch covers that launch too"
+        for row in launches_table()["recorded"]
+        if engine.version in row["releases"]
+        and row["pinned"]
+        and "mask" in row["launch"]
+        and row["bytes"] > device.shared_optin_bytes
     )
 
 
