@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tuner.diagnose.answers import ANSWERS, NOTHING
+from tuner.diagnose.added import Added
+from tuner.diagnose.answers import ANSWERS
 from tuner.diagnose.context import Context, Hints, check_hints
 from tuner.diagnose.findings import Finding, Findings
 from tuner.diagnose.report import Answer, Diagnosis, filled, for_engine
@@ -40,7 +41,7 @@ def diagnose_text(text: str, hints: Hints = Hints()) -> Diagnosis:
 
 
 def missing_files(path: Path) -> list[str]:
-    """The paths of the config files that a log says are missing, each once. Raises UnreadableLog."""
+    """The config files that a log says are missing, each once. Raises UnreadableLog."""
     findings = scan(_streams([path]), known_messages())
     found = [f for f in findings.found if f.message.answer == "missing_file"]
     return list(dict.fromkeys(finding.values["path"] for finding in found))
@@ -68,7 +69,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
 
 def _answer(finding: Finding, context: Context) -> Answer:
     message = finding.message
-    added = ANSWERS[message.answer](finding, context) if message.answer else NOTHING
+    added = ANSWERS[message.answer](finding, context) if message.answer else Added()
     engine, values = context.engine_name(finding), context.values(finding)
     return Answer(
         finding,

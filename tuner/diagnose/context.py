@@ -40,7 +40,7 @@ class Context:
         return self.hints.tp or int(self.facts.get("tp", "0").replace(",", ""))
 
     def engine_name(self, finding: Finding) -> str:
-        """ "sglang", "vllm", or "" where neither the command line nor the log tells."""
+        """The engine: sglang, vllm, or nothing where neither the hints nor the log tell."""
         if self.hints.engine:
             return self.hints.engine.partition("==")[0].strip().lower()
         for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.diagnose.answers import Mend
+from tuner.diagnose.added import Mend
 from tuner.diagnose.context import ENGINES
 from tuner.diagnose.findings import Finding, Findings
 from tuner.render import printable

@@ -68,7 +68,7 @@ def explain(
 def _whose(place: tuple[str, int] | None, release: str, version: str) -> list[str]:
     if place is None:
         return []
-    words = "The kernel is extend of sglang's Triton attention (a prefill, or new tokens that see a cache)."
+    words = "The kernel is extend of sglang's Triton attention: new tokens attend to a cache."
     if release and not version:
         words += f" Line {place[1]} of {_EXTEND} is the launch of sglang {release}."
     return [words]
@@ -82,8 +82,8 @@ def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: st
     row = matching[0]
     tile = "x".join(map(str, row["tile"]))
     found = [
-        f"Of sglang {' and '.join(row['releases'])}, {row['launch']} needs exactly {required:,} bytes "
-        f"with Triton {row['triton']} (tile {tile})."
+        f"Of sglang {' and '.join(row['releases'])}, {row['launch']} needs exactly "
+        f"{required:,} bytes with Triton {row['triton']} (tile {tile})."
     ]
     others = [
         other
@@ -94,9 +94,9 @@ def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: st
     ]
     for other in others:
         found.append(
-            f"`tuner check --attention` names another number because it compiles another launch: "
-            f"{other['launch']}, {other['bytes']:,} bytes with Triton {other['triton']}. Both are too "
-            "large for the same reason, and the steps below mend both."
+            "`tuner check --attention` names another number because it compiles another launch: "
+            f"{other['launch']}, {other['bytes']:,} bytes with Triton {other['triton']}. Both are "
+            "too large for the same reason, and the steps below mend both."
         )
     return found
 
@@ -125,10 +125,9 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
         steps.append(f"Upgrade to the first sglang whose tiles fit: {'; '.join(fits)}.")
     flags = backend_flags(release or "0.4.4", latent=True)
     others = backend_flags(release or "0.4.4", latent=False)
-    steps.append(
-        f"Or run FlashInfer's kernels: {' '.join(flags)} for models with latent attention (DeepSeek)"
-        + (f", {' '.join(others)} for others." if flags != others else " and others.")
-    )
+    rest = f", {' '.join(others)} for others." if flags != others else " and others."
+    latent = f"{' '.join(flags)} for models with latent attention (DeepSeek)"
+    steps.append(f"Or run FlashInfer's kernels: {latent}{rest}")
     card = devices[0].aliases[0] if len(devices) == 1 and devices[0].aliases else "GPU"
     engine = f" --engine sglang=={release}" if release else " --engine sglang==VERSION"
     steps += [

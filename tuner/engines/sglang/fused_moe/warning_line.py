@@ -170,6 +170,6 @@ def _age_note(missing: MissingFile, version: str | None) -> str:
         return ""
     before = ".".join(map(str, missing.before))
     return (
-        f"the line is of a sglang before {before}, and sglang {version} looks for a file of another "
-        "name or in another folder: for the line's server, name its version, sglang==VERSION"
+        f"the line is of a sglang before {before}, and sglang {version} looks for another file: "
+        "for the line's server, name its version, sglang==VERSION"
     )
