@@ -34,4 +34,5 @@ def card_name(device: Device | None) -> str:
     """The GPU as commands name it."""
     if device is None:
         return "GPU"
-    return device.aliases[0] if device.aliases else device.name
+    names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
+    return min((name for name in names if " " not in name), key=len)

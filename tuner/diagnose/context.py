@@ -68,7 +68,8 @@ class Context:
     def device(self, name: str = "") -> Device | None:
         """The GPU of the command line, else the one of that name or of the log, if it is known."""
         try:
-            return find_device(self.hints.device or name or self.facts.get("device", ""))
+            logged = self.facts.get("device", "").rstrip(".").removesuffix(".json")
+            return find_device(self.hints.device or name or logged)
         except UnknownDevice:
             if self.hints.device:
                 raise

@@ -28,8 +28,9 @@ def missing_file(finding: Finding, context: Context) -> Added:
     try:
         resolved: Resolved = family.module("models").resolve(path, serving)
     except BadInput as error:
-        device = context.device(context.facts.get("device", ""))
-        command = f"$ tuner tune {shlex.quote(name)} --hidden-size SIZE --top-k NUMBER"
+        device = context.device()
+        log = shlex.quote(finding.where.rpartition(":")[0])
+        command = f"$ tuner tune {log} --hidden-size SIZE --top-k NUMBER"
         steps = (f"Tell what the name leaves out: {error.message}.",)
         return Added(cause, (*steps, f"{command} --device {card_name(device)}"), details)
     device = context.device(resolved.device_name or "")

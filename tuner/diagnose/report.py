@@ -149,7 +149,7 @@ def _wrapped(text: str, first: str, others: str | None = None) -> list[str]:
 
 def _command(text: str) -> list[str]:
     """A command, broken at blanks outside quotes with a backslash, so that it can be copied."""
-    indent = " " * 7
+    indent = " " * 5
     words: list[str] = []
     for word in text.split(" "):
         open_quote = bool(words) and words[-1].count("'") % 2 == 1

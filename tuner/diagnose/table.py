@@ -139,10 +139,10 @@ def _form(row: Mapping[str, Any]) -> Form:
 
 
 def _literals(text: str) -> list[str]:
-    return [part for part in _split(text) if isinstance(part, str)]
+    return [part for part in split_form(text) if isinstance(part, str)]
 
 
-def _split(text: str) -> list[str | re.Match[str]]:
+def split_form(text: str) -> list[str | re.Match[str]]:
     """Literal text and holes, in order."""
     found: list[str | re.Match[str]] = []
     end = 0
@@ -154,7 +154,7 @@ def _split(text: str) -> list[str | re.Match[str]]:
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
-    parts = _split(text)
+    parts = split_form(text)
     written = [
         _hole(part, last=part is parts[-2] and not parts[-1])
         if isinstance(part, re.Match)

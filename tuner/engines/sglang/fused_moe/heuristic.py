@@ -55,6 +55,7 @@ class _Lifted:
         # Stand-ins for the names from other modules, for the device and default flags.
         self._namespace: dict[str, object] = {
             "_is_hip": device.target.backend == HIP,
+            "is_hip": lambda: device.target.backend == HIP,  # 0.4.3 binds it to another name
             "_get_cuda_shared_memory_per_block_optin": lambda: device.shared_optin_bytes,
             "get_server_args": lambda: settings,
             "get_global_server_args": lambda: settings,
