@@ -31,7 +31,7 @@ def missing_file(finding: Finding, context: Context) -> Added:
         device = context.device()
         log = shlex.quote(finding.where.rpartition(":")[0])
         command = f"$ tuner tune {log} --hidden-size SIZE --top-k NUMBER"
-        steps = (f"Tell what the name leaves out: {error.message}.",)
+        steps = (f"Tell what the name leaves out: {error}.",)
         return Added(cause, (*steps, f"{command} --device {card_name(device)}"), details)
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
