@@ -1,4 +1,4 @@
-"""The forms of `tuner diagnose` against sglang's own source: cited lines, first and last release."""
+"""The forms of `tuner diagnose` against sglang's source: cited lines, first and last release."""
 
 from __future__ import annotations
 

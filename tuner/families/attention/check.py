@@ -177,7 +177,7 @@ def _fit_patched(
         return False
     with tempfile.TemporaryDirectory() as folder:
         patched = Path(folder, remedy.file.name)
-        patched.write_text(remedy.patched, encoding="utf-8")
+        patched.write_bytes(remedy.patched.encode("utf-8"))
         kernels = attention.lift(device.target.backend, {Phase.EXTEND: patched})
         points = [(problem, _point(problem, Stage.EXTEND)) for problem in problems]
         asked = [

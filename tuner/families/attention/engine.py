@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,9 @@ class Remedy:
         if not self.patched:
             return ""
         name = self.file.relative_to(self.root).as_posix()
-        before = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
-        after = self.patched.splitlines(keepends=True)
-        return "".join(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"))
+        before, after = self.file.read_bytes().decode("utf-8"), self.patched
+        lines = [io.StringIO(text, newline="\n").readlines() for text in (before, after)]
+        return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}"))
 
 
 class AttentionEngine(Protocol):

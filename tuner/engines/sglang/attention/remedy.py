@@ -8,6 +8,7 @@ first release that fits behind the lines that choose them, for the user's GPU al
 from __future__ import annotations
 
 import ast
+import io
 from functools import cache
 from typing import Any
 
@@ -31,8 +32,8 @@ def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
         return None
     try:
         file = launcher_source(engine, Phase.EXTEND)
-        text = file.read_text(encoding="utf-8")
-    except (UnsupportedKernel, OSError):
+        text = file.read_bytes().decode("utf-8")  # with the line ends that it has
+    except (UnsupportedKernel, OSError, UnicodeDecodeError):
         return None
     since = fits[0]["since"]
     choice = _choice(text)
@@ -122,7 +123,7 @@ def _patched(text: str, choice: ast.If, device: Device, since: str) -> str:
         f"{indent}if {' and '.join(tests)}:",
         *(f"{indent}    {line}" for line in _tile_lines()),
     ]
-    lines = text.splitlines(keepends=True)
+    lines = io.StringIO(text, newline="\n").readlines()
     end = choice.end_lineno or choice.lineno
     return "".join([*lines[:end], *(line + newline for line in added), *lines[end:]])
 
