@@ -50,7 +50,7 @@ def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTa
         return [_of_line(line, asked, choice) for line in lines]
     if every:
         return _every_family(asked, choice)
-    found = resolve(asked, choice)
+    found = _resolve_or_hint(asked, choice)
     if not found.is_model or reader_of(asked.target):
         return [found]
     others = other_families(found.family, asked.target, _serving(asked, choice))
@@ -58,6 +58,19 @@ def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTa
         return [found]
     also = f"{asked.target} also has {in_words(others)}; --all tunes everything"
     return [replace(found, notes=(*found.notes, also))]
+
+
+def _resolve_or_hint(asked: Asked, choice: FamilyChoice) -> TuningTarget:
+    """Like `resolve`; the error about a pasted message names the command that knows messages."""
+    from tuner.diagnose import diagnose_text
+    from tuner.errors import UnknownModel
+
+    try:
+        return resolve(asked, choice)
+    except UnknownModel as error:
+        if diagnose_text(asked.target).known:
+            error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
+        raise
 
 
 def _lines_of_log(target: str) -> list[str]:

@@ -94,8 +94,8 @@ class Remedy:
             return ""
         name = self.file.relative_to(self.root).as_posix()
         before, after = self.file.read_bytes().decode("utf-8"), self.patched
-        lines = [io.StringIO(text, newline="\n").readlines() for text in (before, after)]
-        return "".join(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}"))
+        old, new = (io.StringIO(text, newline="\n").readlines() for text in (before, after))
+        return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
 
 
 class AttentionEngine(Protocol):
