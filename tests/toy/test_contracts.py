@@ -167,6 +167,8 @@ class TestEveryFamily:
         assert hasattr(module, "check_files") or hasattr(module, "check_problems")
         if hasattr(module, "check_files"):
             assert isinstance(module.FILE_OPTIONS, tuple)
+            engines = [one for one in ENGINES if supports(one.partition("==")[0], family.name)]
+            assert any(module.claims(module.EXAMPLE_NAME, find_engine(one)) for one in engines)
 
     def test_nothing_heavy_is_loaded_to_read_a_problem(self, family: Family) -> None:
         code = (

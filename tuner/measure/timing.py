@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,12 +97,16 @@ def race(
     rounds: int,
     before: Callable[[], object] | None = None,
 ) -> list[list[float]]:
-    """Microseconds per launch of each graph in each round; the graphs take turns."""
+    """Microseconds per launch of each graph in each round.
+
+    The order is another one in each round. A graph that heats the GPU slows the next one down, so
+    none should always come after the same one.
+    """
     for graph in graphs:
         replay_us(graph, before=before)
     samples: list[list[float]] = [[] for _ in graphs]
     for turn in range(rounds):
-        for at in range(len(graphs)):
-            i = (at + turn) % len(graphs)  # each round starts with another graph
+        order = random.Random(turn).sample(range(len(graphs)), len(graphs))  # noqa: S311
+        for i in order:
             samples[i].append(replay_us(graphs[i], before=before))
     return samples

@@ -6,6 +6,9 @@ weights of a layer are not when a server comes to it. This takes one of three wa
 - weights that are much larger than L2 push themselves out;
 - otherwise each launch has its own copy;
 - where all copies together would stay in L2, they are pushed out before a graph is timed.
+
+A race times its candidates at several places in memory, because the ratio of two candidates' times
+depends on the places, and a server's tensors lie elsewhere again.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ WORST_ERROR = {Dtype.FP8_W8A8: 0.03, Dtype.INT8_W8A8: 0.015}
 CHECKED = 1 << 25  # elements of C that are compared; of more, evenly spread rows
 KEPT_BYTES = 1 << 33  # of cached batches
 COLD = 2  # times the size of L2: what pushes everything else out
+PLACES = 4  # in memory, at which a race times its candidates
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,11 @@ class Batch:
         tensors = {**operands(self.activations[at], weights, self.output), **scratch}
         pairs = zip(kernels, launches, strict=True)
         return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in pairs]
+
+    def moved(self, weights: list[Quantised]) -> Batch:
+        """A copy of this batch elsewhere in memory. `weights` is such a copy of its weights."""
+        activations = [one.clone() for one in self.activations]
+        return Batch(activations, weights, torch.empty_like(self.output))
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -111,6 +120,11 @@ class Batches:
             self._kept.popitem(last=False)
         return self._kept[batch_size]
 
+    def places(self, batch_size: int) -> list[Batch]:
+        """The same batch at PLACES places in memory, all of them allocated at once."""
+        first = self.at(batch_size)
+        return [first, *(first.moved(weights) for weights in self._moved_weights)]
+
     def push_out(self) -> None:
         """Read enough memory that nothing of the weights stays in L2, where that is needed."""
         if self._filler is not None:
@@ -123,7 +137,8 @@ class Batches:
         b = problem.N * problem.K * self._copies + 4 * problem.K * min(problem.N, 4096)
         a = largest * problem.K * LAUNCHES + 8 * largest * problem.K
         quantising = 20 * max(problem.N, largest) * problem.K  # float32, several times
-        return b + a + quantising + largest * problem.N * 2 + 3 * checked * problem.N * 4
+        c = largest * problem.N * 2
+        return PLACES * (b + a + c) + quantising + 3 * checked * problem.N * 4
 
     @property
     def _copies(self) -> int:
@@ -135,6 +150,10 @@ class Batches:
         first = make_weights(self._problem, device="cuda", seed=self._seed)
         copies = [replace(first, values=first.values.clone()) for _ in range(self._copies - 1)]
         return [first, *copies]
+
+    @cached_property
+    def _moved_weights(self) -> list[list[Quantised]]:
+        return [[one.clone() for one in self._weights] for _ in range(PLACES - 1)]
 
     @cached_property
     def _filler(self) -> Tensor | None:

@@ -23,6 +23,7 @@ from tuner.problems.results import Compiled, Status
 from tuner.render import table
 
 FILE_OPTIONS: tuple[str, ...] = ()  # the names have all sizes
+EXAMPLE_NAME = "N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
 DECODES = 64  # a server decodes batches of about this size and below
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import triton
 from tuner.compile.kernel import compile_kernel
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import WORST_ERROR, Batches
+from tuner.families.dense_gemm.batch import WORST_ERROR, Batch, Batches
 from tuner.families.dense_gemm.engine import GemmLaunch, gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import Variant
@@ -57,18 +58,19 @@ class GemmOnGpu:
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn."""
+        """Time several candidates of one point in turn, at several places in memory."""
         point = read_point(request)
-        batch = self._batches.at(point.batch_size)
         loaded = [self._loaded(point, Config(fields)) for fields in request["configs"]]
+        rounds = -(-request["rounds"] // 2)  # at each place
+        samples = [
+            self._race_at(batch, loaded, rounds) for batch in self._batches.places(point.batch_size)
+        ]
+        return {"measurements": [_raced(one) for one in zip(*samples, strict=True)]}
+
+    def _race_at(self, batch: Batch, loaded: list[Loaded], rounds: int) -> list[list[float]]:
         chains = [batch.chains(*one) for one in loaded]  # their tensors must outlive the graphs
         graphs = [capture_chains(some) for some in chains]
-        samples = race(graphs, request["rounds"], self._batches.push_out)
-        measurements = [
-            measurement_fields(Measurement(Status.OK, statistics.median(s), min(s), len(s)))
-            for s in samples
-        ]
-        return {"measurements": measurements}
+        return race(graphs, rounds, self._batches.push_out)
 
     def _loaded(self, point: Point, config: Config) -> Loaded:
         launches = self._kernels.launches(self._problem, point.batch_size, config, self._target)
@@ -81,6 +83,14 @@ class GemmOnGpu:
             for one in launches
         ]
         return launches, kernels
+
+
+def _raced(places: Sequence[Sequence[float]]) -> Fields:
+    """One candidate's measurement, from its times at each place."""
+    mean_us = statistics.fmean(statistics.median(some) for some in places)
+    least_us = min(min(some) for some in places)
+    replays = sum(len(some) for some in places)
+    return measurement_fields(Measurement(Status.OK, mean_us, least_us, replays))
 
 
 @lru_cache(maxsize=4096)  # the problems of a model share kernels, and the process stays the same

@@ -6,7 +6,7 @@ All functions take `device` "cpu" or "cuda".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
@@ -36,6 +36,10 @@ class Quantised:
     values: Tensor  # (rows, K)
     scale: Tensor  # (ceil(rows / tile[0]), ceil(K / tile[1])) float32
     tile: tuple[int, int]
+
+    def clone(self) -> Quantised:
+        """A copy elsewhere in memory."""
+        return replace(self, values=self.values.clone(), scale=self.scale.clone())
 
     def dense(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """The dequantised rows, float32. With tiles of several rows, `rows` begins with a tile."""

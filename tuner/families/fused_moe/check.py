@@ -26,6 +26,7 @@ from tuner.tuning.report import config_cells, config_json
 DEFAULT_HIDDEN_SIZE = 7168
 DEFAULT_TOP_K = 8
 FILE_OPTIONS = ("hidden_size", "top_k")
+EXAMPLE_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json"
 
 
 @dataclass(frozen=True)
