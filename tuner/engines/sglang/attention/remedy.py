@@ -112,7 +112,8 @@ def _patched(text: str, choice: ast.If, device: Device, since: str) -> str:
     """The text with the tiles that fit behind the choice."""
     newline = "\r\n" if "\r\n" in text else "\n"
     indent = " " * choice.col_offset
-    tests = [_CAPABILITY + f" == {device.target.capability}"]
+    card = device.target.capability
+    tests = [f"{_CAPABILITY} == {card}"]
     if isinstance(choice.test, ast.BoolOp) and isinstance(choice.test.op, ast.And):
         # What guards the capability there guards it here: it is read where CUDA is.
         guards = [part for part in choice.test.values if _CAPABILITY not in _names(part)]
