@@ -132,7 +132,8 @@ class Run:
                         self.keep(f"table {table}", "".join(f"{line}\n" for line in lines))
 
     def _masked(self, text: str) -> str:
-        for path, name in ((self.folder, "FOLDER"), (REPOSITORY, "REPOSITORY")):
+        places = ((self.folder, "FOLDER"), (sys.prefix, "PREFIX"), (REPOSITORY, "REPOSITORY"))
+        for path, name in places:
             text = text.replace(str(path), name)
         return _JOB_ID.sub("JOB_ID", _VARYING.sub(r'"\1": "VARIES"', text))
 

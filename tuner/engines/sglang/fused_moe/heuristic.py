@@ -24,6 +24,7 @@ def run_heuristic(
     # Stand-ins for the names from other modules, for the device and default flags.
     known = {
         "_is_hip": hip,
+        "is_hip": lambda: hip,  # 0.4.3 binds it to another name
         "_get_cuda_shared_memory_per_block_optin": lambda: None if hip else optin,
         "get_server_args": lambda: settings,
         "get_global_server_args": lambda: settings,
