@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 720.0, 340.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 14.0, 46.0
+WIDTH, HEIGHT = 620.0, 320.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 26.0, 44.0
 _LETTER = 7.5  # the width of a digit of a label
 
 
@@ -72,7 +72,7 @@ def chart_of(title: str, series: Mapping[tuple[str, str], Mapping[str, float]]) 
     times = [time for values in series.values() for time in values.values()]
     if not times:
         return None
-    across, up = _across(labels), _Scale.of(times, HEIGHT - _BOTTOM, _TOP)
+    across, up = _across(labels), _Scale.of(times, HEIGHT - _BOTTOM, _TOP + 4)
     lines = [
         Line(
             name,

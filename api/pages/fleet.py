@@ -69,7 +69,9 @@ def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
     """Do tonight's round now, or say what it would queue."""
     if form.get("dry_run") == "true":
         planned = run_night(caller, api, NightIn(dry_run=True))
-        return page(request, "nights", found=list_nights(Page(limit=50), caller, api), planned=planned)
+        return page(
+            request, "nights", found=list_nights(Page(limit=50), caller, api), planned=planned
+        )
     run_night(caller, api, NightIn(force=form.get("force") == "true"))
     return go(request, "nights")
 

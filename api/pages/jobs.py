@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,22 +17,27 @@ from api.pages.forms import Posted, asked, mistakes_in
 from api.pages.points import charts_of, entries_of, harmonic_speedup, size_of
 from api.pages.render import as_time, go, page
 from api.routes.jobs import cancel_job, get_job, list_jobs
-from api.routes.results import get_progress, list_winners
+from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.retry import retry_job
 from api.routes.submissions import submit_job
 from api.routes.tables import list_devices, list_models
-from api.schemas_in import JobPage, SubmitJob
+from api.schemas_in import JobPage, Page, SubmitJob
 from api.state import ApiDep
 from api.text import JobId
 from tuner.errors import BadInput, OptionsRefused
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
+from tuner.problems.results import Status
 from tuner.store.api_key import Scope
 from tuner.tuning.request import Effort
 
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
 MOST_EVENTS = 1000  # of a job's page; further ones arrive as they happen
+MOST_FAILURES = 3  # reasons that a page names
+_SOME_TRIALS = Page(limit=200)  # that it looks at for them
+MOST_TRIALS = 12  # steps of trials that a page lists
+LEAST_TIME = timedelta(seconds=2)  # before that, a rate says nothing
 _NUMBERS = ("tp", "ep", "seed")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
@@ -84,6 +91,7 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
     entries = entries_of(winners["winners"]) if winners else []
     mine = [one for one in entries if one.winner["run_id"] == job["run_id"]]
     timed = [one for one in mine if one.winner["median_us"] is not None]
+    untuned = len({one.size for one in mine} - {one.size for one in timed})
     state = JobState(job["state"])
     owns = caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
     return page(
@@ -91,14 +99,17 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         "job",
         job=job,
         problem=job["request"]["problem"],
-        events=events,
+        seen=events[-1]["seq"] if events else 0,
+        steps=_newest_first(events),
         progress=progress,
         best=[{**one, "size": size_of(one)} for one in progress["best"]],
         tried=sum(progress["trials"].values()),
+        failures=_failures(list_trials(job_id, _SOME_TRIALS, caller, api)["trials"]),
         rate=_rate(events),
         totals=next((e["data"]["totals"] for e in events[::-1] if e["kind"] == "done"), None),
         environment=winners["environment"] if winners else None,
-        entries=mine,
+        entries=timed,
+        untuned=untuned,
         charts=charts_of(timed),
         speedup=harmonic_speedup(timed),
         finished=state.finished,
@@ -160,6 +171,24 @@ def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
     return body
 
 
+def _newest_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A job's steps without its older trials, of which there are hundreds."""
+    trials = [event["seq"] for event in events if event["kind"] == "trials"]
+    first = trials[-MOST_TRIALS:][0] if trials else 0
+    shown = (e for e in events[::-1] if e["kind"] != "trials" or e["seq"] >= first)
+    return list(shown)
+
+
+def _failures(trials: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
+    """The status, the first line of the detail and the number of the most frequent failures."""
+    found = Counter(
+        (Status(trial["status"]).value, trial["detail"].strip().partition("\n")[0])
+        for trial in trials
+        if trial["median_us"] is None and trial["detail"]
+    )
+    return [(*what, count) for what, count in found.most_common(MOST_FAILURES)]
+
+
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
     """Trials a minute since the run began."""
     began = next((event["at"] for event in events[::-1] if event["kind"] == "running"), None)
@@ -167,7 +196,7 @@ def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
         return None
     tried = [event for event in events if event["kind"] == "trials" and began < event["at"]]
     first, last = as_time(began), as_time(tried[-1]["at"] if tried else None)
-    if first is None or last is None or last <= first:
+    if first is None or last is None or last - first < LEAST_TIME:
         return None
     minutes = (last - first).total_seconds() / 60
     count: int = sum(event["data"]["tried"] for event in tried)

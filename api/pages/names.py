@@ -14,6 +14,7 @@ _STATUSES = {
     "untuned": "the engine's own",
     "set_aside": "set aside",
 }
+_FIELDS = {"top_k": "top", "per_channel_quant": "per channel"}
 
 
 def device_short(name: str) -> str:
@@ -34,5 +35,14 @@ def status_words(status: str) -> str:
 def problem_words(text: str) -> str:
     """A problem's text, easier to read: fused moe · E 256 · N 64 · int8_w8a8."""
     kind, _, fields = text.partition(":")
-    values = (field.replace("dtype=", "").replace("=", " ") for field in fields.split(","))
-    return " · ".join([kind.replace("_", " "), *filter(None, values)])
+    words = [_field_words(field) for field in fields.split(",") if field]
+    return " · ".join([kind.replace("_", " "), *words])
+
+
+def _field_words(field: str) -> str:
+    name, _, value = field.partition("=")
+    if name == "dtype":
+        return value
+    if name in ("block", "block_shape"):
+        return f"blocks {value.replace('x', '×')}"
+    return f"{_FIELDS.get(name, name.replace('_', ' '))} {value}".strip()

@@ -105,6 +105,8 @@ def _seconds(value: float | None) -> str:
     for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part} {below}"
+    if value < 0.01:
+        return "under 0.01 s"
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{value:.3g} s"
 
 
@@ -135,6 +137,7 @@ def _environment() -> Environment:
         loader=PackageLoader("api.pages"),
         autoescape=True,
         undefined=StrictUndefined,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.problems.results import Status
+
 SHADES = 5  # the fastest is 0
 _FIRST = ("BLOCK_SIZE_M", "BLOCK_SIZE_N")
 
@@ -70,9 +72,15 @@ def _pair(trials: Sequence[Mapping[str, Any]], best_us: float | None) -> Pair:
     if timed:
         best = min(timed, key=lambda trial: trial["median_us"])
         shade = _shade(best["median_us"], best_us or best["median_us"])
-        return Pair(len(trials), best["median_us"], shade, best["status"], best["shared_bytes"])
+        return Pair(
+            len(trials),
+            best["median_us"],
+            shade,
+            Status(best["status"]).value,
+            best["shared_bytes"],
+        )
     first = min(trials, key=lambda trial: trial["shared_bytes"] or 1 << 40)
-    return Pair(len(trials), None, None, first["status"], first["shared_bytes"])
+    return Pair(len(trials), None, None, Status(first["status"]).value, first["shared_bytes"])
 
 
 def _shade(time_us: float, best_us: float) -> int:
