@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import date, datetime, timezone
 from typing import Any
@@ -18,6 +19,7 @@ from api.pages.places import root_of
 from api.pages.sessions import proof_of
 from api.pages.static import VERSION
 
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -121,6 +123,13 @@ def _with(query: Mapping[str, str], **changes: object) -> str:
     return _query(**{**dict(query), "after": None, **changes})
 
 
+def _plain(value: object) -> object:
+    """A value without characters that turn the direction of the text around them, or control it."""
+    if not isinstance(value, str) or not _STEERS.search(value):
+        return value
+    return type(value)(_STEERS.sub("\N{REPLACEMENT CHARACTER}", value))
+
+
 def _config(config: Mapping[str, int]) -> str:
     """A configuration as people write it: 16x64x128, and what else it says."""
     known = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"}
@@ -137,6 +146,7 @@ def _environment() -> Environment:
         loader=PackageLoader("api.pages"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_plain,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,

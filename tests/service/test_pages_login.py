@@ -97,7 +97,9 @@ class TestSessions:
         for wrong in (key[:-1], "", "<script>", "\u202e"):
             answer = visitor.log_in(wrong)
             assert (answer.status, visitor.cookies) == (403, {})
-            assert b"not known, or was revoked" in answer.body and b"<script>alert" not in answer.body
+            assert (
+                b"not known, or was revoked" in answer.body and b"<script>alert" not in answer.body
+            )
         statuses = [visitor.log_in(f"guess-{n}").status for n in range(MOST_WRONG + 5)]
         assert statuses[-1] == 429
         assert visitor.log_in(key).status == 303  # a valid key is never refused
@@ -197,20 +199,15 @@ class TestLinks:
         answer = Visitor(server).send("GET", f"/login?once={secret}")
         assert (answer.status, answer.headers.get("set-cookie")) == (422, None)
 
-    @pytest.mark.parametrize(
-        "address",
-        [
+    def test_a_log_in_leads_to_a_page_of_this_server(self, server: Server, keys: KeyStore) -> None:
+        for address in (
             *("//evil.example", "https:evil.example", "javascript:alert(1)", "/\\evil.example"),
-            *("jobs//evil.example", "..//evil.example", "v1/jobs", "logout", "login", "jobs?\r\nX: y"),
-            "jobs/../../evil",
-        ],
-    )
-    def test_a_log_in_leads_to_a_page_of_this_server(
-        self, server: Server, keys: KeyStore, address: str
-    ) -> None:
-        assert checked_return(address) in ("", "jobs")
-        answer = Visitor(server).log_in(keys.add("me", Scope.READ), address)
-        assert answer.headers["location"] in ("./", "./jobs")
+            *("jobs//evil.example", "..//evil.example", "v1/jobs", "logout", "login"),
+            *("jobs?\r\nX: y", "jobs/../../evil", "jobs?a=\u202e"),
+        ):
+            assert checked_return(address) in ("", "jobs")
+        answer = Visitor(server).log_in(keys.add("me", Scope.READ), "https:evil.example")
+        assert answer.headers["location"] == "./"
 
 
 class TestForms:
@@ -282,7 +279,9 @@ class TestHeaders:
     def test_every_page_has_a_policy_that_lets_nothing_else_in(
         self, server: Server, visitor: Visitor
     ) -> None:
-        pages = [filled(path) for method, path in ROUTES if method == "GET" and "static" not in path]
+        pages = [
+            filled(path) for method, path in ROUTES if method == "GET" and "static" not in path
+        ]
         assert len(pages) > 12
         for path in [*pages, "/nowhere"]:
             answer = visitor.send("GET", path)

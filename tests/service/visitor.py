@@ -1,4 +1,4 @@
-"""A browser without scripts: it keeps cookies, follows redirects, and sends forms as browsers do."""
+"""A browser without scripts: it keeps cookies, follows redirects and sends forms."""
 
 from __future__ import annotations
 
