@@ -24,7 +24,7 @@ from tuner.problems.fields import Strict
 
 router = APIRouter(include_in_schema=False)
 
-_MOST_SIDES = 60  # results of one problem that may be chosen
+_MOST = 60  # problems that are offered
 _Side = Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*(:[0-9]{1,3})?$")]
 
 
@@ -59,12 +59,14 @@ def show_comparison(
     """Times of two results by size, and how many times as fast the one is as the other."""
     if wanted.problem is None:
         several = [row for row in api.matrix.rows() if len(row.cells) > 1]
-        return page(request, "compare", wanted=wanted, several=several[:_MOST_SIDES], sides=[])
-    sides = _sides_of(wanted.problem, wanted.engine, caller, api)
-    if not sides:
+        return page(request, "compare", wanted=wanted, several=several[:_MOST], sides=[])
+    devices = _devices_of(wanted.problem, wanted.engine, api)
+    if not devices:
         raise HTTPException(404, "nothing is published for this problem")
-    left = _chosen(sides, wanted.left, 0)
-    right = _chosen(sides, wanted.right, min(1, len(sides) - 1))
+    left, mine = _side(wanted, wanted.left or devices[0], caller, api)
+    other = next((name for name in devices if name != left.device), devices[0])
+    right, others = _side(wanted, wanted.right or other, caller, api)
+    sides = list({side.key: side for side in (*mine, *others)}.values())
     both = [key for key in left.entries if key in right.entries]
     return page(
         request,
@@ -72,6 +74,7 @@ def show_comparison(
         wanted=wanted,
         several=[],
         sides=sides,
+        devices=[name for name in devices if name not in (left.device, right.device)],
         left=left,
         right=right,
         pairs=[(*key, left.entries[key], right.entries[key]) for key in both],
@@ -79,26 +82,29 @@ def show_comparison(
     )
 
 
-def _sides_of(problem: str, engine: str, caller: Caller, api: Api) -> list[Side]:
-    rows = [r for r in api.matrix.rows() if r.problem == problem and r.engine == engine]
-    devices = sorted({name for row in rows for name, cell in row.cells.items() if cell["newest"]})
-    sides = []
-    for device in devices:
-        result = get_result(ResultOf(problem=problem, device=device, engine=engine), caller, api)
-        for number, history in enumerate(result["environments"]):
-            entries = {(one.part, one.size): one for one in entries_of(history["winners"])}
-            sides.append(Side(f"{device}:{number}", device, history, entries))
-    return sides[:_MOST_SIDES]
+def _devices_of(problem: str, engine: str, api: Api) -> list[str]:
+    """The devices with a result of the problem."""
+    rows = (r for r in api.matrix.rows() if r.problem == problem and r.engine == engine)
+    return sorted(name for row in rows for name, cell in row.cells.items() if cell["newest"])
 
 
-def _chosen(sides: list[Side], key: str | None, default: int) -> Side:
-    if key is None:
-        return sides[default]
-    whole = key if ":" in key else f"{key}:0"
-    found = next((side for side in sides if side.key == whole), None)
-    if found is None:
-        raise HTTPException(404, f"nothing is published for this problem on {key}")
-    return found
+def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list[Side]]:
+    """The result that a key names, and all results of its device, the newest first."""
+    device, _, number = key.partition(":")
+    which = ResultOf(problem=wanted.problem or "", device=device, engine=wanted.engine)
+    result = get_result(which, caller, api)
+    sides = [
+        Side(
+            f"{result['device']}:{number}",
+            result["device"],
+            history,
+            {(one.part, one.size): one for one in entries_of(history["winners"])},
+        )
+        for number, history in enumerate(result["environments"])
+    ]
+    if int(number or 0) >= len(sides):
+        raise HTTPException(404, f"there are {len(sides)} results for this problem on {device}")
+    return sides[int(number or 0)], sides
 
 
 def _charts(left: Side, right: Side) -> list[Chart]:

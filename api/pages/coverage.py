@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -35,6 +36,8 @@ def show_coverage(
     running = list_jobs(_RUNNING, caller, api)
     matrix = list_matrix(wanted, caller, api)
     chosen = wanted.wanted().devices
+    for row in matrix["rows"]:
+        row["by_device"] = defaultdict(dict, {cell["device"]: cell for cell in row["cells"]})
     return page(
         request,
         "coverage",
