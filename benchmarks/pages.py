@@ -5,10 +5,10 @@
 URL is a store. The API runs as `tuner serve --no-worker`; Chromium runs on the same machine. Each
 page is opened once to fill the caches, and then so often. `first` is the first page after the start
 of the server, which sums up the whole store. Times are milliseconds: `answer` until the first byte,
-`paint` until the first contentful paint. `KB` are those over the wire, with an empty cache of the
-browser. `live` says how long after its commit a step of a job reaches one of so many open streams,
-and what share of a core the server takes meanwhile. Prints tables, and writes all figures to
-benchmarks/results/pages_<database>.json.
+`paint` until the first contentful paint, and `CPU` of the server for the page and its files. `KB`
+are those over the wire, with an empty cache of the browser. `live` says how long after its commit a
+step of a job reaches one of so many open streams, and what share of a core the server takes
+meanwhile. Prints tables, and writes all figures to benchmarks/results/pages_<database>.json.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         first = first_page(browser, port, key)
         rows = [
-            {"page": name, **opened(browser, port, key, path, options.times)}
+            {"page": name, **opened(browser, port, pid, key, path, options.times)}
             for name, path in pages(options.url).items()
         ]
         browser.close()
@@ -136,16 +136,21 @@ def timings(browser: Browser, port: int, session: Any, path: str) -> dict[str, f
     return found
 
 
-def opened(browser: Browser, port: int, key: str, path: str, times: int) -> dict[str, Any]:
+def opened(
+    browser: Browser, port: int, pid: int, key: str, path: str, times: int
+) -> dict[str, Any]:
     """Median timings of a page, and what came over the wire."""
     session = log_in(browser, port, key)
     timings(browser, port, session, path)
+    used = cpu_s(pid)
     found = [timings(browser, port, session, path) for _ in range(times)]
+    used = cpu_s(pid) - used
     middle = {name: statistics.median(one[name] for one in found) for name in found[0]}
     return {
         "answer": round(middle["answer"]),
         "paint": round(middle["paint"]),
         "slowest paint": round(max(one["paint"] for one in found)),
+        "CPU": round(1000 * used / times),
         "KB": round(max(one["bytes"] for one in found) / 1000, 1),
     }
 
