@@ -16,7 +16,7 @@ from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.errors import UnknownDevice
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.space import space_for
-from tuner.kernels.lift import platform_probes
+from tuner.kernels.branches import platform_probes
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config

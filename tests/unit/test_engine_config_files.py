@@ -16,9 +16,9 @@ from tuner.engines.config_files import (
     read_config_file,
     read_lenient,
 )
-from tuner.engines.sglang.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config
 

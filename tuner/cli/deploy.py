@@ -60,7 +60,7 @@ def bundle(
         typer.Option("--allow-predicted", help="Include predicted entries; default: leave out."),
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
+        str, typer.Option(help="Engine of the winners; default: the cluster file's.")
     ] = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
@@ -246,12 +246,11 @@ def bench_report(
 
 
 def _engine_spec(cluster: Cluster) -> str:
-    """The engine whose winners are bundled: sglang, with the cluster's version if it is known."""
-    if cluster.engine.name != "sglang":
-        return "sglang"  # the engine whose kernels are tuned
+    """The cluster's engine, with its version if it is known."""
     tag = _VERSION.search(cluster.engine.image)
     version = cluster.engine.version or (tag.group(1) if tag else "")
-    return f"sglang=={version}" if version else "sglang"
+    name = cluster.engine.name
+    return f"{name}=={version}" if version else name
 
 
 def _expected(path: Path) -> Expected:

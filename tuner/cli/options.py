@@ -11,7 +11,10 @@ from tuner.problems.registry import problem_texts
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
 DeviceName = Annotated[str, typer.Option(help="The GPU, e.g. L40S; `tuner devices` lists them.")]
 EngineSpec = Annotated[
-    str, typer.Option(help="sglang, or sglang==VERSION; default version: the installed one.")
+    str,
+    typer.Option(
+        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one."
+    ),
 ]
 AllFamilies = Annotated[
     bool,

@@ -154,7 +154,14 @@ def check_files(
         raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
     for path in paths:
         claimed = (f for f in known if f.module("check").claims(path.name, engine))
-        by_family.setdefault(next(claimed, known[0]).name, []).append(path)
+        family = next(claimed, None)
+        if family is None:
+            examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
+            raise MalformedConfigFile(
+                f"{path.name!r} is not the name of a file that {engine.name} reads, like "
+                f"{examples}; `tuner status --dir FOLDER` checks the files of the plugin"
+            )
+        by_family.setdefault(family.name, []).append(path)
     reports: list[CheckReport] = []
     for family in known:
         if not (mine := by_family.get(family.name)):

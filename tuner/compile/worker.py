@@ -16,6 +16,7 @@ import triton
 from tuner.childprocess import ParentPipes
 from tuner.compile.cubin import resources
 from tuner.compile.kernel import compile_kernel
+from tuner.compile.machine_code import machine_code_hash
 from tuner.devices.target import Target
 from tuner.problems.results import Status
 
@@ -46,6 +47,7 @@ def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str,
     kernel = compile_kernel(source, variant, target)
     n_regs, n_spills = resources(kernel.asm["cubin"])
     found = {"shared_bytes": kernel.metadata.shared, "n_regs": n_regs, "n_spills": n_spills}
+    found["code"] = machine_code_hash(kernel.kernel, kernel.metadata)
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     if columns > TENSOR_MEMORY_COLUMNS:
         detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"

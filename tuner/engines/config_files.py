@@ -33,6 +33,7 @@ class EntryFields:
     # Whether a file may have null for a size, where the engine runs another kernel. It is an empty
     # Config here.
     null: bool = False
+    aside: frozenset[str] = frozenset()  # keys of a file that are no batch sizes, and are not read
 
 
 TILES = EntryFields(REQUIRED_FIELDS, FIELDS, flags=frozenset({"USE_TMA"}))
@@ -73,6 +74,8 @@ def read_lenient(path: Path, fields: EntryFields = TILES) -> ConfigFile:
     entries: dict[int, Config] = {}
     oddities: list[str] = []
     for key, row in _read_object(path):
+        if key in fields.aside:
+            continue
         try:
             batch_size = _batch_size(key)
             if batch_size in entries:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, overload
 
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import platform_probes
+from tuner.kernels.branches import platform_probes
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ class TensorSpec:
         if self.strides is not None:
             return self.strides[dim]
         return math.prod(self.shape[dim + 1 :]) if dim != -1 else 1
+
+    @overload
+    def size(self, dim: int) -> int: ...
+    @overload
+    def size(self) -> tuple[int, ...]: ...
+    def size(self, dim: int | None = None) -> int | tuple[int, ...]:
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         return self.ndim
@@ -216,8 +223,10 @@ def stand_in_torch(target: Target) -> Namespace:
     )
 
 
-def _empty(size: Sequence[int], *, dtype: str, **where: object) -> TensorSpec:
-    return TensorSpec("", tuple(size), dtype)
+def _empty(*size: int | Sequence[int], dtype: str, **where: object) -> TensorSpec:
+    """`torch.empty`, of a shape or of its numbers."""
+    shape = [n for part in size for n in ((part,) if isinstance(part, int) else part)]
+    return TensorSpec("", tuple(shape), dtype)
 
 
 def platform_answers(target: Target) -> dict[str, Any]:

@@ -74,6 +74,9 @@ class Report:
             f"{t.configs_compiled} kernels{known}, {t.compile_s:.1f} s of compile processes, "
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
+        carried = t.extra.get("carried_over")
+        if carried is not None:
+            cost = f"{carried} of {len(self.entries)} entries carried over: {cost}"
         return "\n".join([table((*self.table.headers, *_FIGURES), rows), "", cost])
 
 

@@ -36,7 +36,7 @@ from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.errors import UnwritableOutput
+from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
 from tuner.families.attention.problem import Attention
@@ -72,11 +72,17 @@ def build_bundle(
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned. Unless `allow_predicted`, sizes with
-    predicted winners are left out, and a note names them. Raises ExportRefused where nothing is
-    left, where this leaves out one of the `named` problems or the cluster's model, and for winners
-    that cannot be shipped; MalformedCluster for a launch that the cluster's engine cannot do.
+    `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
+    `allow_predicted`, sizes with predicted winners are left out, and a note names them. Raises
+    ExportRefused for winners of another engine, where nothing is left, where this leaves out one of
+    the `named` problems or the cluster's model, and for winners that cannot be shipped;
+    MalformedCluster for a launch that the cluster's engine cannot do.
     """
+    if engine.name != cluster.engine.name:
+        raise ExportRefused(
+            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
+            f"bundle what was tuned with --engine {cluster.engine.name}"
+        )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     usable, left_out = usable_winners(winners, cluster, engine)
@@ -89,7 +95,7 @@ def build_bundle(
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = _notes(cluster, engine, environments, statuses) + left_out
+    notes = _notes(cluster, environments, statuses) + left_out
     notes += left_out_lines(predicted)
     notes += attention_notes(folder.exported, cluster, engine, device)
     notes += dispatch_notes(usable, cluster, engine, device)
@@ -202,19 +208,12 @@ def _origins(folder: ConfigFolder, engine: Engine) -> dict[str, str]:
 
 def _notes(
     cluster: Cluster,
-    engine: Engine,
     environments: Sequence[dict[str, str]],
     statuses: dict[str, int],
 ) -> list[str]:
     notes = environment_notes(cluster, environments)
     if statuses.get("predicted"):
         notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
-    if cluster.engine.name != engine.name:
-        notes.append(
-            f"the entries were chosen with {engine.name} {engine.version}'s fused_moe_kernel, of "
-            f"which {cluster.engine.name}'s is a relative, and for the up product alone, while "
-            f"{cluster.engine.name} runs them for both: run the sweep"
-        )
     return notes
 
 

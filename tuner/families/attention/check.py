@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.compile import CompileJob, Farm
 from tuner.compile.candidates import fit
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
@@ -100,7 +101,7 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
         for problem in problems
         for point in (_point(problem, stage) for stage in problem.parts)
     ]
-    with Farm() as farm:
+    with Farm(triton=triton_for(engine)) as farm:
         found = _compile(farm, kernels, device, defaults)
         checked = [
             _checked(farm, kernels, device, asked, compiled)

@@ -39,5 +39,5 @@ def _shipped_sizes(engine: MoeEngine, problem: FusedMoe, device: Device, triton:
     for gemm in Gemm:
         path = engine.find_file(engine.package_root, problem, device, gemm, triton)
         if path:
-            sizes.update(read_lenient(path).entries)
+            sizes.update(read_lenient(path, engine.fields).entries)
     return sizes

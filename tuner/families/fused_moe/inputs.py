@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.kernels.binding import Binding, Constant, Integer
+from tuner.kernels.binding import Binding, Constant, Integer, Pointer
 from tuner.kernels.values import launch_values
 from tuner.measure.quantise import (
     pack_nibbles,
@@ -95,7 +95,8 @@ class Routing:
 class Slots:
     """A routing sorted by expert. Each expert's slots are padded to whole blocks."""
 
-    sorted_ids: Tensor  # (EM,) int32: token * top_k + choice; M * top_k for padding
+    # (EM,) int32: token * top_k + choice; M * top_k for padding. None: unsorted, one slot a block
+    sorted_ids: Tensor | None
     expert_ids: Tensor  # (ceil(EM / BLOCK_SIZE_M),) int32
     used: Tensor  # (1,) int32: slots in blocks with rows, including their padding
 
@@ -170,8 +171,24 @@ def align(routing: Routing, experts: int, block_m: int, slots: int) -> Slots:
     return Slots(sorted_ids, expert_ids, padded.sum().to(torch.int32).view(1))
 
 
+def unsorted(routing: Routing, block_m: int) -> Slots:
+    """Each slot as a block, unsorted: what an engine runs for few tokens and many experts."""
+    ids = routing.ids.flatten()
+    used = torch.full((1,), ids.numel() * block_m, dtype=torch.int32, device=ids.device)
+    return Slots(None, ids, used)
+
+
+def slots_for(binding: Binding, routing: Routing, experts: int) -> Slots:
+    """A routing as a bound kernel wants it."""
+    numbers = _numbers(binding)
+    if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):
+        return unsorted(routing, numbers["BLOCK_SIZE_M"])
+    return align(routing, experts, numbers["BLOCK_SIZE_M"], numbers["EM"])
+
+
 def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:
     """The activations with rows in slot order, which a down gemm with TMA reads."""
+    assert slots.sorted_ids is not None  # TMA reads sorted rows
     valid = (slots.sorted_ids < activations.a.shape[0]).nonzero().view(-1)
     source = slots.sorted_ids[valid].long()
 
@@ -213,13 +230,18 @@ def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) 
 
 def grid_size(binding: Binding) -> int:
     """The blocks of a launch: the tiles of C with EM rows."""
-    number = {
+    number = _numbers(binding)
+    rows = -(-number["EM"] // number["BLOCK_SIZE_M"])
+    return rows * -(-number["N"] // number["BLOCK_SIZE_N"])
+
+
+def _numbers(binding: Binding) -> dict[str, int]:
+    """The arguments that are whole numbers."""
+    return {
         name: argument.value
         for name, argument in binding.arguments.items()
         if isinstance(argument, Integer | Constant) and isinstance(argument.value, int)
     }
-    rows = -(-number["EM"] // number["BLOCK_SIZE_M"])
-    return rows * -(-number["N"] // number["BLOCK_SIZE_N"])
 
 
 def reference(

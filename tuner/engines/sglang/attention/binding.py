@@ -21,8 +21,8 @@ from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIO
 from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
-from tuner.kernels.launcher import Launch, Launcher, TensorSpec
+from tuner.kernels.binding import Binding, Constant, argument_of, bind
+from tuner.kernels.launcher import Launch, Launcher
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 
@@ -76,7 +76,7 @@ class SGLangAttentionKernels:
         for leader, follower in FOLLOWERS.items():
             if leader in changed and launch.arguments.get(follower) == default[leader]:
                 changed[follower] = changed[leader]
-        known = {name: _argument(name, value) for name, value in launch.arguments.items()}
+        known = {name: argument_of(name, value) for name, value in launch.arguments.items()}
         known |= {
             name: Constant(bool(v) if name in FLAGS else v)
             for name, v in changed.items()
@@ -188,15 +188,3 @@ def _stage_of(phase: Phase, kernel: str) -> Stage:
     if phase is not Phase.DECODE:
         return Stage(phase.value)
     return Stage.REDUCE if kernel.endswith("stage2") else Stage.DECODE
-
-
-def _argument(name: str, value: object) -> Argument:
-    if isinstance(value, TensorSpec):
-        return Pointer(value.dtype, value.name)
-    if value is None or isinstance(value, bool | str):
-        return Constant(value)
-    if isinstance(value, int):
-        return Integer(value)
-    if isinstance(value, float):
-        return Float(value)
-    raise UnsupportedKernel(f"{name} is a {type(value).__name__}, which cannot be bound")

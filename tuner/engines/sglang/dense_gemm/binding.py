@@ -23,16 +23,12 @@ from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import (
     Argument,
     Binding,
-    Constant,
-    Float,
-    Integer,
     Pointer,
-    TypeConstant,
+    argument_of,
     bind,
 )
 from tuner.kernels.launcher import Followed, Launch, TensorSpec
 from tuner.kernels.lift import Lifted
-from tuner.kernels.stand_ins import TritonType
 from tuner.problems.points import Candidate, Config
 from tuner.problems.triton import TRITON_DEFAULTS
 
@@ -120,7 +116,7 @@ class SGLangGemmKernels:
                 if not value.name and operand != OUTPUT:
                     scratch[operand] = value.shape, value.dtype
             else:
-                known[name] = _argument(name, value, constant=name in constants)
+                known[name] = argument_of(name, value, constant=name in constants)
         self._check_options(launch)
         options = {**TRITON_DEFAULTS, **launch.options}
         binding = bind(self.launchers.origin, launch.kernel, parameters, known, options)
@@ -186,15 +182,3 @@ def _operands(followed: Followed) -> dict[int, str]:
                 scratch += not value.name
                 names[id(value)] = value.name or f"scratch{scratch}"
     return names
-
-
-def _argument(name: str, value: object, *, constant: bool) -> Argument:
-    if isinstance(value, TritonType):
-        return TypeConstant(value.dtype)
-    if value is None or isinstance(value, bool | str):
-        return Constant(value)
-    if isinstance(value, int):
-        return Constant(value) if constant else Integer(value)
-    if isinstance(value, float):
-        return Float(value)
-    raise UnsupportedKernel(f"{name} is a {type(value).__name__}, which cannot be bound")

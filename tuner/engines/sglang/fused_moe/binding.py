@@ -22,7 +22,8 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import LAUNCH_OPTIONS
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.engine import binder_of
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.slots import padded_slots, sorted_slots
 from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.kernels.binding import (
@@ -112,14 +113,11 @@ class FusedMoeKernels:
         self, problem: FusedMoe, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` as a function of a candidate, for the compiler."""
+        return binder_of(self, problem, target)
 
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            point = candidate.point
-            return self.lifted, self.bind(
-                problem, gemm_of(point), point.batch_size, candidate.config, target
-            )
-
-        return bound
+    def has_tma(self) -> bool:
+        """Whether this release's kernel can read through TMA: 0.5.12's and later ones can."""
+        return any(parameter.name == "a_desc" for parameter in self.lifted.parameters(DENSE))
 
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
