@@ -6,6 +6,7 @@ since is read.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, defaultdict
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from anyio import to_thread
+
+from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
 from tuner.jobs.names import models_of
 from tuner.problems.points import Problem
@@ -21,6 +25,8 @@ from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
 from tuner.store.lookups import Extent, Lookups, StoredSummary
 from workers.coverage import WatchState, stored_rows
+
+log = logging.getLogger("tuner.api")
 
 FRESH_S = 1.0  # an answer may be so old
 WATCHED_S = 30.0  # the watch list is resolved again after so long
@@ -133,6 +139,13 @@ class Matrix:
                 self._refresh()
                 self._fresh_until = time.monotonic() + FRESH_S
             return self._known.rows
+
+    async def warm(self) -> None:
+        """Sum up the store before somebody asks."""
+        try:
+            await to_thread.run_sync(self.rows, abandon_on_cancel=True)
+        except TunerError as error:  # whoever asks is told
+            log.info("the coverage was not summed up: %s", error)
 
     def _refresh(self) -> None:
         known = self._known
