@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.deploy.cluster import Cluster, parse_cluster, read_cluster
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.cluster_file import parse_cluster, read_cluster
 from tuner.deploy.preflight.expected import read_expected
 from tuner.errors import BadInput, MalformedCluster
 

@@ -76,7 +76,7 @@ def bundle(
     from tuner.deploy.bundle.build import build_bundle, write_bundle
     from tuner.deploy.bundle.manifest import sha256
     from tuner.deploy.bundle.verify import check_bundle
-    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.cluster_file import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
@@ -256,7 +256,7 @@ def _engine_spec(cluster: Cluster) -> str:
 
 def _expected(path: Path) -> Expected:
     """Read a cluster.toml, or a bundle's cluster.json."""
-    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.cluster_file import read_cluster
     from tuner.deploy.preflight.expected import read_expected
 
     return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()
