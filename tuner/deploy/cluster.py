@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tuner.deploy.preflight.expected import Expected, ExpectedNode
+
+_VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,14 @@ class ClusterEngine:
     name: str  # sglang or vllm
     image: str  # container image; empty for a bare install
     version: str  # empty where the image's tag has it
-    flags: tuple[str, ...]  # passed on unchanged
+    flags: tuple[str, ...]  # of the server; passed on unchanged
+    ray_flags: tuple[str, ...] = ()  # of the head's `ray start`; passed on unchanged
+
+    @property
+    def release(self) -> str:
+        """The engine's version: as given, else as the image's tag has it, else empty."""
+        tag = _VERSION.search(self.image)
+        return self.version or (tag.group(1) if tag else "")
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,10 @@ class ServedModel:
 
     name: str  # the name that clients ask for
     path: str  # folder on every node, or a name on the hub
+    container_path: str  # the same folder as a container sees it; a name on the hub stays
     context_length: int  # tokens
     weight_bytes: int | None  # of the whole model; None: not given
+    config: Path | None = None  # its config.json on this machine; None: known by name
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,10 @@ class Cluster:
     @property
     def gpus(self) -> int:
         return sum(node.gpus for node in self.nodes)
+
+    def in_container(self) -> Cluster:
+        """The cluster as a container sees it: the model's folder may have another path there."""
+        return replace(self, model=replace(self.model, path=self.model.container_path))
 
     def expected(self) -> Expected:
         """What the preflight checks the nodes against."""

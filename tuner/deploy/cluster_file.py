@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.deploy.cluster import (
@@ -40,11 +41,21 @@ RESERVED_FLAGS = {
     "--dist-init-addr": "ports.rendezvous",
     **dict.fromkeys(("--nnodes", "--node-rank", "--host"), "nodes"),
 }
+_RAY_FLAGS = {
+    "--port": "ports.ray",
+    "--num-gpus": "nodes.gpus",
+    **dict.fromkeys(("--node-ip-address", "--address"), "nodes.host"),
+}
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster.toml. Raises MalformedCluster."""
-    return parse_cluster(read_limited(path, 1 << 20, "cluster.toml", MalformedCluster), str(path))
+    """Read a cluster.toml. Relative paths in it start at its folder. Raises MalformedCluster."""
+    text = read_limited(path, 1 << 20, "cluster.toml", MalformedCluster)
+    cluster = parse_cluster(text, str(path))
+    config = cluster.model.config
+    if config is None:
+        return cluster
+    return replace(cluster, model=replace(cluster.model, config=path.parent / config))
 
 
 def parse_cluster(text: str | bytes, source: str = "cluster.toml") -> Cluster:
@@ -79,23 +90,38 @@ def _engine(table: Table) -> ClusterEngine:
     image = table.text("image", _IMAGE, "")
     version = table.text("version", re.compile(r"[0-9][A-Za-z0-9.+-]*"), "")
     flags = table.strings("flags", ())
+    ray_flags = table.strings("ray_flags", ())
     table.done()
+    if ray_flags and name != "vllm":
+        raise MalformedCluster("engine.ray_flags are for vllm: sglang starts no Ray")
     for flag in flags:
         field = RESERVED_FLAGS.get(flag.partition("=")[0])
         if field:
             raise MalformedCluster(f"engine.flags holds {flag}: set {field} instead")
-    return ClusterEngine(name, image, version, tuple(flags))
+    for flag in ray_flags:
+        field = _RAY_FLAGS.get(flag.partition("=")[0])
+        if field:
+            raise MalformedCluster(f"engine.ray_flags holds {flag}: set {field} instead")
+    return ClusterEngine(name, image, version, tuple(flags), tuple(ray_flags))
 
 
 def _model(table: Table) -> ServedModel:
     path = table.text("path", None)
     name = table.text("name", None, path.rstrip("/").rpartition("/")[2] or path)
+    inside = table.text("container_path", None, path)
+    if inside != path and not (inside.startswith("/") and path.startswith("/")):
+        raise MalformedCluster(
+            f"model.container_path is for a folder on the nodes: {path!r} and {inside!r} must both "
+            "start with /"
+        )
+    config = table.text("config", None, "")
     context = table.whole("context_length", 1, 2**24)
     gib = table.take("weight_gib", 0)
     if isinstance(gib, bool) or not isinstance(gib, int | float) or not 0 <= gib < 2**20:
         raise MalformedCluster(f"model.weight_gib must be a number of GiB, not {gib!r}")
     table.done()
-    return ServedModel(name, path, context, int(gib * GIB) or None)
+    weights = int(gib * GIB) or None
+    return ServedModel(name, path, inside, context, weights, Path(config) if config else None)
 
 
 def _parallel(table: Table) -> Parallel:

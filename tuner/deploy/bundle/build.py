@@ -17,6 +17,7 @@ from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.dispatch import dispatch_notes
 from tuner.deploy.bundle.environment import environment_notes, node_environments
+from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
     FORMAT,
@@ -36,7 +37,7 @@ from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.errors import UnwritableOutput
+from tuner.errors import UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
 from tuner.families.attention.problem import Attention
@@ -53,6 +54,7 @@ class Bundle:
     name: str
     archive: bytes
     manifest: dict[str, Any]
+    keys: Keys
 
     @property
     def notes(self) -> list[str]:
@@ -67,15 +69,17 @@ def build_bundle(
     device: Device,
     *,
     allow_predicted: bool,
+    allow_missing: bool = False,
     named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
     `engine` is the engine whose kernels were tuned. Unless `allow_predicted`, sizes with
-    predicted winners are left out, and a note names them. Raises ExportRefused where nothing is
-    left, where this leaves out one of the `named` problems or the cluster's model, and for winners
-    that cannot be shipped; MalformedCluster for a launch that the cluster's engine cannot do.
+    predicted winners are left out, and a note names them. Unless `allow_missing`, the bundle must
+    hold every file that the servers ask for. Raises ExportRefused where it does not, where nothing
+    is left, where one of the `named` problems is left out, and for winners that cannot be shipped;
+    MalformedCluster for a launch that the cluster's engine cannot do.
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
@@ -85,11 +89,12 @@ def build_bundle(
         usable, predicted = leave_out_predicted(usable, named)
     attention = any(isinstance(winner.problem, Attention) for winner in usable)
     files = _launch_files(cluster, environments, name, attention=attention) | _check_files(cluster)
-    folder = config_folder(usable, cluster, engine, device, predicted)
+    folder = config_folder(usable, cluster, engine, device)
+    keys, missing = _keys(folder, predicted, cluster, engine, device, allow_missing=allow_missing)
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = _notes(cluster, engine, environments, statuses) + left_out
+    notes = missing + _notes(cluster, engine, environments, statuses) + left_out
     notes += left_out_lines(predicted)
     notes += attention_notes(folder.exported, cluster, engine, device)
     notes += dispatch_notes(usable, cluster, engine, device)
@@ -102,13 +107,35 @@ def build_bundle(
         **_identity(name, cluster, device),
         "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
         "environments": known,
+        "keys": keys.as_json(),
         "statuses": statuses,
         "entries": entries,
         "notes": notes,
         "files": file_rows(files, _origins(folder, engine)),
     }
     files[NAME] = _text(manifest_text(manifest))
-    return Bundle(name, pack(name, files), manifest)
+    return Bundle(name, pack(name, files), manifest, keys)
+
+
+def _keys(
+    folder: ConfigFolder,
+    left_out: Sequence[LeftOut],
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+    *,
+    allow_missing: bool,
+) -> tuple[Keys, list[str]]:
+    """(the keys asked and bundled, notes); a model that is not known asks for no key."""
+    try:
+        asked = asked_files(cluster, engine, device)
+    except UnknownModel:
+        keys = Keys((), [file.path.rpartition("/")[2] for file in folder.tuned])
+        return keys, [
+            f"the files that servers ask for are not known: {cluster.model.name} is no preset; set "
+            "model.config to the path of its config.json"
+        ]
+    return compare_keys(asked, folder.tuned, left_out, cluster, device, allow_missing=allow_missing)
 
 
 def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
@@ -159,12 +186,14 @@ def _launch_files(
     cluster: Cluster, environments: Sequence[dict[str, str]], name: str, *, attention: bool
 ) -> dict[str, File]:
     files: dict[str, File] = {}
+    inside = cluster.in_container()
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
-        commands = node_commands(cluster, rank, variables)
         below = f"nodes/{node.name}"
+        commands = node_commands(cluster, rank, variables)
         bare = bare_script(cluster, rank, variables, commands, attention=attention)
         files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
         if cluster.engine.image:
+            commands = node_commands(inside, rank, variables)
             docker = docker_script(cluster, rank, variables, commands, attention=attention)
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
             compose = compose_file(cluster, rank, variables, commands, attention=attention)

@@ -86,6 +86,7 @@ def object_name(name: str) -> str:
 
 def _commands(cluster: Cluster) -> tuple[list[Command], list[Command]]:
     """(the leader's commands, a worker's commands)."""
+    cluster = cluster.in_container()
     if cluster.engine.name == "sglang":
         escaped = _escaped(sglang_command(cluster, "\0leader", "\0size", "\0index"))
         return [escaped], [escaped]
@@ -153,7 +154,7 @@ def _container(
             {"name": "configs", "mountPath": MOUNTED, "readOnly": True},
             {
                 "name": "model",
-                "mountPath": path if is_folder(path) else HUB_CACHE,
+                "mountPath": cluster.model.container_path if is_folder(path) else HUB_CACHE,
                 "readOnly": is_folder(path),  # the hub's cache is written to
             },
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount, not a file

@@ -13,7 +13,7 @@ from tuner.errors import BundleRefused
 NAME = "MANIFEST.json"
 SUMS = "SHA256SUMS"
 KIND = "engine-tuner bundle"
-FORMAT = 1
+FORMAT = 2
 _DIGEST = "digest"
 _FIELDS = {
     "kind": str,
@@ -24,6 +24,7 @@ _FIELDS = {
     "device": str,
     "configs": dict,
     "environments": list,
+    "keys": dict,
     "statuses": dict,
     "entries": list,
     "notes": list,

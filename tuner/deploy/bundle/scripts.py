@@ -170,15 +170,18 @@ def model_mounts(cluster: Cluster) -> list[str]:
 
     Raises MalformedCluster for a folder that docker cannot mount.
     """
-    path = cluster.model.path
+    path, inside = cluster.model.path, cluster.model.container_path
     if not is_folder(path):
         return [
             f'--volume "${{HF_HOME:-$HOME/.cache/huggingface}}:{HUB_CACHE}"',
             "--env HF_TOKEN",  # from the operator's shell; never written to a file
         ]
-    if ":" in path:
-        raise MalformedCluster(f"model.path {path!r}: docker cannot mount a path with a colon")
-    return [f"--volume {quoted(f'{path}:{path}:ro')}"]
+    for field, value in (("path", path), ("container_path", inside)):
+        if ":" in value:
+            raise MalformedCluster(
+                f"model.{field} {value!r}: docker cannot mount a path with a colon"
+            )
+    return [f"--volume {quoted(f'{path}:{inside}:ro')}"]
 
 
 def quoted(word: str) -> str:

@@ -39,7 +39,10 @@ COMMANDS = {
 }
 COPIES = {"tcp.txt": "/proc/net/tcp", "tcp6.txt": "/proc/net/tcp6"}
 # Only variables that the checks read, because an environment also holds secrets.
-VARIABLES = ("NCCL_", "GLOO_", "UCX_", "SGLANG_HOST_IP", "HOST_IP", "VLLM_HOST_IP", "SGLANG_MOE_")
+VARIABLES = (
+    *("NCCL_", "GLOO_", "TP_SOCKET_", "UCX_"),
+    *("SGLANG_HOST_IP", "HOST_IP", "VLLM_HOST_IP", "SGLANG_MOE_"),
+)
 _SYSFS_GLOBS = (
     "*/ports/*/state",
     "*/ports/*/phys_state",

@@ -10,7 +10,11 @@ from typing import Any
 from tuner.deploy.preflight.capture import read_capture
 from tuner.deploy.preflight.check_cluster import check_cluster
 from tuner.deploy.preflight.check_gpus import check_gpus
-from tuner.deploy.preflight.check_network import HOST_VARIABLES, check_network
+from tuner.deploy.preflight.check_network import (
+    HOST_VARIABLES,
+    INTERFACE_VARIABLES,
+    check_network,
+)
 from tuner.deploy.preflight.check_rdma import check_rdma
 from tuner.deploy.preflight.check_topology import check_topology, far_devices, misplaced
 from tuner.deploy.preflight.expected import Expected
@@ -126,8 +130,7 @@ def _propose(
         if gid_index is not None:
             proposed["NCCL_IB_GID_INDEX"] = str(gid_index)
     if links.interface:
-        proposed["NCCL_SOCKET_IFNAME"] = links.interface
-        proposed["GLOO_SOCKET_IFNAME"] = links.interface
+        proposed.update(dict.fromkeys(INTERFACE_VARIABLES, links.interface))
     if links.address:
         engine = expected.engine if expected else "sglang"
         proposed.update(dict.fromkeys(HOST_VARIABLES.get(engine, ()), links.address))
