@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.records import Winner
+    from tuner.store import Store
 
 Captures = Annotated[
     list[str] | None,
@@ -32,7 +32,6 @@ Captures = Annotated[
         help="A node's captured outputs; may be given again; default: none.",
     ),
 ]
-_VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 
 _bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(_bundle, name="bundle")
@@ -59,6 +58,13 @@ def bundle(
         bool,
         typer.Option("--allow-predicted", help="Include predicted entries; default: leave out."),
     ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing",
+            help="Bundle without all files that the servers ask for; default: refuse.",
+        ),
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
     ] = "",
@@ -74,6 +80,7 @@ def bundle(
             "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
         )
     from tuner.deploy.bundle.build import build_bundle, write_bundle
+    from tuner.deploy.bundle.keys import render_keys
     from tuner.deploy.bundle.manifest import sha256
     from tuner.deploy.bundle.verify import check_bundle
     from tuner.deploy.cluster_file import read_cluster
@@ -93,6 +100,7 @@ def bundle(
         found,
         card,
         allow_predicted=allow_predicted,
+        allow_missing=allow_missing,
         named=[parse_problem(spec) for spec in problem or ()],
         report=report,
     )
@@ -104,6 +112,7 @@ def bundle(
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
     for note in built.notes:
         say(f"note: {note}")
+    say(render_keys(built.keys, card))
     digest = sha256(built.archive)
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
@@ -124,10 +133,29 @@ def _winners(
 
     with Store.open(database_url(os.environ)) as store:
         found = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
+        if not found:
+            _refuse_other_versions(store, device, engine)
     parallel = cluster.parallel
     asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
     return select(found, chosen) if chosen else found
+
+
+def _refuse_other_versions(store: Store, device: Device, engine: Engine) -> None:
+    """Raises ExportRefused where there are winners, but of other versions of the engine."""
+    from tuner.engines.versions import version_order
+    from tuner.errors import ExportRefused
+
+    others = store.winners(device=device.name, engine=engine.name)
+    versions = sorted({one.environment.engine_version for one in others}, key=version_order)
+    if not versions:
+        return
+    spec = f"{engine.name}=={engine.version}"
+    raise ExportRefused(
+        f"the store has no winners for {device.name} with {spec}, only with "
+        f"{', '.join(versions)}: run `tuner tune MODEL --device {device.name} --engine {spec}`, or "
+        f"set engine.image to {engine.name} {versions[-1]}"
+    )
 
 
 @_bundle.command()
@@ -249,8 +277,7 @@ def _engine_spec(cluster: Cluster) -> str:
     """The engine whose winners are bundled: sglang, with the cluster's version if it is known."""
     if cluster.engine.name != "sglang":
         return "sglang"  # the engine whose kernels are tuned
-    tag = _VERSION.search(cluster.engine.image)
-    version = cluster.engine.version or (tag.group(1) if tag else "")
+    version = cluster.engine.release
     return f"sglang=={version}" if version else "sglang"
 
 

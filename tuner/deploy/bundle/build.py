@@ -17,7 +17,7 @@ from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.dispatch import dispatch_notes
 from tuner.deploy.bundle.environment import environment_notes, node_environments
-from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys
+from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys, file_names
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
     FORMAT,
@@ -37,6 +37,7 @@ from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
+from tuner.engines.launch import unknown_flags
 from tuner.errors import UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
@@ -96,10 +97,10 @@ def build_bundle(
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = missing + _notes(cluster, engine, environments, statuses) + left_out
     notes += left_out_lines(predicted)
-    notes += attention_notes(folder.exported, cluster, engine, device)
+    notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
-    facts = (name, cluster, device.name, folder.hash, statuses, notes, no_kubernetes)
+    facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
     files["README.md"] = _text(readme_text(*facts, attention=attention))
     files["sbom.cdx.json"] = _text(_sbom(name, cluster, engine, known, files))
     files[SUMS] = _text(sums_text(files))
@@ -130,7 +131,7 @@ def _keys(
     try:
         asked = asked_files(cluster, engine, device)
     except UnknownModel:
-        keys = Keys((), [file.path.rpartition("/")[2] for file in folder.tuned])
+        keys = Keys((), file_names(folder.tuned))
         return keys, [
             f"the files that servers ask for are not known: {cluster.model.name} is no preset; set "
             "model.config to the path of its config.json"
@@ -235,7 +236,7 @@ def _notes(
     environments: Sequence[dict[str, str]],
     statuses: dict[str, int],
 ) -> list[str]:
-    notes = environment_notes(cluster, environments)
+    notes = environment_notes(cluster, environments) + _flag_notes(cluster, engine)
     if statuses.get("predicted"):
         notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
     if cluster.engine.name != engine.name:
@@ -245,6 +246,15 @@ def _notes(
             f"{cluster.engine.name} runs them for both: run the sweep"
         )
     return notes
+
+
+def _flag_notes(cluster: Cluster, engine: Engine) -> list[str]:
+    """A note for each flag that the cluster's engine does not know, where it is on this disk."""
+    if cluster.engine.name != engine.name or cluster.engine.release not in ("", engine.version):
+        return []
+    name = f"{engine.name} {engine.version}"
+    found = unknown_flags(engine, cluster.engine.flags)
+    return [f"engine.flags hold a flag that {name} does not know: {flag}" for flag in found]
 
 
 def _identity(name: str, cluster: Cluster, device: Device) -> dict[str, Any]:

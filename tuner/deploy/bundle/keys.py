@@ -81,6 +81,11 @@ def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedF
     return list(dict.fromkeys(found))
 
 
+def file_names(tuned: Sequence[TunedFile]) -> list[str]:
+    """The names of a bundle's tuned files, sorted."""
+    return sorted(file.path.rpartition("/")[2] for file in tuned)
+
+
 def compare_keys(
     asked: Sequence[AskedFile],
     tuned: Sequence[TunedFile],
@@ -103,7 +108,7 @@ def compare_keys(
         if one.by_plugin and family_of(one.problem).name not in bundled
     }
     wanted = [one for one in asked if family_of(one.problem).name not in optional]
-    keys = Keys(wanted, [file.path.rpartition("/")[2] for file in tuned])
+    keys = Keys(wanted, file_names(tuned))
     notes = [f"no {name} file is bundled: servers run the engine's own" for name in optional]
     if not keys.missing:
         return keys, notes
@@ -111,6 +116,24 @@ def compare_keys(
     if not allow_missing:
         raise ExportRefused(f"{said}; or pass --allow-missing")
     return keys, [said, *notes]
+
+
+def render_keys(keys: Keys, device: Device) -> str:
+    """Both sides as text, the device's name left out."""
+    if not keys.asked:
+        return "the files that servers ask for are not known"
+    told = f",device_name={device.name}"
+    rows = [
+        (_short(asked, told) or "-", "the same" if asked == bundled else _short(bundled, told))
+        for asked, bundled in keys.rows()
+    ]
+    lines = [f"files for {device.name}: asked by the servers, and in the bundle"]
+    lines += [f"  {asked}  |  {bundled or 'missing'}" for asked, bundled in rows]
+    return "\n".join(lines)
+
+
+def _short(name: str, told: str) -> str:
+    return name.replace(told, "").removesuffix(".json")
 
 
 def _problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:
@@ -176,12 +199,15 @@ def _missing_text(
     text = f"the servers ask for {len(keys.asked)} files, and {part} of them are bundled: {names}"
     if keys.unasked:
         text += f"; they do not ask for {' '.join(keys.unasked)}"
-    if {one.problem for one in left_out}.issuperset(problems):
-        return (
-            f"{text}; these were predicted, not measured: measure them, or pass --allow-predicted"
-        )
-    commands = " && ".join(f"tuner tune '{p.spec()}' --device {device.name}" for p in problems)
-    return f"{text}; {_fusion_advice(problems, tuned, engine)}run `{commands}`"
+    predicted = {one.problem for one in left_out}.intersection(problems)
+    if predicted:
+        specs = " ".join(sorted(problem.spec() for problem in predicted))
+        text += f"; predicted, not measured: {specs}: measure, or pass --allow-predicted"
+    untuned = [problem for problem in problems if problem not in predicted]
+    if not untuned:
+        return text
+    commands = " && ".join(f"tuner tune '{p.spec()}' --device {device.name}" for p in untuned)
+    return f"{text}; {_fusion_advice(untuned, tuned, engine)}run `{commands}`"
 
 
 def _fusion_advice(problems: Sequence[Problem], tuned: Sequence[TunedFile], engine: str) -> str:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from tuner.deploy.bundle.commands import endpoint
 from tuner.deploy.bundle.environment import CONFIG_VARIABLES, folder_variables
+from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name
 from tuner.deploy.cluster import Cluster
@@ -19,6 +20,10 @@ _TEXT = """\
 
 {counts}
 {notes}
+| the servers ask for | in this bundle |
+|---|---|
+{keys}
+
 Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`, after
 `tuner bundle verify {name}.tar.gz --key KEY.pub`. Without the tuner: `sha256sum -c SHA256SUMS`.
 
@@ -122,6 +127,7 @@ def readme_text(
     folder_hash: str,
     statuses: Mapping[str, int],
     notes: Sequence[str],
+    keys: Keys,
     no_kubernetes: str,
     *,
     attention: bool,
@@ -142,6 +148,7 @@ def readme_text(
         tp=cluster.parallel.tp,
         counts=_counts(statuses),
         notes="".join(f"\n> {note}\n" for note in notes),
+        keys="\n".join(_key_row(asked, bundled) for asked, bundled in keys.rows()),
         variable=CONFIG_VARIABLES[cluster.engine.name],
         variables=" and ".join(f"`{variable}`" for variable in variables),
         points="points" if len(variables) == 1 else "point",
@@ -153,6 +160,16 @@ def readme_text(
         configs=CONFIGS,
         **_node_parts(cluster),
     )
+
+
+def _key_row(asked: str, bundled: str) -> str:
+    return f"| {f'`{asked}`' if asked else '-'} | {_same(asked, bundled)} |"
+
+
+def _same(asked: str, bundled: str) -> str:
+    if asked == bundled:
+        return "the same"
+    return f"`{bundled}`" if bundled else "**missing**"
 
 
 def _node_parts(cluster: Cluster) -> dict[str, str]:
