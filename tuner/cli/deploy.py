@@ -222,15 +222,29 @@ def preflight(
 
 @command
 def load_proof(
-    logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Log files of one server launch.")
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[BUNDLE] LOG...",
+            help="The bundle or exported folder, then log files of one server launch.",
+        ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded."""
-    from tuner.deploy.load_proof import prove_loads, render_proof
+    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded.
 
-    proof = prove_loads(logs)
+    The bundle (its archive, its folder, or the folder of `tuner export`) tells tuned files from the
+    engine's own. E.g. `tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log`.
+    """
+    from tuner.deploy.load_proof import is_deployed, prove_loads, read_deployed, render_proof
+
+    first, *logs = files
+    if not is_deployed(first):
+        proof = prove_loads(files)
+    elif logs:
+        proof = prove_loads(logs, read_deployed(first))
+    else:
+        raise BadInput(f"give a server's log after {first}: tuner load-proof {first} LOG...")
     show(as_json, proof.as_dict, lambda: render_proof(proof))
     if not proof.ok:
         raise typer.Exit(1)

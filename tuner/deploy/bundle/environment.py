@@ -53,9 +53,7 @@ def _environment(
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     if len(cluster.nodes) > 1:
-        found["NCCL_DEBUG"] = (
-            "INFO"  # the log then says whether RDMA is used: `load-proof` reads it
-        )
+        found["NCCL_DEBUG"] = "INFO"
     if node.interface:
         found.update(dict.fromkeys(INTERFACE_VARIABLES, node.interface))
     if node.rdma:

@@ -57,10 +57,12 @@ other variables than the scripts set, bundle again with `--node NAME=DIR` for ea
 
 ```
 {logs} > server.log 2>&1
-tuner load-proof server.log
+tuner load-proof {name}.tar.gz server.log
 ```
 
-It names every config file the engine loaded, and every one that fell back or was not found{plugin}.
+It tells tuned files from the engine's own and from its defaults{plugin}. It also says
+whether NCCL uses RDMA (NET/IB) or TCP (NET/Socket), and whether the server is ready. Then ask it:
+`curl {url}/v1/models`.
 
 ## 4. Measure
 
@@ -69,7 +71,7 @@ It names every config file the engine loaded, and every one that fell back or wa
 tuner bench-report BEFORE after --release {name}.tar.gz
 ```
 
-The sweep asks {url}: 128 and 256 tokens in and out, 1 to 1024 requests in flight.
+The sweep asks {url} for 128 and 256 tokens in and out, 1 to 1024 requests in flight.
 Measure BEFORE the same way, without {variables}.
 
 ## What is here
@@ -105,8 +107,8 @@ not with `--enable-deterministic-inference`: they choose by the size of the batc
 _PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"
 _IMAGE = """Make an image of the engine's,
 name it in `engine.image`, and bundle again; for `bare.sh`, the same `pip install` on every node."""
-_PROOF = """,
-and each file that the plugin uses or refuses; if it names none, the plugin is not there"""
+_PROOF = """, and
+names each file that the plugin uses or refuses; if it names none, the plugin is not there"""
 _KUBERNETES = """
 Kubernetes, with the LeaderWorkerSet controller and NVIDIA's device plugin installed and this folder
 at `/opt/tuner/{name}` on each node:
@@ -156,7 +158,7 @@ def readme_text(
         plugin=_PROOF if attention else "",
         hash=f"`{folder_hash}`",
         kubernetes=_kubernetes(name, cluster, no_kubernetes),
-        url=endpoint(cluster.nodes[0].host, cluster.ports.serve),
+        url=f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}",
         configs=CONFIGS,
         **_node_parts(cluster),
     )
