@@ -52,6 +52,7 @@ _SYSFS_GLOBS = (
     "*/ports/*/gid_attrs/types/*",
     "*/ports/*/gid_attrs/ndevs/*",
     "*/device/numa_node",
+    "*/device/uevent",
     "*/device/current_link_*",
     "*/device/max_link_*",
 )

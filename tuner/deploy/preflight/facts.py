@@ -78,6 +78,7 @@ class RdmaDevice:
     interface: str = ""
     numa_node: int | None = None
     pcie: PcieLink | None = None
+    slot: str = ""  # PCI address without the function: 0000:17:00
 
 
 @dataclass(frozen=True)

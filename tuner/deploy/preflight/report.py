@@ -122,7 +122,7 @@ def _propose(
     expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
     if expected_node is None or expected_node.rdma is None:  # none named in the cluster file
-        leave_out = [device for device, _, _ in misplaced(node, links)]
+        leave_out = [device for card, _, _ in misplaced(node, links) for device in card]
         leave_out += far_devices(node, links)
     hcas = hca_list(node, links, leave_out)
     if hcas.strip("="):

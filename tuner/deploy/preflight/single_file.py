@@ -19,6 +19,7 @@ MODULES = (
     "deploy.preflight.expected",
     "deploy.preflight.capture",
     "deploy.preflight.links",
+    "deploy.preflight.cards",
     "deploy.preflight.check_rdma",
     "deploy.preflight.check_topology",
     "deploy.preflight.check_gpus",
