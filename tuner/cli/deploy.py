@@ -197,6 +197,10 @@ def preflight(
         str, typer.Option(help="Image whose id is recorded; default: the cluster's.")
     ] = "",
     config_dir: Annotated[str, typer.Option(help="Folder of configs to hash; default: none.")] = "",
+    model_dir: Annotated[
+        str,
+        typer.Option(help="The model's folder, to check its files' sizes and headers."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them: captured nodes, or this machine.
@@ -208,13 +212,14 @@ def preflight(
 
     expected = _expected(cluster) if cluster else None
     if capture:
-        capture_into(capture, image or (expected.image if expected else ""), config_dir)
+        image = image or (expected.image if expected else "")
+        capture_into(capture, image, config_dir, model_dir=model_dir)
         say(f"captured into {capture}")
         return
     if node:
         report = run_preflight(parse_nodes(node), expected)
     else:
-        report = check_here(image, config_dir, expected)
+        report = check_here(image, config_dir, expected, model_dir)
     show(as_json, report.as_dict, lambda: render(report))
     if not report.ok:
         raise typer.Exit(1)

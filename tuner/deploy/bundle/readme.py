@@ -10,7 +10,7 @@ from tuner.deploy.bundle.commands import endpoint
 from tuner.deploy.bundle.environment import CONFIG_VARIABLES, folder_variables
 from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
-from tuner.deploy.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name
+from tuner.deploy.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name, is_folder
 from tuner.deploy.cluster import Cluster
 
 _TEXT = """\
@@ -222,7 +222,9 @@ def _counts(statuses: Mapping[str, int]) -> str:
 
 def _capture(cluster: Cluster, node: str) -> str:
     image = f" --image {shlex.quote(cluster.engine.image)}" if cluster.engine.image else ""
-    return f"python3 preflight.py --capture captures/{node} --config-dir {CONFIGS}{image}"
+    path = cluster.model.path
+    model = f" --model-dir {shlex.quote(path)}" if is_folder(path) else ""
+    return f"python3 preflight.py --capture captures/{node} --config-dir {CONFIGS}{model}{image}"
 
 
 def _launch(node: str, image: bool) -> str:

@@ -113,7 +113,9 @@ def _announced(
     if not held:
         return
     engine = expected.engine if expected else ""
-    variables = HOST_VARIABLES.get(engine, sum(HOST_VARIABLES.values(), ()))
+    variables = HOST_VARIABLES.get(engine) or tuple(
+        dict.fromkeys(v for some in HOST_VARIABLES.values() for v in some)
+    )
     given = [(v, environment[v]) for v in variables if environment.get(v)]
     fix = f"set {' and '.join(variables)} to {links.address or 'the management address'}"
     for variable, value in given:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.deploy.preflight.capture import read_capture
 from tuner.deploy.preflight.check_cluster import check_cluster
+from tuner.deploy.preflight.check_gpudirect import check_gpudirect
 from tuner.deploy.preflight.check_gpus import check_gpus
 from tuner.deploy.preflight.check_network import (
     HOST_VARIABLES,
@@ -17,6 +18,7 @@ from tuner.deploy.preflight.check_network import (
 )
 from tuner.deploy.preflight.check_rdma import check_rdma
 from tuner.deploy.preflight.check_topology import check_topology, far_devices, misplaced
+from tuner.deploy.preflight.check_weights import check_equal_weights, check_weights
 from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.facts import Finding, Node, Severity, natural
 from tuner.deploy.preflight.links import Links, common_gid_index, find_links, hca_list
@@ -71,9 +73,12 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         findings += check_rdma(node, links, expected_node)
         findings += check_topology(node, links)
         findings += check_gpus(node, expected, expected_node)
+        findings += check_gpudirect(node, links)
+        findings += check_weights(node)
         findings += check_network(node, links, expected)
         findings += _unread(node)
     findings += check_cluster(linked, expected)
+    findings += check_equal_weights(nodes)
     gid_index = common_gid_index(linked)
     reports = tuple(
         NodeReport(node.name, links, _propose(node, links, gid_index, expected))
@@ -94,7 +99,17 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 
 def _unread(node: Node) -> list[Finding]:
-    found = [
+    found = []
+    if node.nothing_found:
+        found.append(
+            node.error(
+                "nothing-to-check",
+                "neither a GPU nor an RDMA device was found, so nothing says that a launch works",
+                "run it on a GPU node with NVIDIA's driver (nvidia-smi must answer), or give the "
+                "outputs captured there: --node NAME=DIR",
+            )
+        )
+    found += [
         node.warning(
             "not-understood",
             f"the output in {source} was not understood: nothing in it was checked",
