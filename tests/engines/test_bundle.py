@@ -51,7 +51,7 @@ def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
     for name in ("kubernetes/leaderworkerset.yaml", "sweep.sh", "preflight.py", "README.md"):
         assert name in files
     assert {p for p, f in files.items() if f.mode == 0o755} == {
-        p for p in files if p.endswith(".sh") or p == "preflight.py"
+        p for p in files if p.endswith(".sh") or p in ("preflight.py", "fabric.py")
     }
 
 

@@ -57,7 +57,7 @@ def variables(words: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_shellcheck_finds_nothing(case: str, tmp_path: Path) -> None:
     scripts = sorted(place(built(case), tmp_path).rglob("*.sh"))
-    assert len(scripts) == 2 * len(example(case).nodes) + 1
+    assert len(scripts) == 3 * len(example(case).nodes) + 1
     done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
     for script in scripts:

@@ -17,6 +17,7 @@ from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.dispatch import dispatch_notes
 from tuner.deploy.bundle.environment import environment_notes, node_environments
+from tuner.deploy.bundle.fabric import fabric_program, fabric_script
 from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys, file_names
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
@@ -166,6 +167,7 @@ def _check_files(cluster: Cluster) -> dict[str, File]:
         preflight = path.read_bytes()
     return {
         "preflight.py": File(preflight, _EXECUTABLE),
+        "fabric.py": File(fabric_program(), _EXECUTABLE),
         "cluster.json": _text(cluster.expected().to_json()),
         "sweep.sh": File(sweep_script(cluster).encode(), _EXECUTABLE),
     }
@@ -193,6 +195,8 @@ def _launch_files(
         commands = node_commands(cluster, rank, variables)
         bare = bare_script(cluster, rank, variables, commands, attention=attention)
         files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
+        fabric = fabric_script(cluster, rank, variables)
+        files[f"{below}/fabric.sh"] = File(fabric.encode(), _EXECUTABLE)
         if cluster.engine.image:
             commands = node_commands(inside, rank, variables)
             docker = docker_script(cluster, rank, variables, commands, attention=attention)

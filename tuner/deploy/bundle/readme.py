@@ -45,6 +45,14 @@ It exits with 1 if anything stands against a launch, and says how to mend it. Wh
 other variables than the scripts set, bundle again with `--node NAME=DIR` for each capture.
 `{variable}` must hold the same files on every node: hash {hash}.
 
+Then the network itself, beside what its cards can carry ({head} is the first node):
+
+```
+nodes/{head}/fabric.sh serve                          # on {head}; perftest must be installed
+nodes/{other}/fabric.sh bandwidth {address}           # on another node
+nodes/NAME/fabric.sh all-reduce                       # on every node at once
+```
+
 {attention}## 2. Launch
 
 `--print` shows the commands and runs nothing. {order}
@@ -81,6 +89,7 @@ Measure BEFORE the same way, without {variables}.
 | `{configs}/` | what {variables} {points} at; `provenance/`: where each entry comes from |
 | `nodes/NAME/` | one node's scripts |
 | `preflight.py`, `cluster.json` | the check, and what it holds the nodes against |
+| `fabric.py`, `nodes/NAME/fabric.sh` | the test of the network |
 | `sweep.sh` | the benchmark |
 | `MANIFEST.json`, `SHA256SUMS` | every file's hash; every entry's status and environment |
 | `sbom.cdx.json` | components, CycloneDX 1.5 |
@@ -180,6 +189,9 @@ def _node_parts(cluster: Cluster) -> dict[str, str]:
     image = cluster.engine.image
     order = "Start the head first, then the others. The first node is the head."
     return {
+        "head": names[0],
+        "other": names[-1],
+        "address": cluster.nodes[0].host,
         "captures": "\n".join(_capture(cluster, node) for node in names),
         "captured": " ".join(f"--node {node}=captures/{node}" for node in names),
         "order": order if len(names) > 1 else "",
