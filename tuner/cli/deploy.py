@@ -258,35 +258,51 @@ def load_proof(
 @command
 def bench_report(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="File or folder of results.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="File or folder of results.")],
+    after: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[AFTER]", help="File or folder of results; default: a table of BEFORE alone."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder for HTML, SVG, CSV and JSON reports; default: none."
-        ),
+        typer.Option(metavar="DIR", help="Folder for the reports' files; default: none."),
     ] = None,
     release: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Bundle to save AFTER's runs beside; default: none."),
+        typer.Option(metavar="FILE", help="Bundle to save the last runs beside; default: none."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare benchmark results before and after, at equal load."""
+    """Compare benchmark results before and after, at equal load; or show those of one run.
+
+    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
+    """
     from tuner.deploy.bench_report import (
         as_dict,
         compare,
         read_samples,
+        render_summary,
         render_text,
         save_runs,
+        summarise,
+        summary_dict,
         write_report,
+        write_summary,
     )
 
-    new = read_samples(after)
-    comparison = compare(read_samples(before), new)
+    new = read_samples(after or before)
     if release:
         from tuner.deploy.bundle.verify import verify as check
 
         save_runs(new, release.with_name(f"{release.name}.runs.json"), check(release).sha256)
+    if after is None:
+        summary = summarise(new)
+        if out:
+            write_summary(summary, out)
+        show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
+        return
+    comparison = compare(read_samples(before), new)
     if out:
         write_report(comparison, out, str(before), str(after))
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
