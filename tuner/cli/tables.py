@@ -23,14 +23,14 @@ def devices(as_json: Json = False) -> None:
     if as_json:
         print_json([device.as_json() for device in known])
         return
-    headers = ("device", "arch", "shared bytes a block", "SMs", "memory GB", "GB/s", "aliases")
+    headers = ("device", "arch", "shared bytes a block", "SMs", "memory GiB", "GB/s", "aliases")
     rows = [
         (
             device.name,
             device.target.name,
             device.shared_optin_bytes,
             device.sm_count,
-            round(device.memory_bytes / 1e9),
+            device.memory_bytes >> 30,
             device.bandwidth_gbs,
             ", ".join(device.aliases),
         )

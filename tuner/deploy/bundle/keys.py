@@ -170,7 +170,7 @@ def _model(cluster: Cluster) -> str | bytes:
     if model.config:
         return read_limited(model.config, MAX_BYTES, "config.json", MalformedCheckpoint)
     try:
-        return find_preset(model.path.rstrip("/")).name
+        return find_preset(model.path.rstrip("/").rpartition("/")[2]).name
     except UnknownModel:
         return find_preset(model.name).name
 
