@@ -67,12 +67,14 @@ def find_preset(text: str) -> Model:
 
 
 def _near(text: str) -> str:
-    """The nearest preset where only letters differ: another number is another model."""
+    """The nearest preset where only letters differ, or hardly anything: another number is another
+    model.
+    """
     names = [name for model in presets() for name in (model.name, *model.aliases)]
-    near = get_close_matches(text.casefold(), names, n=1, cutoff=0.75)
-    if not near or re.findall(r"[0-9]+", near[0]) != re.findall(r"[0-9]+", text):
-        return ""
-    return f"; did you mean {near[0]!r}?"
+    (near, *_) = get_close_matches(text.casefold(), names, n=1, cutoff=0.75) or [""]
+    numbers = re.findall(r"[0-9]+", text)
+    close = re.findall(r"[0-9]+", near) == numbers or get_close_matches(text, [near], cutoff=0.95)
+    return f"; did you mean {near!r}?" if near and close else ""
 
 
 @cache
