@@ -207,6 +207,15 @@ def test_check_names_the_entry_that_cannot_run(env, tmp_path):
     assert runs["to_triton"] == {}
 
 
+def test_check_shows_a_name_of_each_family_for_a_file_of_none(env, tmp_path):
+    (tmp_path / "configs.json").write_text("{}")
+    done = tuner(env, "check", str(tmp_path / "configs.json"), "--device", "L40S")
+    assert done.returncode == 2
+    assert "'configs.json' is not the name of a file that sglang reads, like 'E=" in done.stderr
+    assert "or 'N=" in done.stderr
+    assert "tuner status" in done.stderr
+
+
 def test_check_names_the_attention_kernel_that_would_stop_a_server(env):
     model = ("--attention", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
     done = tuner(env, "check", *model, "--engine", "sglang==0.4.4")

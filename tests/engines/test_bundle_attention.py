@@ -364,12 +364,6 @@ def test_a_backend_for_one_phase_leaves_the_other() -> None:
     assert said in found.notes
 
 
-def test_vllm_gets_none() -> None:
-    found = bundle(RAY)
-    assert not attention_paths(found)
-    assert "attention left out: vllm has no plugin that reads attention files" in found.notes
-
-
 def test_an_engine_without_plugins_gets_none() -> None:
     kept, (note,) = usable_winners(winners(H20), example(H20), find_engine("sglang==0.5.2"))
     assert {type(winner.problem) for winner in kept} == {FusedMoe}

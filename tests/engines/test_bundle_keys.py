@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bundle_cases import CASES, EXAMPLES, build, built, example, files_of, fill, winners
+from bundle_cases import CASES, ENGINES, EXAMPLES, build, built, example, files_of, fill, winners
 from real_sglang import RealSGLang
 from typer.testing import CliRunner
 
@@ -23,11 +23,11 @@ from tuner.engines.engine import find_engine
 from tuner.engines.launch import unknown_flags
 from tuner.errors import BadProblem, ExportRefused, IndivisibleShape, MalformedCheckpoint
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
 from tuner.store import Store
 
 L40S, H20, RAY = CASES
-ENGINE = "sglang==0.5.16"
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,11 +39,13 @@ def with_image(cluster: Cluster, image: str) -> Cluster:
     return replace(cluster, engine=replace(cluster.engine, image=image))
 
 
-def bundle(case: str, cluster: Cluster, of: str = "", **options: bool) -> Bundle:
+def bundle(
+    case: str, cluster: Cluster, of: Sequence[Winner] | None = None, **options: bool
+) -> Bundle:
     return build_bundle(
-        winners(of or case),
+        of or winners(case),
         cluster,
-        find_engine(ENGINE),
+        find_engine(ENGINES[case][0]),
         find_device(CASES[case][0]),
         allow_predicted=True,
         **options,
@@ -51,7 +53,7 @@ def bundle(case: str, cluster: Cluster, of: str = "", **options: bool) -> Bundle
 
 
 def asked(case: str, cluster: Cluster) -> list[str]:
-    found = asked_files(cluster, find_engine(ENGINE), find_device(CASES[case][0]))
+    found = asked_files(cluster, find_engine(ENGINES[case][0]), find_device(CASES[case][0]))
     return [file.name for file in found if isinstance(file.problem, FusedMoe)]
 
 
@@ -107,11 +109,14 @@ def test_winners_without_the_shared_expert_do_not_fit_a_server_that_fuses_it() -
 
 
 def test_winners_with_the_shared_expert_do_not_fit_vllm() -> None:
+    fused = parse_problem(CASES[H20][1])
+    tuned = [replace(winner, problem=fused) for winner in winners(RAY)]
     with pytest.raises(ExportRefused) as refused:
-        bundle(RAY, example(RAY), of=H20)
+        bundle(RAY, example(RAY), of=tuned)
     said = str(refused.value)
     assert "vllm here does not fuse the shared experts (--no-fuse-shared)" in said
     assert "run `tuner tune 'fused_moe:E=256,N=128,K=7168,top_k=8" in said
+    assert said.count("--engine vllm==0.33.0`") == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from bundle_cases import CASES, built, example, files_of
+from bundle_cases import CASES, ENGINES, built, example, files_of
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -245,8 +245,10 @@ def test_the_sbom_names_what_is_inside(case: str) -> None:
     assert len(set(references)) == len(references)
     assert set(references) == set(document["dependencies"][0]["dependsOn"])
     named = {c["name"]: c for c in components}
-    assert named["sglang"]["purl"] == "pkg:pypi/sglang@0.5.16"
-    assert named["triton"]["version"] == "3.6.0"
+    spec, triton = ENGINES[case]
+    name, _, version = spec.partition("==")
+    assert named[name]["purl"] == f"pkg:pypi/{name}@{version}"
+    assert named["triton"]["version"] == triton
     assert named[example(case).engine.image]["type"] == "container"
     hashed = {c["name"] for c in components if c["type"] == "file"}
     assert hashed == {p for p in files if p.startswith("engine-configs/")} | {"preflight.py"}

@@ -11,7 +11,7 @@ from gpu_benches import open_bench, this_device, trials_of
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import Batches
+from tuner.families.dense_gemm.batch import PLACES, Batches
 from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm, Gemm, parse_dense_gemm
 from tuner.families.dense_gemm.selection import GemmSelection
@@ -107,6 +107,21 @@ def test_launches_read_cold_weights():
     small.push_out()  # the copies of the small one stay in L2 together
     assert small._filler is not None
     assert large._filler is None
+
+
+def test_a_race_has_the_same_tensors_at_several_places():
+    batches = Batches(parse_dense_gemm(FP8), seed=1, l2_bytes=50 << 20)
+    places = batches.places(16)
+    assert len(places) == PLACES
+    assert len({batch.weights[0].values.data_ptr() for batch in places}) == PLACES
+    assert len({batch.activations[0].values.data_ptr() for batch in places}) == PLACES
+    assert len({batch.output.data_ptr() for batch in places}) == PLACES
+    first = places[0]
+    for batch in places[1:]:
+        for one, other in zip(batch.weights, first.weights, strict=True):
+            assert torch.equal(one.dense(), other.dense())
+        for one, other in zip(batch.activations, first.activations, strict=True):
+            assert torch.equal(one.dense(), other.dense())
 
 
 def test_shapes_of_one_command_share_the_child_and_the_kernels(tmp_path, monkeypatch):

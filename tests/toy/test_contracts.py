@@ -47,7 +47,13 @@ EXAMPLES = {
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
 QUANTISED = "deepseek-r1"  # a preset that has problems of every family
-ENGINES = ["sglang==0.5.16", "sglang==0.4.4", "toyengine==1.2.3"]
+ENGINES = [
+    "sglang==0.5.16",
+    "sglang==0.4.4",
+    "vllm==0.33.0",
+    "vllm==0.10.2",
+    "toyengine==1.2.3",
+]
 HEAVY = "torch triton sqlalchemy optuna pydantic numpy"
 
 
@@ -167,6 +173,8 @@ class TestEveryFamily:
         assert hasattr(module, "check_files") or hasattr(module, "check_problems")
         if hasattr(module, "check_files"):
             assert isinstance(module.FILE_OPTIONS, tuple)
+            engines = [one for one in ENGINES if supports(one.partition("==")[0], family.name)]
+            assert any(module.claims(module.EXAMPLE_NAME, find_engine(one)) for one in engines)
 
     def test_nothing_heavy_is_loaded_to_read_a_problem(self, family: Family) -> None:
         code = (

@@ -66,7 +66,7 @@ def bundle(
         ),
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
+        str, typer.Option(help="Engine of the winners; default: the cluster file's.")
     ] = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
@@ -309,11 +309,9 @@ def bench_report(
 
 
 def _engine_spec(cluster: Cluster) -> str:
-    """The engine whose winners are bundled: sglang, with the cluster's version if it is known."""
-    if cluster.engine.name != "sglang":
-        return "sglang"  # the engine whose kernels are tuned
-    version = cluster.engine.release
-    return f"sglang=={version}" if version else "sglang"
+    """The cluster's engine, with its version if it is known."""
+    name, version = cluster.engine.name, cluster.engine.release
+    return f"{name}=={version}" if version else name
 
 
 def _expected(path: Path) -> Expected:

@@ -37,6 +37,9 @@ class ToyCheck:
         return "\n".join(f"{one} {result.status.value}" for one, result in self.compiled)
 
 
+EXAMPLE_NAME = "toy,device_name=NVIDIA_L40S.json"
+
+
 def claims(name: str, engine: Engine) -> bool:
     return name.startswith("toy,")
 

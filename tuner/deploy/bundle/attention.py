@@ -36,28 +36,19 @@ def usable_winners(
     Raises ExportRefused where no winner is left.
     """
     others = [winner for winner in winners if not isinstance(winner.problem, Attention)]
-    if len(others) == len(winners):
-        return _loadable(others, cluster, engine)
     backends = set(_backends(cluster).values())
-    if cluster.engine.name != "sglang":
-        why = f"{cluster.engine.name} has no plugin that reads attention files"
-    elif not backends & {"triton", None}:
-        named = " and ".join(sorted(filter(None, backends)))
-        why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
-    else:
-        return _loadable(winners, cluster, engine)
+    if len(others) == len(winners) or backends & {"triton", None}:
+        return _loadable(winners, engine)
+    named = " and ".join(sorted(filter(None, backends)))
+    why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
     if not others:
         raise ExportRefused(f"there are winners for attention alone: {why}")
-    kept, notes = _loadable(others, cluster, engine)
+    kept, notes = _loadable(others, engine)
     return kept, [f"attention left out: {why}", *notes]
 
 
-def _loadable(
-    winners: Sequence[Winner], cluster: Cluster, engine: Engine
-) -> tuple[list[Winner], list[str]]:
-    """(the winners that sglang's servers can load, notes about the others)."""
-    if cluster.engine.name != "sglang":
-        return list(winners), []
+def _loadable(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
+    """(the winners that servers can load, notes about the others)."""
     kept, left_out = loadable(winners, engine)
     return kept, left_out_lines(left_out)
 

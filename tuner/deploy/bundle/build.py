@@ -21,6 +21,7 @@ from tuner.deploy.bundle.fabric import fabric_program, fabric_script
 from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys, file_names
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
+    CONFIGS,
     FORMAT,
     KIND,
     NAME,
@@ -31,7 +32,7 @@ from tuner.deploy.bundle.manifest import (
 )
 from tuner.deploy.bundle.readme import readme_text
 from tuner.deploy.bundle.sbom import sbom_text
-from tuner.deploy.bundle.scripts import CONFIGS, bare_script, docker_script
+from tuner.deploy.bundle.scripts import bare_script, docker_script
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
@@ -39,7 +40,7 @@ from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
-from tuner.errors import UnknownModel, UnwritableOutput
+from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
 from tuner.families.attention.problem import Attention
@@ -77,12 +78,18 @@ def build_bundle(
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned. Unless `allow_predicted`, sizes with
-    predicted winners are left out, and a note names them. Unless `allow_missing`, the bundle must
-    hold every file that the servers ask for. Raises ExportRefused where it does not, where nothing
-    is left, where one of the `named` problems is left out, and for winners that cannot be shipped;
+    `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
+    `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
+    `allow_missing`, the bundle must hold every file that the servers ask for. Raises ExportRefused
+    where it does not, for winners of another engine, where nothing is left, where one of the
+    `named` problems is left out, and for winners that cannot be shipped;
     MalformedCluster for a launch that the cluster's engine cannot do.
     """
+    if engine.name != cluster.engine.name:
+        raise ExportRefused(
+            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
+            f"bundle what was tuned with --engine {cluster.engine.name}"
+        )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     usable, left_out = usable_winners(winners, cluster, engine)
@@ -137,7 +144,7 @@ def _keys(
             f"the files that servers ask for are not known: {cluster.model.name} is no preset; set "
             "model.config to the path of its config.json"
         ]
-    return compare_keys(asked, folder.tuned, left_out, cluster, device, allow_missing=allow_missing)
+    return compare_keys(asked, folder.tuned, left_out, engine, device, allow_missing=allow_missing)
 
 
 def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
@@ -243,18 +250,12 @@ def _notes(
     notes = environment_notes(cluster, environments) + _flag_notes(cluster, engine)
     if statuses.get("predicted"):
         notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
-    if cluster.engine.name != engine.name:
-        notes.append(
-            f"the entries were chosen with {engine.name} {engine.version}'s fused_moe_kernel, of "
-            f"which {cluster.engine.name}'s is a relative, and for the up product alone, while "
-            f"{cluster.engine.name} runs them for both: run the sweep"
-        )
     return notes
 
 
 def _flag_notes(cluster: Cluster, engine: Engine) -> list[str]:
     """A note for each flag that the cluster's engine does not know, where it is on this disk."""
-    if cluster.engine.name != engine.name or cluster.engine.release not in ("", engine.version):
+    if cluster.engine.release not in ("", engine.version):
         return []
     name = f"{engine.name} {engine.version}"
     found = unknown_flags(engine, cluster.engine.flags)

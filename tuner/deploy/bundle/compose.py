@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.deploy.bundle.commands import Command, one_line
+from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import (
-    CONFIGS,
     HUB_CACHE,
     MOUNTED,
     container_name,

@@ -18,12 +18,8 @@ def server_flags(cluster: Cluster) -> dict[str, str]:
 
 
 def served_version(cluster: Cluster, engine: Engine) -> str:
-    """The version of the cluster's engine; empty where nothing says it.
-
-    `engine` is the engine that the winners were tuned for. A cluster of that engine that names no
-    version has that version.
-    """
-    return cluster.engine.release or (engine.version if cluster.engine.name == engine.name else "")
+    """The version of the cluster's engine, or that of `engine` where the cluster names none."""
+    return cluster.engine.release or engine.version
 
 
 def dispatch_notes(

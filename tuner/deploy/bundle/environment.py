@@ -14,7 +14,7 @@ from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIA
 from tuner.deploy.preflight.network import is_ip
 from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as SGLANG_CONFIG_DIR
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
-from tuner.engines.vllm.package import CONFIG_DIR_VARIABLE as VLLM_CONFIG_DIR
+from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as VLLM_CONFIG_DIR
 from tuner.errors import MalformedCluster
 
 CONFIG_VARIABLES = {"sglang": SGLANG_CONFIG_DIR, "vllm": VLLM_CONFIG_DIR}

@@ -16,7 +16,6 @@ from tuner.devices.table import Device
 from tuner.engines.dispatch import flags_of, what_runs
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import read_flags, unfusing_flag
-from tuner.engines.vllm import package as vllm
 from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut
@@ -77,7 +76,7 @@ def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedF
         runs = what_runs(cluster.engine.name, version, problem, device, flags)
         if runs and not any(kernel.triton for kernel in runs.kernels):
             continue
-        found += _files_of(problem, cluster, engine, device)
+        found += _files_of(problem, engine, device)
     return list(dict.fromkeys(found))
 
 
@@ -90,7 +89,7 @@ def compare_keys(
     asked: Sequence[AskedFile],
     tuned: Sequence[TunedFile],
     left_out: Sequence[LeftOut],
-    cluster: Cluster,
+    engine: Engine,
     device: Device,
     *,
     allow_missing: bool,
@@ -112,7 +111,7 @@ def compare_keys(
     notes = [f"no {name} file is bundled: servers run the engine's own" for name in optional]
     if not keys.missing:
         return keys, notes
-    said = _missing_text(keys, left_out, tuned, cluster.engine.name, device)
+    said = _missing_text(keys, left_out, tuned, engine, device)
     if not allow_missing:
         raise ExportRefused(f"{said}; or pass --allow-missing")
     return keys, [said, *notes]
@@ -140,25 +139,22 @@ def _problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]
     """The problems of one rank, of the families whose files can reach the cluster's servers."""
     parallel = cluster.parallel
     said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))
-    same = cluster.engine.name == engine.name
     # With tp over all GPUs, dp is data-parallel attention; otherwise each replica has tp ranks.
     dp = parallel.dp if parallel.tp == cluster.gpus else 1
     serving = Serving(
         engine=engine.name,
-        engine_version=served_version(cluster, engine) if same else engine.version,
+        engine_version=served_version(cluster, engine),
         device=device,
         tp=parallel.tp,
         dtype=said.dtype,
         options={"ep": parallel.ep, "dp": dp, **said.options},
     )
-    reached = [family for family in families() if _reaches(family, cluster, engine)]
+    reached = [family for family in families() if _reaches(family, engine)]
     resolved = resolve_all(_model(cluster), serving, reached, name=cluster.model.name)
     return [problem for target in resolved for problem in target.problems]
 
 
-def _reaches(family: Family, cluster: Cluster, engine: Engine) -> bool:
-    if cluster.engine.name != engine.name:
-        return family.name == FusedMoe.family
+def _reaches(family: Family, engine: Engine) -> bool:
     return supports(engine.name, family.name) and not delivery_of(engine, family.name).obstacle(
         into_engine=False
     )
@@ -175,13 +171,8 @@ def _model(cluster: Cluster) -> str | bytes:
         return find_preset(model.name).name
 
 
-def _files_of(
-    problem: Problem, cluster: Cluster, engine: Engine, device: Device
-) -> list[AskedFile]:
+def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFile]:
     try:
-        if cluster.engine.name != engine.name:
-            assert isinstance(problem, FusedMoe)
-            return [AskedFile(vllm.config_file_name(problem, device), problem, by_plugin=False)]
         delivery = delivery_of(engine, family_of(problem).name)
         return [
             AskedFile(name, problem, delivery.by_plugin) for name in delivery.asked(problem, device)
@@ -191,7 +182,11 @@ def _files_of(
 
 
 def _missing_text(
-    keys: Keys, left_out: Sequence[LeftOut], tuned: Sequence[TunedFile], engine: str, device: Device
+    keys: Keys,
+    left_out: Sequence[LeftOut],
+    tuned: Sequence[TunedFile],
+    engine: Engine,
+    device: Device,
 ) -> str:
     problems = list(dict.fromkeys(one.problem for one in keys.missing))
     part = "none" if len(keys.missing) == len(keys.asked) else "not all"
@@ -206,8 +201,9 @@ def _missing_text(
     untuned = [problem for problem in problems if problem not in predicted]
     if not untuned:
         return text
-    commands = " && ".join(f"tuner tune '{p.spec()}' --device {device.name}" for p in untuned)
-    return f"{text}; {_fusion_advice(untuned, tuned, engine)}run `{commands}`"
+    options = f"--device {device.name} --engine {engine.name}=={engine.version}"
+    commands = " && ".join(f"tuner tune '{problem.spec()}' {options}" for problem in untuned)
+    return f"{text}; {_fusion_advice(untuned, tuned, engine.name)}run `{commands}`"
 
 
 def _fusion_advice(problems: Sequence[Problem], tuned: Sequence[TunedFile], engine: str) -> str:

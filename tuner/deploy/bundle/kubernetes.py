@@ -19,7 +19,8 @@ from tuner.deploy.bundle.commands import (
     vllm_command,
 )
 from tuner.deploy.bundle.environment import differing, folder_variables
-from tuner.deploy.bundle.scripts import CONFIGS, HUB_CACHE, MOUNTED, is_folder, uses_rdma
+from tuner.deploy.bundle.manifest import CONFIGS
+from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder, uses_rdma
 from tuner.deploy.bundle.yamltext import without_variables, yaml_text
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.check_network import HOST_VARIABLES

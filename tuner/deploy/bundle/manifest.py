@@ -10,6 +10,7 @@ from typing import Any
 from tuner.deploy.bundle.archive import MODES, File, checked_path
 from tuner.errors import BundleRefused
 
+CONFIGS = "engine-configs"  # in the bundle
 NAME = "MANIFEST.json"
 SUMS = "SHA256SUMS"
 KIND = "engine-tuner bundle"

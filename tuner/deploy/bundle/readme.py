@@ -10,7 +10,8 @@ from tuner.deploy.bundle.commands import endpoint
 from tuner.deploy.bundle.environment import CONFIG_VARIABLES, folder_variables
 from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
-from tuner.deploy.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name, is_folder
+from tuner.deploy.bundle.manifest import CONFIGS
+from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name, is_folder
 from tuner.deploy.cluster import Cluster
 
 _TEXT = """\

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from tuner.deploy.bundle.commands import Command, one_line
 from tuner.deploy.bundle.environment import folder_variables
+from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.cluster import Cluster
 from tuner.errors import MalformedCluster
 
-CONFIGS = "engine-configs"  # in the bundle
 MOUNTED = f"/opt/tuner/{CONFIGS}"  # in a container
 HUB_CACHE = "/root/.cache/huggingface"
 PLUGIN_IMPORT = "-c 'import tuner.engines.sglang.plugin'"  # arguments of the engine's python3

@@ -14,9 +14,9 @@ UNFUSING_FLAG = ""
 
 
 def read_flags(flags: Mapping[str, str]) -> Asked:
-    """See `tuner.engines.launch.read_flags`. vLLM fuses no shared experts on NVIDIA's GPUs."""
+    """See `tuner.engines.launch.read_flags`."""
     dtype = Dtype.FP8_W8A8 if flags.get("--quantization") == "fp8" else None
-    return Asked(dtype, {"fuse_shared": False})
+    return Asked(dtype)
 
 
 def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:

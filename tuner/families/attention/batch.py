@@ -21,7 +21,7 @@ from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
-from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
+from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.points import Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
@@ -143,4 +143,4 @@ def _run(batch: Batch, kernels: Sequence[BoundKernel]) -> None:
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
     for kernel in kernels:
-        kernel.compiled[blocks(kernel.grid)](*launch_values(kernel.binding, inputs.tensors))
+        kernel.launch(launch_values(kernel.binding, inputs.tensors))

@@ -1,4 +1,4 @@
-"""How tuned fused-MoE configurations reach sglang's servers: as files that its loader reads."""
+"""How tuned fused-MoE configurations reach servers: as files that the engine's loader reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.devices.table import Device
-from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.export import (
     ConfigFileExport,
     packaged_files,
@@ -24,7 +24,9 @@ from tuner.problems.records import Winner
 class MoeDelivery:
     """See `export.delivery.Delivery`."""
 
-    layer: SGLangFusedMoe
+    layer: MoeEngine
+    # Whether servers that are pointed at another root read no packaged file.
+    replaces_packaged: bool
 
     note = ""
     by_plugin = False
@@ -56,7 +58,7 @@ class MoeDelivery:
             verify_moe(file, self.layer, device, root)
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return packaged_files(self.layer)
+        return packaged_files(self.layer) if self.replaces_packaged else iter(())
 
     def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
         return ()
