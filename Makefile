@@ -51,7 +51,7 @@ types: $(VENV)/.installed-dev
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-# One test opens the API's page in Chromium. Where none can be installed, that test says so.
+# Tests open the pages in Chromium. Where none can be installed, they say so.
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 browser:
 	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \

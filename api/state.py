@@ -11,16 +11,23 @@ from fastapi import Depends, Request
 
 from api.exports import Exports
 from api.fleet import Fleet
+from api.known_keys import KnownKeys
+from api.matrix import Matrix
 from api.metrics import Metrics
+from api.pages.links import Links
 from api.quotas import Quotas
 from api.readiness import Readiness
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
+from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
+from tuner.store.results import ResultStore
+from tuner.store.sessions import SessionStore
 from tuner.store.workers import WorkerStore
+from workers.nightly import watch_list_of
 from workers.reconcile import Announces
 
 
@@ -38,7 +45,13 @@ class Api:
         self.jobs = JobStore.sharing(self.store)
         self.nights = NightStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
+        self.known_keys = KnownKeys()
+        self.sessions = SessionStore.sharing(self.store)
+        self.known_sessions = KnownKeys()
+        self.links = Links()
         self.lookups = Lookups.sharing(self.store)
+        self.results = ResultStore.sharing(self.store)
+        self.matrix = Matrix(self.lookups, self._watched)
         self.waits = Waits(self.jobs)
         self.workers = WorkerStore.sharing(self.store)
         self.fleet = Fleet(self.workers)
@@ -50,6 +63,16 @@ class Api:
             most=self.settings.streams,
             most_per_key=self.settings.streams_per_key,
         )
+
+    def _watched(self, most: int) -> Iterator[JobRequest]:
+        workers, count = self.fleet.workers(), 0
+        for watch in watch_list_of(self.settings.service, self.nights).watches:
+            for request in watch.requests(workers):
+                if count == most:
+                    return
+                if isinstance(request, JobRequest):
+                    count += 1
+                    yield request
 
     @contextmanager
     def streaming(self, client: str, job_id: str) -> Iterator[FollowedJob]:

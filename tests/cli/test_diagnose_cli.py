@@ -161,7 +161,7 @@ def test_tune_takes_a_log(tuner, tmp_path):
     assert report["file_names"]["up"] == NAME
     # The newer release asks for another file, and that is said.
     done = tuner("tune", log, "--device", "L40S", "--engine", "sglang==0.5.16", *words)
-    assert "is of a sglang before 0.4.7" in done.stderr
+    assert "is of a release before 0.4.7" in done.stderr
     other = tuner("tune", log, "--device", "L4", "--engine", OLD, *words)
     assert "the log's server has NVIDIA_L40S, and this tunes for NVIDIA_L4" in other.stderr
     log.write_text("nothing is missing\n")
