@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ENGINES := $(VENV)/share/tuner/engines
 ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
-TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v)) \
+TEST_ENGINES := $(foreach v,0.4.3.post2 0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v)) \
   $(foreach v,0.10.2 0.15.1 0.24.0 0.33.0,$(ENGINES)/vllm-$(v))
 # The oldest and the newest Triton that compile processes run; not all have a wheel for each Python.
 TEST_TRITONS := $(foreach v,3.1.0 3.8.0,$(ENGINES)/triton-$(v))

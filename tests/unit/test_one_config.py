@@ -36,24 +36,49 @@ def timed(us: float) -> Measurement:
 def test_each_proposal_is_tried_at_both_gemms_and_the_sum_is_told():
     inner = Inner(NARROW, WIDE)
     strategy = OneConfigStrategy(inner)
-    asked = strategy.ask()
-    assert asked == [Candidate(p, c) for c in (NARROW, WIDE) for p in (UP, DOWN)]
-    strategy.tell(Candidate(DOWN, WIDE), timed(3.0))
-    assert not inner.told
+    assert strategy.ask() == [Candidate(UP, NARROW), Candidate(UP, WIDE)]
     strategy.tell(Candidate(UP, WIDE), timed(4.0))
+    assert strategy.ask() == []  # the wave's other up gemm is not known
     strategy.tell(Candidate(UP, NARROW), timed(1.0))
-    assert {c.config: m.median_us for c, m in inner.told.items()} == {WIDE: 7.0}
-    assert set(inner.told) == {Candidate(UP, WIDE)}
+    assert strategy.ask() == [Candidate(DOWN, NARROW), Candidate(DOWN, WIDE)]
+    strategy.tell(Candidate(DOWN, WIDE), timed(3.0))
+    assert strategy.ask() == []
+    assert not inner.told
+    strategy.tell(Candidate(DOWN, NARROW), timed(2.0))
+    assert strategy.ask() == []
+    assert {c.config: m.median_us for c, m in inner.told.items()} == {WIDE: 7.0, NARROW: 3.0}
 
 
-def test_a_gemm_that_fails_fails_for_both():
+def test_what_can_no_longer_be_the_best_is_not_tried_at_the_down_gemm():
     inner = Inner(NARROW)
     strategy = OneConfigStrategy(inner)
     strategy.ask()
+    strategy.tell(Candidate(UP, NARROW), timed(10.0))
+    strategy.ask()
+    strategy.tell(Candidate(DOWN, NARROW), timed(11.0))
+    strategy.ask()
+    near, far = WIDE, config(16, 64)
+    inner.proposals = [Candidate(UP, near), Candidate(UP, far)]
+    strategy.ask()
+    strategy.tell(Candidate(UP, near), timed(10.5))
+    strategy.tell(Candidate(UP, far), timed(11.5))
+    assert strategy.ask() == [Candidate(DOWN, near)]  # 10.5 + 11 / 1.1 < 21 < 11.5 + 11 / 1.1
+    strategy.tell(Candidate(DOWN, near), timed(9.0))
+    strategy.ask()
+    told = {c.config: m.median_us for c, m in inner.told.items()}
+    assert told == {NARROW: 21.0, near: 19.5, far: 23.0}
+
+
+def test_a_gemm_that_fails_fails_for_both():
+    inner = Inner(NARROW, WIDE)
+    strategy = OneConfigStrategy(inner)
+    strategy.ask()
     strategy.tell(Candidate(UP, NARROW), timed(1.0))
-    strategy.tell(Candidate(DOWN, NARROW), Measurement(Status.OUT_OF_RESOURCES, detail="why"))
-    (told,) = inner.told.values()
-    assert (told.status, told.median_us, told.detail) == (Status.OUT_OF_RESOURCES, None, "why")
+    strategy.tell(Candidate(UP, WIDE), Measurement(Status.WRONG_RESULT, detail="up"))
+    assert strategy.ask() == [Candidate(DOWN, NARROW)]
+    strategy.tell(Candidate(DOWN, NARROW), Measurement(Status.OUT_OF_RESOURCES, detail="down"))
+    strategy.ask()
+    assert [(m.median_us, m.detail) for m in inner.told.values()] == [(None, "down"), (None, "up")]
 
 
 def test_what_was_told_before_is_not_asked_again():
@@ -61,6 +86,7 @@ def test_what_was_told_before_is_not_asked_again():
     strategy = OneConfigStrategy(inner)
     strategy.tell(Candidate(UP, NARROW), timed(1.0))
     assert strategy.ask() == [Candidate(DOWN, NARROW)]
+    assert strategy.ask() == []
 
 
 def trial(point: Point, chosen: Config, us: float) -> Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -53,4 +54,10 @@ Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[
     str | None,
     typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),
+]
+WritePatch = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a patch for the engine's own file, with constants that fit, to this file."
+    ),
 ]

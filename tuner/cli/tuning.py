@@ -25,6 +25,7 @@ from tuner.cli.options import (
     Seed,
     Target,
     Tp,
+    WritePatch,
 )
 from tuner.cli.targets import (
     Asked,
@@ -89,6 +90,7 @@ def tune(
     from tuner.engines.dispatch import engine_runs
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
+    from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request, open_run
 
@@ -114,6 +116,8 @@ def tune(
     for note in [note for found in targets for note in found.notes]:
         say(note)
     problems = [request.problem for request in requests]
+    if card.untested_vendor and requests[0].source.kind is MeasureKind.GPU:
+        say(f"measuring on a card of {card.untested_vendor}'s is written, and was never tried")
     for kernel in engine_runs(found_engine.name, found_engine.version, problems, card):
         say(kernel.line())
     _say_other_triton(found_engine)
@@ -188,16 +192,21 @@ def check(
     choice: FamilyChoice,
     tp: Tp = 1,
     engine: EngineSpec = "sglang",
+    write_patch: WritePatch = None,
     as_json: Json = False,
 ) -> None:
     """Compile every entry of config files, or the engine's default constants for attention.
 
     Exit 1 if an entry cannot run on the device.
     """
+    from tuner.cli.diagnose import write_remedy
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
+    from tuner.errors import BadInput
 
     card, found = find_device(device), find_engine(engine)
+    if write_patch and choice.family is None:
+        raise BadInput("--write-patch is for a model's attention: add --attention")
     if choice.family is None:
         reports = check_files([Path(target) for target in targets], card, found, tp, choice)
     else:
@@ -212,6 +221,8 @@ def check(
         say(runs.line())
     _say_other_triton(found)
     _print(reports, as_json)
+    if write_patch:
+        write_remedy(getattr(reports[0], "remedy", None), write_patch)
     if not all(report.fits for report in reports):
         raise typer.Exit(1)
 

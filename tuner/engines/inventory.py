@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-import tuner.engines
 from tuner.engines.engine import engine_names, find_engine
 from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.triton_release import find_triton, pinned_triton
@@ -35,17 +32,10 @@ class Release:
     triton_here: bool
 
 
-def addable() -> tuple[str, ...]:
-    """The engines whose releases this program can read."""
-    known = (found.name for found in pkgutil.iter_modules(tuner.engines.__path__) if found.ispkg)
-    ours = [name for name in known if find_spec(f"tuner.engines.{name}.package")]
-    return tuple(dict.fromkeys([*engine_names(), *ours]))
-
-
 def split_spec(spec: str) -> tuple[str, str]:
     """Split NAME==VERSION. Raises UnknownEngine for another form or an unknown name."""
     name, equals, version = (part.strip() for part in spec.partition("=="))
-    names = (*addable(), "triton")
+    names = (*engine_names(), "triton")
     if name not in names:
         near = did_you_mean(name, names) or f"; write {' or '.join(names)}"
         raise UnknownEngine(f"unknown engine {name!r}{near}")
@@ -56,7 +46,7 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 def releases(environ: Mapping[str, str] = os.environ) -> list[Release]:
     """Engines first, each in the order in which it is looked for; then Tritons."""
-    engines = [(name, one) for name in addable() for one in find_packages(name, environ)]
+    engines = [(name, one) for name in engine_names() for one in find_packages(name, environ)]
     tritons = [("triton", one) for one in find_packages("triton", environ)]
     used = {_default(name, environ) for name in engine_names()}
     used |= {one.root for _, one in tritons if one.source is PackageSource.INSTALLED}

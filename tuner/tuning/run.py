@@ -28,7 +28,7 @@ from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.journal import RunJournal, RunStore
-from tuner.tuning.report import EntryTable, Report
+from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.request import Effort, Source
 from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.space import Space, space_identity
@@ -132,6 +132,7 @@ class TuningRun(ABC):
         racer = bench if isinstance(bench, GpuBench) else None
         try:
             entries = tune(self._plan(), strategy, bench, journal, progress, racer, earlier)
+            entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             store.finish_run(run, entries, bench.totals)
             self._workbench.chosen.append((self.request.problem, entries))

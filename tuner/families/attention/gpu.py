@@ -11,12 +11,12 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
-from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.batch import Batches, check
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, race, time_graph
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -39,7 +39,7 @@ class AttentionOnGpu:
 
     def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
-        self._target = cuda_target(properties.major, properties.minor)
+        self._target = local_target()
         self._problem = problem
         self._kernels = attention_engine(find_engine(request["engine"])).lift(self._target.backend)
         lifted = self._kernels.lifted(self._problem.phase)
@@ -49,7 +49,7 @@ class AttentionOnGpu:
             self._problem,
             request["seed"],
             properties.multi_processor_count,
-            properties.L2_cache_size,
+            last_cache_bytes(),
         )
         self._default_error: dict[Point, float] = {}  # of the engine's constants
         points = [read_point(fields) for fields in request["points"]]

@@ -205,6 +205,8 @@ def _shipped_or_default(problem: DenseGemm, device: Device, gemm: GemmEngine) ->
 def _checked(farm: Farm, gemm: GemmEngine, device: Device, plan: _Plan) -> Iterator[CheckedEntry]:
     target, problem = device.target, plan.problem
     kernels = gemm.lift(target.backend)
+    # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
+    kernels.default_config(problem, 1, target)
     refused: dict[int, Compiled] = {}
     asked: dict[Candidate, int] = {}
     for size, config in plan.entries.items():

@@ -199,7 +199,9 @@ class GemmRun(TuningRun):
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
-        return list(self._engine.shipped())
+        vendor = self.request.device.vendor
+        every = self._engine.shipped(nvidia_only=False)
+        return [file for file in every if file.key.device.startswith(vendor)]
 
     def _check_request(self) -> None:
         if self.request.source.routing is not None:

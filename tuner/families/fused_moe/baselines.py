@@ -29,7 +29,10 @@ def baseline_configs(
     for size in sorted({*BATCH_SIZES, *batch_sizes, *shipped}):
         by_name = engine.incumbents(problem, device, size, triton)
         for gemm in gemms:
-            configs = {name: launch_config(pair[gemm]) for name, pair in by_name.items()}
+            configs = {
+                name: launch_config(pair[gemm], device.target.backend)
+                for name, pair in by_name.items()
+            }
             found[Point(size, gemm)] = configs
     return found
 

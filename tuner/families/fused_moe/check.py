@@ -10,7 +10,7 @@ from typing import Any
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
-from tuner.engines.config_files import launch_config, read_config_file
+from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile
@@ -119,7 +119,7 @@ def check_files(
     """
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
-    plans = [_read(path, layer, options) for path in files]
+    plans = [_read(path, layer, options, device.target.backend) for path in files]
     with Farm(triton=triton_for(engine)) as farm:
         compilers = [
             KernelCompiler(farm, kernels.binder(problem, device.target), device)
@@ -139,12 +139,14 @@ def check_files(
 _Parts = list[tuple[Path, Candidate]]
 
 
-def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[FusedMoe, _Parts]:
+def _read(
+    path: Path, engine: MoeEngine, options: Mapping[str, Any], backend: str
+) -> tuple[FusedMoe, _Parts]:
     key = engine.read_file_name(path.name)
     problem = _problem(
         key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     )
-    entries = read_config_file(path, engine.fields).entries
+    entries = read_config_file(path, fields_on(engine.fields, backend)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
         entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}
@@ -152,7 +154,7 @@ def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[Fu
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)
     return problem, [
-        (path, Candidate(Point(size, gemm), launch_config(entries[size])))
+        (path, Candidate(Point(size, gemm), launch_config(entries[size], backend)))
         for gemm in gemms
         for size in sorted(entries)
     ]

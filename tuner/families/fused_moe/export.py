@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import EntryFields, config_file_text, read_config_file, read_lenient
+from tuner.engines.config_files import (
+    EntryFields,
+    config_file_text,
+    fields_on,
+    read_config_file,
+    read_lenient,
+)
 from tuner.errors import ExportRefused
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
@@ -91,7 +97,8 @@ def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: 
     found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    entries = read_config_file(found, engine.fields).entries
+    fields = fields_on(engine.fields, device.target.backend)
+    entries = read_config_file(found, fields).entries
     for batch_size, config in file.entries.items():
         picked = engine.pick(entries, batch_size)
         if picked != config:

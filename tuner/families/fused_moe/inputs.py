@@ -22,12 +22,12 @@ from tuner.measure.quantise import (
     quantise_unsigned,
     random_matrix,
     spread,
+    stored_type,
     unpack_nibbles,
 )
 from tuner.problems.dtypes import Dtype
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-STORED_TYPES = {Dtype.FP8_W8A8: torch.float8_e4m3fn, Dtype.INT8_W8A8: torch.int8}
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ def make_activations(
     rows = batch_size if gemm is Gemm.UP else batch_size * problem.top_k
     k = problem.gemm_shape(gemm)[1]
     x = random_matrix((rows, k), device, torch.Generator(device).manual_seed(seed))
-    if problem.dtype not in STORED_TYPES:
+    if problem.dtype.activation_bits == 16:
         return Activations(x.to(TORCH_TYPES[compute]), None, (1, 1))
     if problem.block_shape:
         tile = (1, problem.block_shape[1])
     else:
         tile = (1, k) if problem.per_channel_quant else (rows, k)
-    a, scale = quantise(x, tile, STORED_TYPES[problem.dtype])
+    a, scale = quantise(x, tile, stored_type(problem.dtype, device))
     return Activations(a, scale.view(-1) if tile[0] > 1 else scale, tile)
 
 
@@ -283,7 +283,7 @@ def _quantise_weight(
             b, zero = pack_nibbles(b, 1), None if zero is None else pack_nibbles(zero, 0)
         return b, scale, zero
     tile = _weight_tile(problem, (x.shape[0], x.shape[1]))
-    b, scale = quantise(x, tile, STORED_TYPES.get(problem.dtype, torch.int8))
+    b, scale = quantise(x, tile, stored_type(problem.dtype, x.device.type))
     if problem.block_shape or problem.per_channel_quant:
         return b, scale, None  # (blocks, blocks) or (n, 1)
     return b, scale.view(-1) if problem.dtype is Dtype.INT8_W8A16 else scale.view(()), None

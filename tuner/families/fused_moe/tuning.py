@@ -235,7 +235,9 @@ class MoeRun(TuningRun):
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
-        return list(self._engine.shipped())
+        vendor = self.request.device.vendor
+        every = self._engine.shipped(nvidia_only=False)
+        return [file for file in every if file.key.device.startswith(vendor)]
 
     def _file_names(self) -> dict[Part, str]:
         gemms = [g for g in self._gemms if g is Gemm.UP or self._engine.has_down_files()]

@@ -149,4 +149,18 @@ def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) ->
     notes = [origin]
     if missing.per_channel_quant and "per_channel_quant" not in missing.file_name:
         notes.append("int8_w8a8 without blocks is quantised per channel")
-    return Resolved((problem,), tuple(notes), missing.device_name or None)
+    if note := _age_note(missing, serving.engine_version):
+        notes.append(note)
+    before = ".".join(map(str, missing.before)) if missing.before else None
+    return Resolved((problem,), tuple(notes), missing.device_name or None, before)
+
+
+def _age_note(missing: MissingFile, version: str | None) -> str:
+    """Says that the engine to tune for looks for another file than the line's; empty otherwise."""
+    if not missing.before or not version or release_of(version) < missing.before:
+        return ""
+    before = ".".join(map(str, missing.before))
+    return (
+        f"the line is of a release before {before}, and {version} looks for another file: "
+        "for the line's server, name its version, as in sglang==VERSION"
+    )

@@ -20,10 +20,12 @@ def run_heuristic(
     """
     flags = SimpleNamespace(enable_deterministic_inference=False)
     settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
+    hip, optin = device.target.backend == HIP, device.shared_optin_bytes
     # Stand-ins for the names from other modules, for the device and default flags.
     known = {
-        "_is_hip": device.target.backend == HIP,
-        "_get_cuda_shared_memory_per_block_optin": lambda: device.shared_optin_bytes,
+        "_is_hip": hip,
+        "is_hip": lambda: hip,  # 0.4.3 binds it to another name
+        "_get_cuda_shared_memory_per_block_optin": lambda: None if hip else optin,
         "get_server_args": lambda: settings,
         "get_global_server_args": lambda: settings,
         "get_exec": lambda: settings,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import LAUNCH_OPTIONS, REQUIRED_FIELDS
+from tuner.engines.config_files import REQUIRED_FIELDS, launch_options
 from tuner.engines.vllm.fused_moe.functions import EngineFunctions
 from tuner.engines.vllm.fused_moe.loader_rules import SOURCE
 from tuner.engines.vllm.package import VLLM
@@ -28,7 +28,7 @@ from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import Launch, TensorSpec, TritonType
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.triton import triton_defaults
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
@@ -72,7 +72,7 @@ class VLLMMoeKernels:
         """
         if batch_size < 1:
             raise BadProblem(f"the batch size must be at least 1, not {batch_size}")
-        self._check(config)
+        self._check(config, target)
         launch = self._launch(
             _Layer(problem, gemm, batch_size, compute or _compute(problem), target),
             config,
@@ -86,7 +86,8 @@ class VLLMMoeKernels:
             for name, value in launch.arguments.items()
         }
         known["EM"] = Integer(-(-launch.arguments["EM"] // 16) * 16)
-        return bind(self.lifted.origin, launch.kernel, parameters, known, self._options(launch))
+        options = {**triton_defaults(target.backend), **launch.options}
+        return bind(self.lifted.origin, launch.kernel, parameters, known, options)
 
     def binder(
         self, problem: FusedMoe, target: Target
@@ -137,19 +138,16 @@ class VLLMMoeKernels:
         )
         return found
 
-    def _check(self, config: Config) -> None:
+    def _check(self, config: Config, target: Target) -> None:
         origin = self.lifted.origin
         names = {parameter.name for parameter in self.lifted.parameters(DENSE)}
-        choices = {*REQUIRED_FIELDS, *({"SPLIT_K"} & names), *LAUNCH_OPTIONS}
+        choices = {*REQUIRED_FIELDS, *({"SPLIT_K"} & names), *launch_options(target.backend)}
         for key in config:
             if key not in choices:
                 near = did_you_mean(key, choices)
                 raise UnsupportedKernel(f"{origin}: {DENSE} takes no config key {key!r}{near}")
         if missing := [name for name in REQUIRED_FIELDS if name not in config]:
             raise UnsupportedKernel(f"{origin}: {DENSE} needs {', '.join(missing)}")
-
-    def _options(self, launch: Launch) -> dict[str, int | bool]:
-        return {**TRITON_DEFAULTS, **launch.options}
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class _Layer:
         if self.problem.dtype is Dtype.INT8_W8A8:
             return "i8", "i8"
         if self.problem.dtype is Dtype.FP8_W8A8:
-            fp8 = architecture(self.target).fp8_type
+            fp8 = architecture(self.target).require_fp8()
             return fp8, fp8
         return self.compute, self.compute
 

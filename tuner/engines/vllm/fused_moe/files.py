@@ -10,8 +10,10 @@ from pathlib import Path
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
 from tuner.engines.config_files import (
+    AMD_OPTIONS,
     LAUNCH_OPTIONS,
     REQUIRED_FIELDS,
+    ZERO_OPTIONS,
     EntryFields,
     nearest_entry,
     read_lenient,
@@ -31,7 +33,11 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.shipped import shipped_files
 from tuner.problems.points import Config
 
-_FIELDS = EntryFields(REQUIRED_FIELDS, (*REQUIRED_FIELDS, "SPLIT_K", *LAUNCH_OPTIONS))
+_FIELDS = EntryFields(
+    REQUIRED_FIELDS,
+    (*REQUIRED_FIELDS, "SPLIT_K", *LAUNCH_OPTIONS, *AMD_OPTIONS),
+    zero=ZERO_OPTIONS,
+)
 
 
 @dataclass(frozen=True)

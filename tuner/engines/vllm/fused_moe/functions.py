@@ -16,6 +16,12 @@ from tuner.kernels.stand_ins import Launch, Namespace, Unknown, stand_in_torch, 
 
 # Variables of servers' environments, as they are where nobody sets them.
 _ENVS = {"VLLM_BATCH_INVARIANT": False, "VLLM_TRITON_USE_TD": None}
+# Cards that vLLM names by their number on the bus, and not as torch does: platforms/rocm.py,
+# _ROCM_DEVICE_ID_NAME_MAP of 0.33.0.
+_NAMES = {
+    "AMD_Radeon_AI_PRO_R9700": "AMD_Radeon_R9700",
+    "AMD_Radeon_RX_7900_XTX": "AMD_Radeon_RX7900XTX",
+}
 
 
 @dataclass(frozen=True)
@@ -56,18 +62,17 @@ class EngineFunctions:
 
 def device_functions(engine: VLLM, device: Device) -> EngineFunctions:
     """The functions for a card, which may ask for its name."""
-    return EngineFunctions(engine, device.target, device.name)
+    return EngineFunctions(engine, device.target, _NAMES.get(device.name, device.name))
 
 
 def _stand_ins(target: Target, device_name: str, launches: list[Launch]) -> dict[str, object]:
     triton = stand_in_triton(launches.append)
-    capability = target.capability[0] * 10 + target.capability[1] if target.backend == CUDA else 0
     platform = {
         "is_cuda": lambda: target.backend == CUDA,
         "is_rocm": lambda: target.backend == HIP,
         "is_xpu": lambda: False,
-        "is_device_capability": lambda wanted: wanted == capability,
-        "has_device_capability": lambda wanted: bool(capability) and capability >= wanted,
+        "is_device_capability": target.is_sm,
+        "has_device_capability": target.is_sm_or_later,
         "get_device_name": lambda *index: device_name,
     }
     return {

@@ -45,6 +45,7 @@ class Predictor:
         self._model = DeviceModel(device, problem, constants)
         self._prior = Prior(problem, device, corpus)
         self._corpus_weight = corpus_weight
+        self._unmodelled = {name for name, _ in device.architecture.launch_options}
         self._footprints = lru_cache(maxsize=None)(partial(estimate, problem, device))
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
@@ -107,9 +108,14 @@ class Predictor:
         }
 
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
-        """Scores by estimated footprint, for the configurations that will probably fit."""
+        """Scores by estimated footprint, for the configurations that will probably fit.
+
+        Those with options of AMD's compiler have none, because the model knows nothing of them.
+        """
         scores = {}
         for config in configs:
+            if self._unmodelled & config.keys():
+                continue
             footprint = self._footprints(config)
             if footprint.shared_bytes <= self._device.shared_optin_bytes:
                 scores[config] = self._score(point, config, footprint)
