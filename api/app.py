@@ -81,6 +81,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(api.readiness.watch)
                 tasks.start_soon(api.streams.watch)
+                tasks.start_soon(api.matrix.warm)
                 yield
                 tasks.cancel_scope.cancel()
 

@@ -119,10 +119,13 @@ def test_load_proof_exits_with_what_it_found(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
     log.write_text(f"Using MoE kernel config from /x/triton_3_6_0/{name}.json.\n")
-    proved = tuner("load-proof", log, "--json")
-    assert proved.exit_code == 0
-    assert json.loads(proved.stdout)["loads"][0]["outcome"] == "loaded"
+    unknown = tuner("load-proof", log, "--json")
+    assert unknown.exit_code == 1
+    assert json.loads(unknown.stdout)["loads"][0]["origin"] == "unknown"
     assert "cannot be read" in one_line(tuner("load-proof", tmp_path / "absent"), 2)
+    assert "neither MANIFEST.json nor provenance/" in one_line(
+        tuner("load-proof", tmp_path, log), 2
+    )
 
 
 @pytest.mark.usefixtures("store")

@@ -29,7 +29,7 @@ from real_sglang import RealSGLang
 
 from tuner.deploy.bundle.build import build_bundle
 from tuner.deploy.bundle.verify import check_bundle
-from tuner.deploy.cluster import parse_cluster
+from tuner.deploy.cluster_file import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import find_device
@@ -61,7 +61,7 @@ def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
     for name in ("kubernetes/leaderworkerset.yaml", "sweep.sh", "preflight.py", "README.md"):
         assert name in files
     assert {p for p, f in files.items() if f.mode == 0o755} == {
-        p for p in files if p.endswith(".sh") or p == "preflight.py"
+        p for p in files if p.endswith(".sh") or p in ("preflight.py", "fabric.py")
     }
 
 
@@ -251,14 +251,16 @@ def test_what_cannot_be_launched_is_refused_with_its_field() -> None:
     variable = '[environment]\nSGLANG_MOE_CONFIG_DIR = "/x"\n[ports]'
     assert "environment holds SGLANG_MOE_CONFIG_DIR" in refused(TEXT.replace("[ports]", variable))
     assert "dp=2: sglang runs no replicas" in refused(TEXT.replace("tp = 16", "tp = 8\ndp = 2"))
-    assert "cannot mount a path with a colon" in refused(TEXT.replace("/mnt/models", "/mnt/a:b"))
+    assert "cannot mount a path with a colon" in refused(TEXT.replace("/ssd1/models", "/mnt/a:b"))
 
 
 def test_winners_for_another_split_are_refused() -> None:
     one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
     said = refused(one)
-    assert "fits deepseek-r1 at tp=8 ep=1 (N=256)" in said
-    assert "tuner tune deepseek-r1 --tp 8 --ep 1 --device NVIDIA_H20" in said
+    asked = "E=257,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
+    assert f"none of them are bundled: {asked}.json {asked}_down.json" in said
+    spec = "fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128"
+    assert f"run `tuner tune '{spec}' --device NVIDIA_H20`; or pass --allow-missing" in said
 
 
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
@@ -278,7 +280,7 @@ def test_nodes_that_differ_get_no_pod_template() -> None:
     )
     files = files_of(bundle)
     assert "kubernetes/leaderworkerset.yaml" not in files
-    said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME differ between nodes"
+    said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, TP_SOCKET_IFNAME differ"
     assert said.encode() in files["README.md"].data
 
 

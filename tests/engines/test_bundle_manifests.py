@@ -49,7 +49,7 @@ def test_a_compose_file_means_what_the_script_does(case: str) -> None:
     assert cluster.nodes
     for rank, node in enumerate(cluster.nodes):
         engine = composed(case, node.name)["services"]["engine"]
-        commands = node_commands(cluster, rank, environments[rank])
+        commands = node_commands(cluster.in_container(), rank, environments[rank])
         words = [*engine["entrypoint"], *engine["command"]]
         assert words == list(one_line(commands))
         shared = engine["environment"].items()
@@ -58,6 +58,7 @@ def test_a_compose_file_means_what_the_script_does(case: str) -> None:
         assert engine["devices"] == ["/dev/infiniband:/dev/infiniband"]
         assert engine["ulimits"]["memlock"] == -1
         assert engine["volumes"][1]["source"] == cluster.model.path
+        assert engine["volumes"][1]["target"] == cluster.model.container_path
         assert all(mount["read_only"] for mount in engine["volumes"])
 
 
@@ -208,7 +209,7 @@ def test_vllm_pods_join_the_leader_s_ray() -> None:
     (worker,) = template["workerTemplate"]["spec"]["containers"]
     assert leader["command"][:2] == ["/bin/bash", "-c"]
     assert re.match(r"ray start --head .* && exec vllm serve ", leader["command"][2])
-    assert worker["command"][:4] == ["ray", "start", "--address", "$(LWS_LEADER_ADDRESS):6379"]
+    assert worker["command"][:4] == ["ray", "start", "--address", "$(LWS_LEADER_ADDRESS):8379"]
     assert worker["command"][-1] == "--block"
 
 

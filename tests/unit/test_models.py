@@ -68,6 +68,17 @@ class TestPresets:
             find_model(text)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
+    @pytest.mark.parametrize("text", ["/nope/DeepSeek-R1", "./DeepSeek-R1", "~/DeepSeek-R1"])
+    def test_a_path_with_nothing_there_is_no_preset(self, text):
+        with pytest.raises(UnknownModel, match="nothing is at .*: give the path of a config.json"):
+            find_preset(text)
+
+    @pytest.mark.parametrize("text", ["Hunyuan-A13B", "DeepSeek-V5-Flash", "dots.llm1", "glm-4.7"])
+    def test_another_model_is_no_suggestion(self, text):
+        with pytest.raises(UnknownModel) as caught:
+            find_preset(text)
+        assert "did you mean" not in str(caught.value)
+
     def test_the_nearest_preset_is_named(self):
         with pytest.raises(UnknownModel, match="did you mean 'deepseek-r1'"):
             find_model("deepsek-r1")

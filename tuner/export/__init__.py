@@ -80,8 +80,22 @@ def export_device(
         carried=len(carried.keys() - {file.path for file in files}),
         variables=[delivery.variable for delivery in used if delivery.variable],
         server_flags=[flags for delivery in used for flags in delivery.advice(files)],
-        notes=[*notes, *(delivery.note for delivery in used if delivery.note)],
+        notes=[
+            *notes,
+            *(delivery.note for delivery in used if delivery.note),
+            *(_copy_text(out, delivery, engine) for delivery in used if not delivery.variable),
+        ],
         left_out=chosen.left_out,
+    )
+
+
+def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
+    """What to do with files that servers read in the engine's package alone."""
+    assert delivery.engine_root is not None  # a delivery has a variable or a folder
+    folder = delivery.engine_root.relative_to(engine.root).as_posix()
+    return (
+        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs into "
+        f"{engine.name}/{folder} where it serves, or export there with --into-engine"
     )
 
 

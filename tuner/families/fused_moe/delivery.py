@@ -15,6 +15,8 @@ from tuner.families.fused_moe.export import (
     plan_moe,
     verify_moe,
 )
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 
 
@@ -27,6 +29,7 @@ class MoeDelivery:
     replaces_packaged: bool
 
     note = ""
+    by_plugin = False
 
     @property
     def engine_root(self) -> Path:
@@ -35,6 +38,11 @@ class MoeDelivery:
     @property
     def variable(self) -> str | None:
         return self.layer.config_dir_variable
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, FusedMoe)
+        gemms = Gemm if self.layer.has_down_files() else (Gemm.UP,)
+        return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
 
     def obstacle(self, *, into_engine: bool) -> str:
         return ""

@@ -6,8 +6,8 @@ An older program that is still running neither makes nor reads sessions.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 
 
 def upgrade() -> None:
