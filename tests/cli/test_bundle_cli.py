@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bundle_cases import CAPTURES, CASES, EXAMPLES, example, fill
+from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
@@ -46,6 +46,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
     device = CASES[case][0]
     options = ["--device", device, "--cluster", EXAMPLES / f"{case}.toml", "--allow-predicted"]
+    options += ["--engine", ENGINES[case][0]]
     result = tuner("bundle", *options)
     assert result.exit_code == 0, result.output
     path = tmp_path / f"{example(case).name}-NVIDIA_{device}.tar.gz"
@@ -63,6 +64,7 @@ def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
 def test_captures_reach_the_scripts(tmp_path: Path) -> None:
     nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
     options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
+    options += ["--engine", ENGINES[RAY][0]]
     result = tuner("bundle", *options, *nodes, "--out", tmp_path / "b.tar.gz", "--json")
     assert result.exit_code == 0, result.output
     assert "info: h20-node01: not captured" in result.stderr

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bundle_cases import CAPTURES, CASES, EXAMPLES, fill
+from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, fill
 from typer.testing import CliRunner, Result
 
 from tuner.cli import app
@@ -43,6 +43,7 @@ def started(case: str, tmp_path: Path, node: str) -> list[str]:
     archive = tmp_path / "bundle.tar.gz"
     toml = EXAMPLES / f"{case}.toml"
     options = ["--device", "H20", "--cluster", toml, "--allow-predicted", "--out", archive]
+    options += ["--engine", ENGINES[case][0]]
     made = tuner("bundle", *options, *GIVEN)
     assert made.exit_code == 0, made.output
     assert "|  the same" in made.stderr

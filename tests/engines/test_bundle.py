@@ -260,7 +260,8 @@ def test_winners_for_another_split_are_refused() -> None:
     asked = "E=257,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
     assert f"none of them are bundled: {asked}.json {asked}_down.json" in said
     spec = "fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128"
-    assert f"run `tuner tune '{spec}' --device NVIDIA_H20`; or pass --allow-missing" in said
+    options = "--device NVIDIA_H20 --engine sglang==0.5.16"
+    assert f"run `tuner tune '{spec}' {options}`; or pass --allow-missing" in said
 
 
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:

@@ -211,6 +211,12 @@ def test_a_model_that_is_no_preset_is_known_by_its_config(tmp_path: Path) -> Non
     assert any("set model.config" in note for note in noted.notes)
 
 
+def test_servers_of_another_version_are_noted() -> None:
+    said = "chosen for vllm 0.33.0, and the servers run 0.11.0"
+    assert any(said in note for note in built(RAY).notes)
+    assert not any("and the servers run" in note for note in built(H20).notes)
+
+
 def test_winners_of_another_version_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

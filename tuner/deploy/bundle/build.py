@@ -248,6 +248,11 @@ def _notes(
     statuses: dict[str, int],
 ) -> list[str]:
     notes = environment_notes(cluster, environments) + _flag_notes(cluster, engine)
+    if cluster.engine.release not in ("", engine.version):
+        notes.append(
+            f"the entries were chosen for {engine.name} {engine.version}, and the servers run "
+            f"{cluster.engine.release}: names of files and kernels may differ"
+        )
     if statuses.get("predicted"):
         notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
     return notes
