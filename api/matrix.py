@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain, islice
 from typing import Any
 
 from anyio import to_thread
@@ -20,16 +21,18 @@ from anyio import to_thread
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
 from tuner.jobs.names import models_of
+from tuner.jobs.workers import WorkerStatus
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
 from tuner.store.lookups import Extent, Lookups, StoredSummary
 from workers.coverage import WatchState, stored_rows
+from workers.watches import Watch
 
 log = logging.getLogger("tuner.api")
 
 FRESH_S = 1.0  # an answer may be so old
-WATCHED_S = 30.0  # the watch list is resolved again after so long
+WATCHED_S = 30.0  # an unchanged watch list is resolved again after so long
 _MOST_WATCHED = 5000  # requests of the watch list that are looked at
 
 
@@ -114,16 +117,22 @@ class _Known:
 
     extents: Mapping[int, Extent] = field(default_factory=dict)
     summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
-    watched: tuple[JobRequest, ...] = ()
+    watches: Sequence[Watch] = ()
+    watched: Sequence[JobRequest] = ()
     rows: Sequence[Row] = ()
 
 
 class Matrix:
     """The rows of one store. Threads may share it."""
 
-    def __init__(self, lookups: Lookups, watched: Callable[[int], Iterable[JobRequest]]) -> None:
-        """`watched` gives the requests of the watch list, at most so many."""
-        self._lookups, self._read_watched = lookups, watched
+    def __init__(
+        self,
+        lookups: Lookups,
+        watches: Callable[[], Sequence[Watch]],
+        workers: Callable[[], Sequence[WorkerStatus]],
+    ) -> None:
+        """`watches` reads the watch list, `workers` the known workers."""
+        self._lookups, self._read_watches, self._workers = lookups, watches, workers
         self._lock = threading.Lock()
         self._known = _Known()
         self._fresh_until = self._watched_until = 0.0
@@ -148,21 +157,25 @@ class Matrix:
             log.info("the coverage was not summed up: %s", error)
 
     def _refresh(self) -> None:
-        known = self._known
+        known, watches = self._known, tuple(self._read_watches())
         watched = known.watched
-        if time.monotonic() >= self._watched_until:
-            watched = tuple(self._read_watched(_MOST_WATCHED))
+        if watches != known.watches or time.monotonic() >= self._watched_until:
+            watched = list(islice(_requests(watches, self._workers()), _MOST_WATCHED))
             self._watched_until = time.monotonic() + WATCHED_S
         found, extents = self._lookups.changed_summaries(known.extents)
         if not found and watched == known.watched:
+            self._known = replace(known, watches=watches)
             return
         summaries = {**known.summaries, **{one.cursor: one for one in found}}
         devices = {one.environment.device for one in summaries.values()}
         stored = stored_rows(summaries.values(), self._lookups.environments(devices))
         rows = _rows(stored, watched)
-        self._known = replace(
-            known, extents=extents, summaries=summaries, watched=watched, rows=rows
-        )
+        self._known = _Known(extents, summaries, watches, watched, rows)
+
+
+def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iterator[JobRequest]:
+    every = chain.from_iterable(watch.requests(workers) for watch in watches)
+    return (one for one in every if isinstance(one, JobRequest))
 
 
 def counts_of(rows: Iterable[Row]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,7 +20,6 @@ from api.readiness import Readiness
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
-from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
@@ -29,6 +28,7 @@ from tuner.store.sessions import SessionStore
 from tuner.store.workers import WorkerStore
 from workers.nightly import watch_list_of
 from workers.reconcile import Announces
+from workers.watches import Watch
 
 
 @dataclass
@@ -51,10 +51,10 @@ class Api:
         self.links = Links()
         self.lookups = Lookups.sharing(self.store)
         self.results = ResultStore.sharing(self.store)
-        self.matrix = Matrix(self.lookups, self._watched)
         self.waits = Waits(self.jobs)
         self.workers = WorkerStore.sharing(self.store)
         self.fleet = Fleet(self.workers)
+        self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.store)
         self.streams = Streams(
@@ -64,15 +64,8 @@ class Api:
             most_per_key=self.settings.streams_per_key,
         )
 
-    def _watched(self, most: int) -> Iterator[JobRequest]:
-        workers, count = self.fleet.workers(), 0
-        for watch in watch_list_of(self.settings.service, self.nights).watches:
-            for request in watch.requests(workers):
-                if count == most:
-                    return
-                if isinstance(request, JobRequest):
-                    count += 1
-                    yield request
+    def _watches(self) -> Sequence[Watch]:
+        return watch_list_of(self.settings.service, self.nights).watches
 
     @contextmanager
     def streaming(self, client: str, job_id: str) -> Iterator[FollowedJob]:

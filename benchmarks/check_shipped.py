@@ -71,6 +71,10 @@ def checked(family: str, card: str, paths: Sequence[Path], engine: Engine) -> It
         device = find_device(CALLED.get(card, card))
         entries = check.check_files(paths, device, engine, {}).entries
     except (UnknownDevice, UnsupportedKernel) as error:
+        if len(paths) > 1 and isinstance(error, UnsupportedKernel):  # perhaps one of them alone
+            for path in paths:
+                yield from checked(family, card, [path], engine)
+            return
         for path in paths:
             yield {**_named(family, card, path), "status": "refused", "detail": str(error)}
         return

@@ -130,7 +130,8 @@ def timings(browser: Browser, port: int, session: Any, path: str) -> dict[str, f
     """The timings of a page in a browser whose cache is empty."""
     context = browser.new_context(base_url=f"http://127.0.0.1:{port}", storage_state=session)
     page = context.new_page()
-    page.goto(path, wait_until="load")
+    answer = page.goto(path, wait_until="load")
+    assert answer is not None and answer.ok, path
     found: dict[str, float] = page.evaluate(_TIMINGS)
     context.close()
     return found

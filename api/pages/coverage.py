@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from api.auth import Reader
@@ -25,10 +26,16 @@ router = APIRouter(include_in_schema=False)
 _RUNNING = JobPage.model_validate({"state": list(HELD), "limit": 5})
 
 
+class CoveragePage(MatrixPage):
+    """Which problems to show. A browser takes long for thousands of cells."""
+
+    limit: int = Field(25, ge=1, le=1000)
+
+
 @router.get("/")
 def show_coverage(
     request: Request,
-    wanted: Annotated[MatrixPage, Depends(asked(MatrixPage))],
+    wanted: Annotated[CoveragePage, Depends(asked(CoveragePage))],
     caller: Reader,
     api: ApiDep,
 ) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
 
@@ -163,7 +163,7 @@ def _environment() -> Environment:
         "words": status_words,
         "problem": problem_words,
     }
-    made.globals |= {"query_of": _query, "query_with": _with, "today": date.today}
+    made.globals |= {"query_of": _query, "query_with": _with}
     return made
 
 

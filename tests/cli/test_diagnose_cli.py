@@ -73,9 +73,8 @@ def test_the_way_of_the_l40s_author_from_a_log_to_files_patch_and_flags(tuner, t
     site = tmp_path / "site"
     root = engine_root("0.4.4")
     name = Path("sglang/srt/layers/attention/triton_ops/extend_attention.py")
-    (site / name).parent.mkdir(parents=True)
+    shutil.copytree(root / "srt/layers/attention", site / "sglang/srt/layers/attention")
     (site / "sglang/__init__.py").touch()
-    shutil.copyfile(root.parent / name, site / name)
     crash = crash_log(tmp_path, site / "sglang")
 
     found = json.loads(tuner("diagnose", MISSING, crash, "--engine", OLD, "--json").stdout)

@@ -13,14 +13,14 @@ from tuner.compile import CompileJob, Farm
 from tuner.compile.candidates import fit
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.attention.binding import LAUNCHERS, _argument
+from tuner.engines.sglang.attention.binding import LAUNCHERS
 from tuner.engines.sglang.attention.crash import explain
 from tuner.engines.sglang.attention.remedy import find_remedy, launches_table
 from tuner.families.attention.check import check_problems
 from tuner.families.attention.engine import attention_engine
 from tuner.families.attention.models import attention_problems, find_attention
 from tuner.families.attention.problem import Phase, Stage, parse_attention
-from tuner.kernels.binding import bind
+from tuner.kernels.binding import argument_of, bind
 from tuner.kernels.launcher import Launcher, TensorSpec
 from tuner.problems.points import Point
 
@@ -76,7 +76,7 @@ def extend_jobs(kernels, target):
         launcher = Launcher(source, kernels.engine.root, kernels.origin, target)
         (launch,) = launcher.run(LAUNCHERS[Phase.EXTEND][1], given)
         lifted = kernels.lifted(Phase.EXTEND)
-        known = {name: _argument(name, value) for name, value in launch.arguments.items()}
+        known = {name: argument_of(name, value) for name, value in launch.arguments.items()}
         parameters = lifted.parameters(launch.kernel)
         bound = bind(kernels.origin, launch.kernel, parameters, known, launch.options)
         yield CompileJob(lifted, bound.variant(), target)

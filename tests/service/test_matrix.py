@@ -11,11 +11,11 @@ from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
 
 from api import matrix
 from api.matrix import CellState, Matrix, Order, Row, Wanted, counts_of, devices_of
-from tuner.jobs.job import JobRequest
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
 from tuner.store import Store
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
+from workers.watches import Watch
 
 OLD, NEW = ENVIRONMENT, replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
 OTHER = replace(PROBLEM, E=8, top_k=2)
@@ -24,7 +24,6 @@ OTHER = replace(PROBLEM, E=8, top_k=2)
 @pytest.fixture(autouse=True)
 def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "FRESH_S", 0.0)
-    monkeypatch.setattr(matrix, "WATCHED_S", 0.0)
 
 
 def publish(store: Store, place: Environment, *entries: Entry, seed: int = 0) -> int:
@@ -53,8 +52,8 @@ def cell(rows: Iterable[Row]) -> dict[str, object]:
 
 def test_it_follows_what_is_published(store: Store) -> None:
     lookups = Lookups.sharing(store)
-    found = Matrix(lookups, lambda most: ())
-    assert found.rows() == ()
+    found = Matrix(lookups, list, list)
+    assert list(found.rows()) == []
     publish(store, OLD, entry(0, 10.0, 20.0), entry(1, 30.0, 30.0))
     first = cell(found.rows())
     # The times are 0.5 and 1 of the engine's own: as fast as 1 / 0.75.
@@ -73,7 +72,7 @@ def test_it_follows_what_is_published(store: Store) -> None:
 
 
 def test_a_stale_cell_says_why(store: Store) -> None:
-    found = Matrix(Lookups.sharing(store), lambda most: ())
+    found = Matrix(Lookups.sharing(store), list, list)
     publish(store, OLD, entry(0, 10.0, 20.0))
     newer = store.begin_run(replace(KEY, problem=OTHER, environment=NEW))
     store.finish_run(newer, [entry(0, 10.0, 20.0)], Totals())
@@ -99,7 +98,7 @@ def test_only_what_has_changed_is_read_again(store: Store) -> None:
 
 def test_what_has_no_time_has_no_gain(store: Store) -> None:
     publish(store, OLD, entry(0, None, 20.0, Status.INCUMBENT))
-    found = Matrix(Lookups.sharing(store), lambda most: ())
+    found = Matrix(Lookups.sharing(store), list, list)
     untuned = cell(found.rows())
     assert (untuned["state"], untuned["speedup"]) == (CellState.UNTUNED, None)
     nothing = replace(entry(0, 10.0, 20.0), incumbents={})
@@ -108,9 +107,12 @@ def test_what_has_no_time_has_no_gain(store: Store) -> None:
 
 
 def test_what_is_watched_is_missing_until_it_is_there(store: Store) -> None:
-    request = JobRequest(PROBLEM, "L40S")
-    found = Matrix(Lookups.sharing(store), lambda most: [request][:most])
+    watches = [Watch((PROBLEM.spec(),), ("L40S",))]
+    found = Matrix(Lookups.sharing(store), lambda: watches, list)
     assert cell(found.rows())["state"] is CellState.MISSING
+    watches.append(Watch((OTHER.spec(), "no-model"), ("H200",)))  # one of them cannot be resolved
+    assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
+    watches.pop()
     publish(store, OLD, entry(0, 10.0, 20.0))
     assert cell(found.rows())["state"] is CellState.MEASURED
 
@@ -120,7 +122,7 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
     publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
     other = store.begin_run(replace(KEY, problem=OTHER))
     store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
-    found = Matrix(Lookups.sharing(store), lambda most: ())
+    found = Matrix(Lookups.sharing(store), list, list)
     assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
     assert counts_of(found.rows())["measured"] == 3
 

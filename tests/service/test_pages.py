@@ -38,6 +38,13 @@ RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     url = f"sqlite:///{tmp_path_factory.mktemp('pages') / 'tuner.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.matrix.FRESH_S", 0.0)
+        yield from filled_server(url)
+
+
+def filled_server(url: str) -> Iterator[Server]:
+    """A server with something on each page."""
     with serving(ApiSettings(Settings(url))) as running:
         running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
         fill(running, url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,20 +15,30 @@ from axe_playwright_python.sync_playwright import Axe
 from browsers import chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from servers import free_port
+from sqlalchemy import insert
 from store_writer import ENVIRONMENT, KEY, PROBLEM, batch
-from test_pages import PAGES, RESULT, all_pages, fill, job_ids
+from test_pages import PAGES, RESULT, all_pages, filled_server, job_ids
 
 from api.settings import ApiSettings
+from tuner.devices.table import devices
 from tuner.jobs.job import JobFilter, Lease
 from tuner.problems.records import RunKey
 from tuner.problems.results import Totals
 from tuner.store import Leases, Store
+from tuner.store.database import utc_now
 from tuner.store.keys import Scope
+from tuner.store.rows import entry_row, environment_row, run_row
+from tuner.store.tables import environments, problems, runs, winners
 from workers.settings import Settings
 
 WIDTHS = (360, 1280, 2560)
 # What a browser itself logs of an answer that the page expects.
 EXPECTED = "Failed to load resource"
+
+
+@pytest.fixture(autouse=True)
+def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.matrix.FRESH_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +51,7 @@ def browser() -> Iterator[Browser]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with something on each page; its tests only read."""
     url = f"sqlite:///{tmp_path_factory.mktemp('pages') / 'tuner.db'}"
-    with serving(ApiSettings(Settings(url))) as running:
-        running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
-        fill(running, url)
-        yield running
+    yield from filled_server(url)
 
 
 @pytest.fixture
@@ -257,3 +265,27 @@ def test_pages_read_well_without_scripts(browser: Browser, filled: Server) -> No
     page.goto(f"/?q={quote('mixtral')}")
     expect(page.locator("table.matrix tbody tr")).to_have_count(1)
     context.close()
+
+
+def test_ten_thousand_cells_are_shown(browser: Browser, server: Server, url: str) -> None:
+    names = [one.name for one in devices()][:25]
+    with Store.open(url) as store, store._write() as connection:
+        for number in range(400):
+            problem = replace(PROBLEM, E=8 + number, top_k=2)
+            row = {"spec": problem.spec(), "family": problem.family}
+            connection.execute(insert(problems), row)
+        places = [environment_row(key_at(name).environment) for name in names]
+        connection.execute(insert(environments), places)
+        run = {**run_row(KEY), "problem_id": 1, "environment_id": 1, "state": "done", "reason": ""}
+        now = {"created_at": utc_now(), "updated_at": utc_now()}
+        connection.execute(insert(runs), {**run, **now})
+        each = {"run_id": 1, "published_at": utc_now(), **entry_row(ENTRY)}
+        every = itertools.product(range(1, 401), range(1, len(names) + 1))
+        rows = [{**each, "problem_id": p, "environment_id": e} for p, e in every]
+        connection.execute(insert(winners), rows)
+    with logged_in(browser, server, viewport={"width": 1280, "height": 800}) as tab:
+        tab.open("/?limit=400")
+        expect(tab.page.locator("a.cell.measured")).to_have_count(400 * len(names))
+        tab.page.get_by_label("Search").fill("E=399")
+        tab.page.get_by_role("button", name="Show").click()
+        expect(tab.page.locator("table.matrix tbody tr")).to_have_count(1)

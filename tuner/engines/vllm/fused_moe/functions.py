@@ -67,13 +67,12 @@ def device_functions(engine: VLLM, device: Device) -> EngineFunctions:
 
 def _stand_ins(target: Target, device_name: str, launches: list[Launch]) -> dict[str, object]:
     triton = stand_in_triton(launches.append)
-    capability = target.capability[0] * 10 + target.capability[1] if target.backend == CUDA else 0
     platform = {
         "is_cuda": lambda: target.backend == CUDA,
         "is_rocm": lambda: target.backend == HIP,
         "is_xpu": lambda: False,
-        "is_device_capability": lambda wanted: wanted == capability,
-        "has_device_capability": lambda wanted: bool(capability) and capability >= wanted,
+        "is_device_capability": target.is_sm,
+        "has_device_capability": target.is_sm_or_later,
         "get_device_name": lambda *index: device_name,
     }
     return {
