@@ -62,7 +62,7 @@ def find_preset(text: str) -> Model:
         cli=""
         if near
         else "; give its config.json (hf download NAME config.json), or see `tuner models`",
-        api="" if near else "; post its config.json, or see GET /v1/models",
+        api="" if near else "; post its config.json; GET /v1/models lists the presets",
     )
 
 
