@@ -117,6 +117,19 @@ def test_the_text_is_for_a_terminal_and_comes_from_pipes_too(tuner, tmp_path):
     assert NAME in "".join(piped.stdout.split())
 
 
+def test_a_missing_file_says_which_kernel_the_engine_runs(tuner, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(
+        "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! "
+        "Config file not found at /sgl/configs/N=2112,K=7168,device_name=NVIDIA_H200,"
+        "dtype=fp8_w8a8,block_shape=[128, 128].json\n"
+    )
+    done = tuner("diagnose", str(log), "--engine", "sglang==0.5.23")
+    said = " ".join(done.stdout.split())
+    assert "sglang 0.5.23 on NVIDIA_H200 runs DeepGEMM" in said
+    assert "which needs --fp8-gemm-backend triton." in said
+
+
 def test_what_is_unknown_exits_with_1(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("ValueError: nobody has ever seen this\n")

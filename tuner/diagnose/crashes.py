@@ -152,7 +152,7 @@ def _int8_sizes(context: Context, device: Device) -> tuple[list[str], list[str]]
         for problem in _dense_problems(context, version)
         for first, last, _ in kernel.sizes_too_large(version, device, problem.N)
     ]
-    note = f"Of {context.model} at tp={context.tp} these fail: {'; '.join(found)}."
+    note = f"These GEMMs of {context.model} at tp={context.tp} fail: {'; '.join(found)}."
     return found, [note] if found else []
 
 

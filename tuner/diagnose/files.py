@@ -8,6 +8,7 @@ from typing import Any
 from tuner.diagnose.added import Added, card_name
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Finding
+from tuner.engines.dispatch import engine_runs
 from tuner.engines.engine import engine_names, supports
 from tuner.errors import BadInput
 from tuner.jobs.targets import reader_of
@@ -35,8 +36,13 @@ def missing_file(finding: Finding, context: Context) -> Added:
         return Added(cause, (*steps, f"{command} --device {card_name(device)}"), details)
     device = context.device(resolved.device_name or "")
     details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
+    runs = engine_runs(engine, context.version, resolved.problems, device) if device else []
     return Added(
-        (*cause, *(f"Read from it: {note}." for note in resolved.notes)),
+        (
+            *cause,
+            *(f"Read from it: {note}." for note in resolved.notes),
+            *(f"{kernel.line()}." for kernel in runs),
+        ),
         tuple(_steps(resolved, context, engine, card_name(device))),
         details,
     )

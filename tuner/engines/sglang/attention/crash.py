@@ -82,7 +82,7 @@ def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: st
     row = matching[0]
     tile = "x".join(map(str, row["tile"]))
     found = [
-        f"Of sglang {' and '.join(row['releases'])}, {row['launch']} needs exactly "
+        f"In sglang {' and '.join(row['releases'])}, {row['launch']} needs exactly "
         f"{required:,} bytes with Triton {row['triton']} (tile {tile})."
     ]
     others = [
