@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 ENGINES := $(VENV)/share/tuner/engines
 ENGINE := $(ENGINES)/sglang-0.5.16
 # Releases whose file rules and kernels the tests check against; each is unpacked, never imported.
-TEST_ENGINES := $(foreach v,0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v))
+TEST_ENGINES := $(foreach v,0.4.3.post2 0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGINES)/sglang-$(v)) \
+  $(foreach v,0.10.2 0.15.1 0.24.0 0.33.0,$(ENGINES)/vllm-$(v))
+# The oldest and the newest Triton that compile processes run; not all have a wheel for each Python.
+TEST_TRITONS := $(foreach v,3.1.0 3.8.0,$(ENGINES)/triton-$(v))
 
 .PHONY: install demo check lint types imports browser test chaos mixed-fleet clean
 
@@ -21,12 +24,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --group dev --editable '.[api,compile,postgres,service]' 'triton==3.6.0' 'torch==2.13.0'
 	touch $@
 
-# The wheel's files alone: its dependencies (torch, CUDA libraries: gigabytes) are not wanted here.
-$(ENGINES)/sglang-%: | $(VENV)/.installed
-	rm -rf $@.part
-	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $@.part --only-binary=:all: \
-	  --python-version 3.12 --implementation cp --platform manylinux_2_34_$(shell uname -m) --platform any 'sglang==$*'
-	mv $@.part $@
+# Only what is read of them. Tritons are targets of their own, because few tests need one.
+$(ENGINES)/sglang-% $(ENGINES)/vllm-%: | $(VENV)/.installed
+	$(BIN)/tuner engines add --no-triton $(subst -,==,$(@F))
+
+$(ENGINES)/triton-%: | $(VENV)/.installed
+	-$(BIN)/tuner engines add $(subst -,==,$(@F))
 
 demo: install
 	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --no-fuse-shared --device L40S --measure predict
@@ -48,14 +51,14 @@ types: $(VENV)/.installed-dev
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-# One test opens the API's page in Chromium. Where none can be installed, that test says so.
+# Tests open the pages in Chromium. Where none can be installed, they say so.
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 browser:
 	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
 	  test -n "$$TUNER_TEST_BROWSER" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
-test: install $(VENV)/.installed-dev $(TEST_ENGINES) browser
+test: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) browser
 	$(BIN)/python -m pytest -m 'not gpu'
 
 # About 20 minutes on two cores. It harms only what it started. It fills a disk of its own, which

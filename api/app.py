@@ -14,6 +14,13 @@ from api.auth import OPEN_PATHS, Authenticate
 from api.bodies import CheckBody
 from api.metrics import Metrics
 from api.middleware import AnswerHead, ContinueTrace, Observe, RefuseWithoutStore
+from api.pages import compare, exports, fleet, login, static
+from api.pages import coverage as coverage_page
+from api.pages import jobs as job_pages
+from api.pages import results as result_page
+from api.pages import tables as table_pages
+from api.pages.errors import ShowErrors
+from api.pages.packing import CompressPages
 from api.rates import Limiter
 from api.readiness import Readiness
 from api.routes import (
@@ -21,6 +28,7 @@ from api.routes import (
     events,
     health,
     jobs,
+    keys,
     nights,
     results,
     retry,
@@ -41,6 +49,10 @@ from workers.settings import Settings
 if TYPE_CHECKING:  # FastAPI before 0.165 has none
     from fastapi.telemetry import TelemetryConfig
 
+_PAGES = (
+    *(coverage_page, result_page, job_pages, fleet, table_pages, exports, compare),
+    *(login, static),
+)
 # Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
 _TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
@@ -69,6 +81,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(api.readiness.watch)
                 tasks.start_soon(api.streams.watch)
+                tasks.start_soon(api.matrix.warm)
                 yield
                 tasks.cancel_scope.cancel()
 
@@ -95,8 +108,10 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         coverage,
         nights,
         workers,
+        keys,
         tables,
         health,
+        *_PAGES,
     ):
         app.include_router(part.router)
     docs.install(app)
@@ -107,6 +122,8 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     app.add_middleware(TakeTurns)
     app.add_middleware(RefuseWithoutStore)
     app.add_middleware(Observe)
+    app.add_middleware(ShowErrors)
+    app.add_middleware(CompressPages)
     app.add_middleware(AnswerHead)
     app.add_middleware(ContinueTrace)
     openapi.complete(app)

@@ -16,9 +16,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.docs import is_page
+from api import docs
 from api.errors import problem_response, store_problem
-from api.known_keys import KnownKeys, TooManyWrong
+from api.known_keys import TooManyWrong
+from api.pages.places import is_open, is_page
+from api.pages.sessions import session_of
 from api.rates import Limiter
 from api.state import Api
 from tuner.errors import UnusableStore
@@ -53,10 +55,9 @@ class Authenticate:
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
         self._limiter = limiter
-        self._keys = KnownKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_page(scope["path"]):
+        if scope["type"] != "http" or _needs_no_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
@@ -89,18 +90,40 @@ class Authenticate:
         address = scope["client"][0] if scope["client"] else "?"
         if api.settings.no_auth and is_loopback(address) and _is_direct(headers):
             return Caller(LOCAL, KeyScope.ADMIN, urgent=True)
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            raise _unauthorized("send a key: Authorization: Bearer KEY")
         try:
-            key = await self._keys.find(api.keys, token.strip(), address, scope["path"])
+            if "authorization" not in headers and (session := session_of(headers)):
+                return await _caller_of_session(scope, api, session, address)
+            kind, _, token = headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer":
+                raise _unauthorized("send a key: Authorization: Bearer KEY")
+            key = await api.known_keys.find(api.keys, token.strip(), address, scope["path"])
         except TooManyWrong as error:
-            later = {"Retry-After": str(error.wait_s)}
-            raise HTTPException(429, "too many wrong keys came from your address", later) from None
-        return _caller_of(key)
+            raise too_many_wrong(error) from None
+        return caller_of(key)
 
 
-def _caller_of(key: ApiKey | None) -> Caller:
+async def _caller_of_session(scope: Scope, api: Api, session: str, address: str) -> Caller:
+    """A browser sends its cookie with whatever a page asks for, also with what it must not ask for.
+
+    So a session alone changes nothing: forms bring a proof, which only pages look at.
+    """
+    if scope["method"] != "GET" and not is_page(scope["path"]):
+        raise _unauthorized("a session is for pages: send a key, Authorization: Bearer KEY")
+    key = await api.known_sessions.find(api.sessions, session, address, scope["path"])
+    if key is None:
+        raise _unauthorized("your session has ended: log in again")
+    scope["state"]["session"] = session
+    return caller_of(key)
+
+
+def too_many_wrong(error: TooManyWrong) -> HTTPException:
+    """The answer to an address that sent too many wrong keys."""
+    later = {"Retry-After": str(error.wait_s)}
+    return HTTPException(429, "too many wrong keys came from your address", later)
+
+
+def caller_of(key: ApiKey | None) -> Caller:
+    """Who has a key. Raises HTTPException 401 for one that is unknown, revoked or expired."""
     if key is None:
         raise _unauthorized("this key is not known, or was revoked")
     if key.state(utc_now()) is not KeyState.VALID:
@@ -165,6 +188,10 @@ def _is_direct(headers: Headers) -> bool:
 def _names_loopback(host: str) -> bool:
     name, _, port = host.rpartition(":")
     return is_loopback(name if port.isdigit() else host)
+
+
+def _needs_no_key(path: str) -> bool:
+    return path in OPEN_PATHS or docs.is_page(path) or is_open(path)
 
 
 def _unauthorized(text: str) -> HTTPException:

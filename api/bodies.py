@@ -1,9 +1,13 @@
-"""Reads the bodies of requests: in time, not too large, and plain JSON that is parsed once."""
+"""Reads the bodies of requests: in time, not too large, and parsed once.
+
+They are plain JSON, and on pages forms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import parse_qsl
 
 import anyio
 from fastapi import Request, Response
@@ -14,7 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem_response
-from api.middleware import Refused, check_json
+from api.middleware import Refused, check_json, check_text
+from api.pages.places import is_page
 from api.settings import ApiSettings
 from api.turns import WRITES, Turns
 
@@ -23,8 +28,11 @@ from api.turns import WRITES, Turns
 LARGE_BYTES = 1 << 16
 # Each of these brings a value, which takes far longer to make than to send. The largest config.json
 # that was seen has 70,000.
-_BRING_VALUES = b",:[{"
+_BRING_VALUES = b",:[{&"
 MOST_VALUES = 200_000
+MOST_FIELDS = 200  # of a form
+_FORM = "application/x-www-form-urlencoded"
+_KINDS = {_FORM: "a form", "application/json": "JSON"}
 # The answer to a body that is too large, or one too many, waits for so long, and the rest of the
 # body is not read before. A client that does not stop would cost the others much time.
 UNWELCOME_S = 1.0
@@ -33,7 +41,7 @@ UNWELCOME_S = 1.0
 class CheckBody:
     """ASGI middleware: reads bodies within the settings' limits, and lets only plain JSON through.
 
-    Its value is left in the scope's state, for `JsonRoute`.
+    Its value is left in the scope's state, for `JsonRoute`. A page gets the fields of a form there.
     """
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
@@ -59,7 +67,10 @@ class CheckBody:
 
     async def _pass_on(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope["state"]["json"] = await _parse(body)
+            if is_page(scope["path"]):
+                scope["state"]["form"] = _parse_form(body)
+            else:
+                scope["state"]["json"] = await _parse(body)
         except Refused as refusal:
             await _refuse(refusal, scope, receive, send)
             return
@@ -112,13 +123,29 @@ class _Body:
         if self._values > MOST_VALUES:
             raise Refused(413, f"a body has at most {MOST_VALUES} commas, colons and brackets")
         kind = Headers(scope=self._scope).get("content-type", "").partition(";")[0]
-        if self._size and kind.strip().lower() != "application/json":
-            raise Refused(415, "send JSON, as Content-Type: application/json")
+        wanted = _FORM if is_page(self._scope["path"]) else "application/json"
+        if self._size and kind.strip().lower() != wanted:
+            raise Refused(415, f"send {_KINDS[wanted]}, as Content-Type: {wanted}")
         if max(self._size, self._declared) > LARGE_BYTES and not self._counted:
             self._counted = True
             state = self._scope["state"]
             rates = self._settings.large_rate
+            if "caller" not in state:
+                raise Refused(413, f"without a key, a body has at most {LARGE_BYTES} bytes")
             await run_in_threadpool(state["limiter"].check, rates, "large", state["caller"].name)
+
+
+def _parse_form(body: bytes) -> dict[str, str]:
+    """The fields of a form by name; of several with one name, the values with commas between."""
+    fields: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(body.decode("ascii"), errors="strict", max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise Refused(400, "the body is not a form") from None
+    for name, value in pairs:
+        check_text(value)
+        fields[name] = f"{fields[name]},{value}" if name in fields else value
+    return fields
 
 
 async def _parse(body: bytes) -> object:

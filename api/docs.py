@@ -6,7 +6,7 @@ import os
 from importlib.resources import files
 
 from fastapi import FastAPI, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 PAGE = "/docs"
@@ -48,15 +48,11 @@ _START = """SwaggerUIBundle({
 
 def is_page(path: str) -> bool:
     """Whether a path belongs to the API browser, which needs no key: it shows nothing stored."""
-    return path in ("/", PAGE) or path.startswith(f"{PAGE}/")
+    return path == PAGE or path.startswith(f"{PAGE}/")
 
 
 def install(app: FastAPI) -> None:
-    """Add the page, its files, and a redirect to it from the root."""
-
-    @app.get("/", include_in_schema=False)
-    async def go_to_docs() -> Response:
-        return RedirectResponse(PAGE.removeprefix("/"), 307)
+    """Add the page and its files."""
 
     @app.get(PAGE, include_in_schema=False)
     async def show_docs() -> Response:

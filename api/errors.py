@@ -220,11 +220,16 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
         if one["loc"][0] == "path":
             text = f"there is nothing at {request.url.path[:200]!r}: {one['loc'][1]}: {one['msg']}"
             return await _on_http_error(request, HTTPException(404, text))
-    found = [_mistake(one, error.body) for one in error.errors()[:20]]
-    mistakes = [one for at, one in enumerate(found) if one not in found[:at]]
+    mistakes = mistakes_of(error.errors(), error.body)
     detail = "; ".join(_line(mistake) for mistake in mistakes[:3])
     kind = "urn:engine-tuner:error:invalid-request"
     return problem_response(request_id(request), 422, detail, kind=kind, errors=mistakes)
+
+
+def mistakes_of(errors: Sequence[Mapping[str, Any]], body: object = None) -> list[Mistake]:
+    """What Pydantic found wrong, each thing once."""
+    found = [_mistake(one, body) for one in errors[:20]]
+    return [one for at, one in enumerate(found) if one not in found[:at]]
 
 
 def request_id(request: Request) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 JOB_ID = "01m7zxyabmd03vy993merh4bez"
-_PROBLEM = "fused_moe:E=257,N=64,K=7168,top_k=9,dtype=int8_w8a8,per_channel_quant"
+EXAMPLE_PROBLEM = "fused_moe:E=257,N=64,K=7168,top_k=9,dtype=int8_w8a8,per_channel_quant"
 _POSTED, _ENDED = "2026-11-21T20:49:37.652249Z", "2026-11-21T20:49:45.412321Z"
 _QUEUED: dict[str, Any] = {
     "id": JOB_ID,
     "state": "queued",
     "priority": "normal",
     "request": {
-        "problem": _PROBLEM,
+        "problem": EXAMPLE_PROBLEM,
         "device": "NVIDIA_L40S",
         "engine": "sglang==0.5.16",
         "measure": "predict",
@@ -158,28 +158,87 @@ ANSWERS: dict[str, Any] = {
     "WorkersOut": {"workers": [_WORKER]},
     "JobOut": _DONE,
     "JobsOut": {"jobs": [_DONE], "next": None},
-    "WinnersOut": {"problem": _PROBLEM, "environment": _ENVIRONMENT, "winners": [_WINNER]},
+    "WinnersOut": {"problem": EXAMPLE_PROBLEM, "environment": _ENVIRONMENT, "winners": [_WINNER]},
     "TrialsOut": {"trials": [_TRIAL], "next": "WyJkb3duIiwgMSwgMCwgMCwgIkJMT0NLX1NJWkVfSz0xMjgiXQ"},
     "HeldPageOut": {
         "stored": [
             {
                 "device": "NVIDIA_L40S",
-                "problem": _PROBLEM,
+                "problem": EXAMPLE_PROBLEM,
                 "environment": _ENVIRONMENT,
                 "standing": "tuned",
                 "why": "",
                 "points": {"incumbent": 32, "predicted": 4},
+                "speedup": 1.87,
                 "oldest": "2026-11-21T20:49:45.388817Z",
                 "newest": "2026-11-21T20:49:45.388817Z",
             }
         ],
         "next": None,
     },
+    "MatrixOut": {
+        "devices": ["NVIDIA_L40S"],
+        "counts": {"measured": 0, "predicted": 1, "stale": 0, "untuned": 0, "missing": 0},
+        "total": 1,
+        "rows": [
+            {
+                "problem": EXAMPLE_PROBLEM,
+                "engine": "sglang",
+                "family": "fused_moe",
+                "models": ["deepseek-r1 int8_w8a8 TP 32", "deepseek-v3 int8_w8a8 TP 32"],
+                "cells": [
+                    {
+                        "device": "NVIDIA_L40S",
+                        "state": "predicted",
+                        "why": "",
+                        "speedup": 1.87,
+                        "points": {"incumbent": 32, "predicted": 4},
+                        "engine_version": "0.5.16",
+                        "newest": "2026-11-21T20:49:45.388817Z",
+                    }
+                ],
+            }
+        ],
+        "next": None,
+    },
+    "ResultsOut": {
+        "problem": EXAMPLE_PROBLEM,
+        "family": "fused_moe",
+        "models": ["deepseek-r1 int8_w8a8 TP 32", "deepseek-v3 int8_w8a8 TP 32"],
+        "device": "NVIDIA_L40S",
+        "engine": "sglang",
+        "environments": [
+            {
+                "environment": _ENVIRONMENT,
+                "standing": "tuned",
+                "why": "",
+                "winners": [_WINNER],
+                "current": True,
+            }
+        ],
+    },
+    "ProgressOut": {
+        "trials": {"ok": 212, "out_of_resources": 9},
+        "best": [{"gemm": "up", "batch_size": 1, "point": "M=1 up", "best_us": 16.1}],
+    },
+    "KeysOut": {
+        "keys": [
+            {
+                "name": "ci",
+                "scopes": ["submit", "urgent"],
+                "state": "valid",
+                "created_at": _POSTED,
+                "last_used_at": _ENDED,
+                "expires_at": None,
+                "revoked_at": None,
+            }
+        ]
+    },
     "WatchedPageOut": {
         "watched": [
             {
                 "model": "deepseek-r1",
-                "problem": _PROBLEM,
+                "problem": EXAMPLE_PROBLEM,
                 "device": "NVIDIA_L40S",
                 "engine": "sglang",
                 "measure": "gpu",

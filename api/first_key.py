@@ -13,17 +13,23 @@ from api.auth import is_loopback
 from api.settings import ApiSettings
 from tuner.errors import BadInput, UnusableStore, UnwritableOutput
 from tuner.jobs.api_key import KEY_VARIABLE, api_key, key_path
-from tuner.store.keys import KeyStore, key_hash
+from tuner.store.api_key import KeyState
+from tuner.store.database import utc_now
+from tuner.store.keys import LOCAL, KeyStore
 
 _ADD = "`tuner keys add NAME --scope admin`"
 
 
 @dataclass(frozen=True)
 class Door:
-    """Which keys requests need, in a sentence; and the file, if any, with the user's valid key."""
+    """Which keys requests need, in a sentence.
+
+    If the user has a valid key, `key_name` is its name, and `key_file` its file, if it is in one.
+    """
 
     words: str
     key_file: Path | None = None
+    key_name: str | None = None
 
 
 def check_keys(settings: ApiSettings, host: str, environ: Mapping[str, str] = os.environ) -> Door:
@@ -47,7 +53,9 @@ def check_keys(settings: ApiSettings, host: str, environ: Mapping[str, str] = os
         if not keys.any_ever() and _make_first(keys, environ):
             path = key_path(environ)
             return Door(
-                f"Every request needs a key. A first one, of scope admin, is in {path}.", path
+                f"Every request needs a key. A first one, of scope admin, is in {path}.",
+                path,
+                LOCAL,
             )
         return _door(keys, environ)
 
@@ -75,12 +83,13 @@ def _door(keys: KeyStore, environ: Mapping[str, str]) -> Door:
     if mine is None:
         return Door(f"Every request needs a key. The command line has none: {_ADD} makes one.")
     where = KEY_VARIABLE if environ.get(KEY_VARIABLE) else key_path(environ)
-    if key_hash(mine) not in keys.hashes():
+    key = keys.find(mine)
+    if key is None or key.state(utc_now()) is not KeyState.VALID:
         return Door(
             f"Every request needs a key. The one in {where} is not valid: {_ADD} makes one."
         )
     file = where if isinstance(where, Path) else None
-    return Door(f"Every request needs a key. The command line's is in {where}.", file)
+    return Door(f"Every request needs a key. The command line's is in {where}.", file, key.name)
 
 
 def _make_first(keys: KeyStore, environ: Mapping[str, str]) -> bool:

@@ -1,5 +1,7 @@
 """Valid keys are remembered for two seconds, and wrong ones counted: few requests ask the store.
 
+The tokens of sessions are keys here, too.
+
 Only the event loop uses what is here.
 """
 
@@ -11,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 from starlette.concurrency import run_in_threadpool
 
 from tuner.store.api_key import ApiKey
-from tuner.store.keys import KeyStore, key_hash
+from tuner.store.keys import key_hash
 
 log = logging.getLogger("tuner.api.auth")
 
@@ -24,6 +27,14 @@ FRESH_S = 2.0  # a revoked key is refused after so long at most
 MOST_WRONG = 30  # keys from one address in WINDOW_S; keys cannot be guessed, but asking takes time
 WINDOW_S = 60.0
 LOGGED = 3  # wrong keys from one address that get a line each; the others are summed up
+
+
+class Keys(Protocol):
+    """Where keys are looked up: `KeyStore`, or `SessionStore` for the tokens of sessions."""
+
+    def find(self, token: str) -> ApiKey | None: ...
+
+    def hashes(self) -> frozenset[str]: ...
 
 
 class TooManyWrong(Exception):
@@ -50,7 +61,7 @@ class KnownKeys:
         self._hashes_until = 0.0
         self._reading = anyio.Lock()
 
-    async def find(self, keys: KeyStore, token: str, address: str, path: str) -> ApiKey | None:
+    async def find(self, keys: Keys, token: str, address: str, path: str) -> ApiKey | None:
         """What `keys.find` answers, or answered at most FRESH_S ago.
 
         Raises TooManyWrong for a wrong key from an address that sent many.
@@ -72,7 +83,11 @@ class KnownKeys:
             self._fresh[name] = (until, key)
         return key
 
-    async def _valid_hashes(self, keys: KeyStore) -> frozenset[str]:
+    def forget(self, token: str) -> None:
+        """Ask the store the next time, because the key has ended."""
+        self._fresh.pop(key_hash(token), None)
+
+    async def _valid_hashes(self, keys: Keys) -> frozenset[str]:
         async with self._reading:
             if self._clock() >= self._hashes_until:
                 until = self._clock() + FRESH_S

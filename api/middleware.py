@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import OPEN_PATHS, Caller
 from api.errors import problem_response, store_problem
+from api.pages.places import is_static
 from api.rates import rate_headers
 from workers.logs import current_request
 from workers.tracing import checked_traceparent, continued
@@ -131,7 +132,7 @@ class RefuseWithoutStore:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _works_without_store(scope["path"]):
             refusal = scope["app"].state.api.readiness.refusal
             if refusal is not None:
                 app = store_problem(scope["state"]["request_id"], refusal)
@@ -175,7 +176,7 @@ def _check_values(value: object) -> None:
         below: list[object] = []
         for one in level:
             if isinstance(one, str):
-                _check_text(one)
+                check_text(one)
             elif isinstance(one, list):
                 below.extend(one)
             elif isinstance(one, dict):
@@ -184,7 +185,8 @@ def _check_values(value: object) -> None:
         level, depth = below, depth + 1
 
 
-def _check_text(text: str) -> None:
+def check_text(text: str) -> None:
+    """Raises Refused for a text that a database cannot store."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -216,6 +218,10 @@ def _finite(text: str) -> float:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number")
+
+
+def _works_without_store(path: str) -> bool:
+    return path in OPEN_PATHS or is_static(path)
 
 
 def _method(scope: Scope) -> str:

@@ -25,8 +25,12 @@ def page_of(
     page = found[:limit]
     if len(found) <= limit:
         return page, None
-    place = json.dumps(position(page[-1])).encode()
-    return page, base64.urlsafe_b64encode(place).decode().rstrip("=")
+    return page, cursor_at(position(page[-1]))
+
+
+def cursor_at(position: Sequence[Any]) -> str:
+    """The cursor of a page that begins behind a position."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, read: Callable[[Any], T]) -> T | None:

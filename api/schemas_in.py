@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, create_model
 
-from api.text import PLAIN, Cursor, DeviceName, EngineSpec, Measure, Name, Time
+from api.examples import EXAMPLE_PROBLEM
+from api.matrix import CellState, Wanted
+from api.matrix import Order as MatrixOrder
+from api.text import PLAIN, Cursor, DeviceName, EngineName, EngineSpec, Measure, Name, Time
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
 from tuner.jobs.listing import JobQuery, Order
@@ -159,6 +162,34 @@ class StoredPage(Page):
     """Which stored results to list."""
 
     device: DeviceName | None = None
+
+
+class MatrixPage(Page):
+    """Which problems to show by device."""
+
+    q: Name | None = Field(None, description="Words of a problem's text or of its models' names.")
+    family: Name | None = Field(None, description="Like fused_moe.")
+    state: CellState | None = None
+    device: list[DeviceName] = Field([], max_length=100, description="Several may be given.")
+    order: MatrixOrder = MatrixOrder.NAME
+
+    def wanted(self) -> Wanted:
+        """What to look for. Raises UnknownDevice."""
+        return Wanted(
+            text=self.q or "",
+            family=self.family or "",
+            state=self.state,
+            devices=frozenset(find_device(one).name for one in self.device),
+            order=self.order,
+        )
+
+
+class ResultOf(Strict):
+    """Which result to show."""
+
+    problem: Name = Field(description="A problem's text.", examples=[EXAMPLE_PROBLEM])
+    device: DeviceName
+    engine: EngineName = "sglang"
 
 
 class WatchedPage(Page):

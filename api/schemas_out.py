@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import ProblemDetails
+from api.matrix import CellState
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
+from tuner.store.api_key import KeyState
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 
@@ -201,6 +203,10 @@ class HeldOut(BaseModel):
     standing: str = Field(description="tuned, or stale: the device has a newer environment.")
     why: str
     points: dict[str, int] = Field(description="Numbers of points by their winners' status.")
+    speedup: float | None = Field(
+        description="How many times as fast as what the engine would run: the harmonic mean over "
+        "the points; null where nothing is timed."
+    )
     oldest: datetime
     newest: datetime
 
@@ -210,6 +216,94 @@ class HeldPageOut(BaseModel):
 
     stored: list[HeldOut]
     next: Next
+
+
+class CellOut(BaseModel):
+    """What there is for a problem on a device."""
+
+    device: str
+    state: CellState = Field(
+        description="untuned: only the engine's own choices are stored. missing: it is watched, "
+        "and nothing is stored."
+    )
+    why: str = Field(description="Why it is stale or missing.")
+    speedup: float | None = Field(description="As in GET /v1/coverage.")
+    points: dict[str, int]
+    engine_version: str
+    newest: datetime | None
+
+
+class MatrixRowOut(BaseModel):
+    """A problem in an engine, and its cells; devices without any are left out."""
+
+    problem: str
+    engine: str
+    family: str
+    models: list[str] = Field(description="Well-known models that have the problem.")
+    cells: list[CellOut]
+
+
+class MatrixOut(BaseModel):
+    """A page of problems by device."""
+
+    devices: list[str] = Field(description="All devices with a cell.")
+    counts: dict[CellState, int] = Field(description="Numbers of cells, of all devices.")
+    total: int = Field(description="The number of rows on all pages.")
+    rows: list[MatrixRowOut]
+    next: Next
+
+
+class ResultHistoryOut(BaseModel):
+    """What is published for a problem on a device in one environment."""
+
+    environment: EnvironmentOut
+    standing: str
+    why: str
+    winners: list[WinnerOut]
+    current: bool = Field(description="Whether an export would take some of these winners.")
+
+
+class ResultsOut(BaseModel):
+    """What is published for a problem on a device, the newest environment first."""
+
+    problem: str
+    family: str
+    models: list[str]
+    device: str
+    engine: str
+    environments: list[ResultHistoryOut]
+
+
+class BestOut(PointOut):
+    """The best time so far at a point."""
+
+    point: str = Field(description="As the events of the job name it.")
+    best_us: float
+
+
+class ProgressOut(BaseModel):
+    """How far a job's run has come."""
+
+    trials: dict[str, int] = Field(description="Numbers of trials by their status.")
+    best: list[BestOut]
+
+
+class KeyOut(BaseModel):
+    """A key, without its secret."""
+
+    name: str
+    scopes: list[str]
+    state: KeyState
+    created_at: datetime
+    last_used_at: datetime | None = Field(description="To the hour.")
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class KeysOut(BaseModel):
+    """All keys, also the revoked ones."""
+
+    keys: list[KeyOut]
 
 
 class WatchedOut(BaseModel):

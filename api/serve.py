@@ -18,6 +18,7 @@ from api.app import create_app
 from api.auth import is_loopback
 from api.connections import uvicorn_options
 from api.first_key import Door, check_keys
+from api.pages.links import VALID_S
 from api.settings import ApiSettings
 from tuner.store.connect import place_of
 from workers.embedded import EmbeddedWorker
@@ -51,9 +52,14 @@ def serve(
         _work_words(gpus) if workers else "Jobs wait for processes of `tuner worker`.",
     ]
 
+    def link(url: str) -> str | None:
+        name = door.key_name
+        return name and f"{url}/login?once={app.state.api.links.add(name)}"
+
     def started(bound: int) -> None:
         if is_loopback(host):
-            for line in _greeting(f"http://{_in_url(host)}:{bound}", facts, door, settings.no_auth):
+            url = f"http://{_in_url(host)}:{bound}"
+            for line in _greeting(url, facts, door, settings.no_auth, link(url)):
                 say(line)
         else:
             log.info(" ".join(facts))
@@ -115,9 +121,18 @@ def _work_words(gpus: Sequence[LocalGpu]) -> str:
     return f"Jobs are measured on {names}. {others}"
 
 
-def _greeting(url: str, facts: Sequence[str], door: Door, no_auth: bool) -> Iterator[str]:
+def _greeting(
+    url: str, facts: Sequence[str], door: Door, no_auth: bool, link: str | None
+) -> Iterator[str]:
     yield f"The service answers on {url} until Ctrl-C stops it."
     yield from facts
+    if link:
+        yield f"Open this link in a browser. It works once, for {VALID_S // 60:.0f} minutes:"
+        yield f"  {link}"
+    elif no_auth:
+        yield f"Its pages are on {url}/ in a browser."
+    else:
+        yield f"Its pages are on {url}/ in a browser, and ask for a key."
     if no_auth or door.key_file:
         key = door.key_file and f'--oauth2-bearer "$(cat {shlex.quote(str(door.key_file))})" '
         yield "Try it in another terminal:"

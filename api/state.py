@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,10 @@ from fastapi import Depends, Request
 
 from api.exports import Exports
 from api.fleet import Fleet
+from api.known_keys import KnownKeys
+from api.matrix import Matrix
 from api.metrics import Metrics
+from api.pages.links import Links
 from api.quotas import Quotas
 from api.readiness import Readiness
 from api.settings import ApiSettings
@@ -20,8 +23,12 @@ from api.waits import Waits
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
+from tuner.store.results import ResultStore
+from tuner.store.sessions import SessionStore
 from tuner.store.workers import WorkerStore
+from workers.nightly import watch_list_of
 from workers.reconcile import Announces
+from workers.watches import Watch
 
 
 @dataclass
@@ -38,10 +45,16 @@ class Api:
         self.jobs = JobStore.sharing(self.store)
         self.nights = NightStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
+        self.known_keys = KnownKeys()
+        self.sessions = SessionStore.sharing(self.store)
+        self.known_sessions = KnownKeys()
+        self.links = Links()
         self.lookups = Lookups.sharing(self.store)
+        self.results = ResultStore.sharing(self.store)
         self.waits = Waits(self.jobs)
         self.workers = WorkerStore.sharing(self.store)
         self.fleet = Fleet(self.workers)
+        self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.store)
         self.streams = Streams(
@@ -50,6 +63,9 @@ class Api:
             most=self.settings.streams,
             most_per_key=self.settings.streams_per_key,
         )
+
+    def _watches(self) -> Sequence[Watch]:
+        return watch_list_of(self.settings.service, self.nights).watches
 
     @contextmanager
     def streaming(self, client: str, job_id: str) -> Iterator[FollowedJob]:

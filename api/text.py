@@ -113,6 +113,9 @@ EngineSpec = Annotated[
         }
     ),
 ]
+EngineName = Annotated[
+    str, Field(max_length=60, pattern=r"^[a-z0-9_-]+$", description="An engine, without a version.")
+]
 Measure = Annotated[
     str,
     AfterValidator(_measure),

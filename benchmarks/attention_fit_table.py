@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.compile.environment import installed_triton
+from tuner.compile.environment import triton_for
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel
@@ -43,7 +43,8 @@ def main() -> None:
     for line in markdown(rows):
         print(line)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULT
-    result = {"triton": installed_triton(), "rows": rows}
+    tritons = {v: triton_for(find_engine(f"sglang=={v}")).version for v in VERSIONS}
+    result = {"triton": tritons, "rows": rows}
     out.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -97,6 +98,8 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
 def cell(row: Row) -> str:
     if row["status"] == "unsupported":
         return "-"
+    if row["shared_bytes"] is None:
+        return "**does not compile**"
     config = row["config"]
     tile = config.get("BLOCK_M", config.get("BLOCK_H", 1))
     text = f"{tile}x{config['BLOCK_N']}: {row['shared_bytes']:,}"

@@ -28,6 +28,7 @@ from typing import Any
 from gemm_beside import other_times, versions
 
 from tuner.compile import KernelCompiler
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
 from tuner.families.dense_gemm.companions import companions_of
@@ -195,7 +196,7 @@ def _bench(
     points: Sequence[Point],
     workbench: Workbench,
 ) -> GpuBench:
-    farm = workbench.farm(spare_cores=1)
+    farm = workbench.farm(spare_cores=1, triton=triton_for(engine))
     kernels = gemm_engine(engine).lift(device.target.backend)
 
     companions = companions_of(kernels, problem, device.target)

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TARGET = GPUTarget("cuda", 89, 32)
-KEPT = ("engine", "shape", "custom_mask", "blocks")
+KEPT = ("engine", "shape", "custom_mask", "patched", "blocks")
 
 
 def main() -> None:

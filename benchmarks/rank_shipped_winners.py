@@ -1,7 +1,7 @@
 """Where the winners that an engine ships stand under the model, on cards without a recording.
 
 Run from the repository's root:
-    .venv/bin/python benchmarks/rank_shipped_winners.py
+    .venv/bin/python benchmarks/rank_shipped_winners.py [--vendor AMD] [--engine sglang==0.5.16]
 Prints the second "Predict" table of docs/benchmarks.md. A file's name does not say the hidden
 size nor the top-k; 4,096 (7,168 from 128 experts on) and 8 (2 below 32 experts) stand in. Each
 file is ranked with itself and its twins on other cards left out of the corpus. A rank is a
@@ -10,12 +10,14 @@ percentile among the legal configurations: 0 is the best, and a random one is at
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices
+from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.engine import find_engine
 from tuner.errors import BadProblem
 from tuner.families.fused_moe.engine import ShippedFile, moe_engine
@@ -62,8 +64,10 @@ def ranks(
     gemms = (Gemm.DOWN,) if file.key.gemm is Gemm.DOWN else (Gemm.UP, Gemm.DOWN)
     legal = set.intersection(*(set(space_for(problem, device, g).configs()) for g in gemms))
     for batch_size in BATCH_SIZES:
-        winner = file.entries.get(batch_size)
-        if winner is None or winner not in legal:
+        entry = file.entries.get(batch_size)
+        # The model knows nothing of the options of AMD's compiler, so tiles alone are ranked.
+        winner = Config({k: v for k, v in (entry or {}).items() if k not in AMD_OPTIONS})
+        if winner not in legal:
             continue
         scores: dict[Config, float] = defaultdict(float)
         for gemm in gemms:
@@ -76,9 +80,14 @@ def ranks(
 
 
 def main() -> None:
-    by_name = {device.name: device for device in devices()}
-    files = [f for f in moe_engine(find_engine("sglang==0.5.16")).shipped() if f.entries]
-    groups: dict[tuple[str, int], list[tuple[Rank, Rank]]] = defaultdict(list)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vendor", default="NVIDIA", help="the first word of the cards' names")
+    parser.add_argument("--engine", default="sglang==0.5.16")
+    asked = parser.parse_args()
+    by_name = {device.name: device for device in devices() if device.vendor == asked.vendor}
+    shipped = moe_engine(find_engine(asked.engine)).shipped(nvidia_only=False)
+    files = [f for f in shipped if f.entries and f.key.device.startswith(asked.vendor)]
+    groups: dict[tuple[str, str], list[tuple[Rank, Rank]]] = defaultdict(list)
     for file in files:
         device, problem = by_name.get(file.key.device), problem_of(file)
         if device is None or problem is None:
@@ -88,12 +97,13 @@ def main() -> None:
         ]
         alone = ranks(file, problem, device, Predictor(device, problem))
         both = ranks(file, problem, device, Predictor(device, problem, others))
-        groups[problem.dtype.value, device.target.arch].extend(zip(alone, both, strict=True))
+        groups[problem.dtype.value, device.target.name].extend(zip(alone, both, strict=True))
     print("| dtype | arch | entries | model alone: median rank | within 10 % of it | + corpus |")
     print("|---|---|---|---|---|---|")
-    for (dtype, arch), found in sorted(groups.items()):
+    for dtype, arch in sorted(groups, key=lambda group: (group[0], len(group[1]), group[1])):
+        found = groups[dtype, arch]
         if found:
-            _row(dtype, f"sm_{arch}", found)
+            _row(dtype, arch, found)
     _row("all", "", [pair for found in groups.values() for pair in found])
 
 

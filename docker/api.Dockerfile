@@ -3,8 +3,7 @@
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim AS build
 ARG EXTRAS=api,postgres,service
-# The sglang releases to export for. Only their files are installed, without their dependencies
-# (torch, CUDA).
+# The sglang releases to export for: their files alone, without their dependencies (torch, CUDA).
 ARG SGLANG=0.5.16
 RUN python -m venv /opt/tuner
 WORKDIR /src
@@ -15,10 +14,7 @@ COPY api api
 COPY migrations migrations
 RUN /opt/tuner/bin/pip install --no-cache-dir ".[${EXTRAS}]"
 RUN for version in ${SGLANG}; do \
-      /opt/tuner/bin/pip install --no-cache-dir --no-deps --no-compile --only-binary=:all: \
-        --python-version 3.12 --implementation cp --platform any \
-        --platform "manylinux_2_34_$(uname -m)" \
-        --target "/opt/tuner/share/tuner/engines/sglang-$version" "sglang==$version"; \
+      /opt/tuner/bin/tuner engines add --no-triton "sglang==$version"; \
     done
 
 FROM python:${PYTHON}-slim

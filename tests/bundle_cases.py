@@ -11,7 +11,8 @@ import cases
 from tuner.deploy.bundle.archive import File, pack, unpack
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.manifest import manifest_text
-from tuner.deploy.cluster import Cluster, read_cluster
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.cluster_file import read_cluster
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
@@ -48,6 +49,12 @@ CASES = {
 }
 
 
+# The engine and the Triton that a case's winners are from.
+ENGINES = dict.fromkeys(CASES, ("sglang==0.5.16", "3.6.0")) | {
+    "cluster-h20-2x8-vllm": ("vllm==0.33.0", "3.8.0")
+}
+
+
 def example(case: str) -> Cluster:
     return read_cluster(EXAMPLES / f"{case}.toml")
 
@@ -57,8 +64,7 @@ def config(point: Point) -> Config:
     return cases.config(16, n, 128, group=1 + point.batch_size % 7)
 
 
-def entry(point: Point, status: Status) -> Entry:
-    chosen = config(point)
+def entry(point: Point, chosen: Config, status: Status) -> Entry:
     return Entry(
         point,
         chosen,
@@ -74,14 +80,23 @@ def fill(store: Store, case: str, statuses: dict[int, Status] | None = None) -> 
     """Publish a winner for every batch size, predicted unless told otherwise."""
     device, spec = CASES[case]
     points = tuple(Point(size, gemm) for size in BATCH_SIZES for gemm in Gemm)
-    environment = Environment(find_device(device).name, "sglang", "0.5.16", "3.6.0", "abc")
+    spec_of_engine, triton = ENGINES[case]
+    name, _, version = spec_of_engine.partition("==")
+    environment = Environment(find_device(device).name, name, version, triton, "abc")
     kind = MeasureKind.PREDICT
     run = store.begin_run(RunKey(parse_problem(spec), environment, kind, "quick", 0, points, "s"))
+    known = statuses or {}
     chosen = [
-        entry(point, (statuses or {}).get(point.batch_size, Status.PREDICTED)) for point in points
+        # vLLM runs both gemms with one configuration.
+        entry(
+            point,
+            config(Point(point.batch_size, Gemm.UP) if name == "vllm" else point),
+            known.get(point.batch_size, Status.PREDICTED),
+        )
+        for point in points
     ]
     store.finish_run(run, chosen, Totals())
-    return store.winners(device=environment.device, engine="sglang", engine_version="0.5.16")
+    return store.winners(device=environment.device, engine=name, engine_version=version)
 
 
 @cache
@@ -99,7 +114,7 @@ def build(case: str) -> Bundle:
     return build_bundle(
         winners(case),
         example(case),
-        find_engine("sglang==0.5.16"),
+        find_engine(ENGINES[case][0]),
         find_device(CASES[case][0]),
         allow_predicted=True,
     )

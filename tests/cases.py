@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-from tuner.devices.table import Device, find_device, read_table
-from tuner.errors import BadInput
+from tuner.devices.table import Device, find_device
 from tuner.families.attention import models as attention_models
 from tuner.families.attention.problem import Attention
 from tuner.families.fused_moe import models as moe_models
@@ -20,7 +18,6 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import family_named
 from tuner.problems.results import Compiled, Measurement, Status, Trial
-from tuner.toml_table import parse_toml
 
 H200, L40S = find_device("H200"), find_device("L40S")
 # The layers of the two fused-MoE recordings.
@@ -109,46 +106,3 @@ def _layer(resolved: Resolved) -> Layer:
     (problem,) = resolved.problems
     assert isinstance(problem, FusedMoe)
     return Layer(problem, resolved.notes, resolved.device_name)
-
-
-def mi300x() -> Device:
-    """An AMD card, by rows that a table of devices may have some day."""
-    text = resources.files("tuner.devices").joinpath("devices.toml").read_text(encoding="utf-8")
-    return read_table(parse_toml((text + GFX942).encode(), "devices.toml", BadInput)).devices[-1]
-
-
-GFX942 = """
-[arch.gfx942]
-backend = "hip"
-warp_size = 64
-has_tma = false
-has_pdl = false
-fp8_type = "fp8e4b8"
-shared_optin_bytes = 65_536
-shared_per_sm_bytes = 65_536
-shared_reserved_bytes = 0
-registers_per_sm = 131_072
-max_registers_per_thread = 512
-max_warps_per_sm = 32
-max_blocks_per_sm = 32
-source = "made up"
-clock_ghz = 2.1
-l2_bytes_per_clock = 64.0
-warpgroup = false
-sync_rate = 1.0
-sync_fp8 = true
-rates_source = "made up"
-
-[[device]]
-name = "AMD_Instinct_MI300X"
-aliases = ["MI300X"]
-arch = "gfx942"
-sm_count = 304
-memory_gib = 192
-l2_mib = 4
-bandwidth_gbs = 5300
-fp16_tflops = 1307
-fp8_tflops = 2614
-int8_tops = 2614
-source = "made up"
-"""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from tuner.deploy.load_proof import LoadProof, proof_of
+from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed
 
 
-def parse_log(lines: Iterable[str]) -> LoadProof:
-    return proof_of((str(number), line) for number, line in enumerate(lines, 1))
+def parse_log(lines: Iterable[str], deployed: Deployed = UNKNOWN) -> LoadProof:
+    return proof_of(((str(number), line) for number, line in enumerate(lines, 1)), deployed)

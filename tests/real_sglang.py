@@ -36,7 +36,7 @@ _SOURCES = {
 
 def package(version: str) -> Path:
     root = Path(sys.prefix, "share", "tuner", "engines", f"sglang-{version}", "sglang")
-    assert root.is_dir(), f"{root} is missing: run `make {root.parent.relative_to(sys.prefix)}`"
+    assert root.is_dir(), f"{root} is missing: `tuner engines add sglang=={version}` adds it"
     return root
 
 

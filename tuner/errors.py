@@ -35,6 +35,7 @@ TunerError                      the root: catch this to catch them all
 │   └── IdempotencyConflict
 └── WorkFailed                  the input was good, the work was not done; exit code 1
     ├── NothingFits
+    ├── EngineNotFetched
     ├── CompilerUnavailable
     ├── MeasurerUnavailable
     ├── MeasurerFailed
@@ -221,6 +222,10 @@ class WorkFailed(TunerError):
 
 class NothingFits(WorkFailed):
     """No configuration compiles within the device's limits."""
+
+
+class EngineNotFetched(WorkFailed):
+    """An engine, or the Triton that it pins, could not be fetched."""
 
 
 class CompilerUnavailable(WorkFailed):

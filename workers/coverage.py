@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -34,6 +34,10 @@ _OF_GPU = ("torch", "cuda", "driver")
 _PREDICTED, _RECORDED, _GPU = "", "recording", "gpu"  # sources of times
 
 
+Kind = tuple[str, str, str, str]  # device, engine, source of times, family
+Newest = Mapping[Kind, Environment]
+
+
 class WatchState(str, Enum):
     """How up to date a watched request is in the store."""
 
@@ -57,7 +61,16 @@ def stored_rows(
     summaries: Iterable[StoredSummary], environments: Iterable[EnvironmentSeen]
 ) -> list[dict[str, Any]]:
     """What is stored, and whether its environment is its device's newest."""
-    newest: dict[tuple[str, str, str, str], EnvironmentSeen] = {}
+    newest = newest_environments(environments)
+    return [
+        _stored_row(one, why_stale(one.environment, one.problem.family, newest))
+        for one in summaries
+    ]
+
+
+def newest_environments(environments: Iterable[EnvironmentSeen]) -> Newest:
+    """Each device's newest environment, by engine, source of times and family."""
+    newest: dict[Kind, EnvironmentSeen] = {}
     for seen in sorted(
         environments, key=lambda one: (version_order(one.environment.engine_version), one.newest)
     ):
@@ -65,10 +78,18 @@ def stored_rows(
         newest[_kind(environment, family)] = seen
         if _source(environment) == _GPU:  # measured results answer requests to predict too
             newest[_kind(environment, family, _PREDICTED)] = seen
-    return [
-        _stored_row(one, newest[_kind(one.environment, one.problem.family)].environment)
-        for one in summaries
-    ]
+    return {kind: seen.environment for kind, seen in newest.items()}
+
+
+def why_stale(environment: Environment, problem_name: str, newest: Newest) -> str:
+    """What has changed since a result was made in an environment; empty for the newest one.
+
+    `problem_name` stands at the beginning of the problem's text.
+    """
+    old, new = vars(environment), vars(newest[_kind(environment, problem_name)])
+    names = _OF_KERNELS + (_OF_GPU if _source(environment) == _GPU else ())
+    changed = [name for name in names if old[name] != new[name]]
+    return "; ".join(f"{name} is now {new[name][:40]}" for name in changed)
 
 
 def watched_rows(
@@ -93,24 +114,20 @@ def _source(environment: Environment) -> str:
     return first if first in (_PREDICTED, _RECORDED) else _GPU
 
 
-def _kind(
-    environment: Environment, family: str, source: str | None = None
-) -> tuple[str, str, str, str]:
+def _kind(environment: Environment, family: str, source: str | None = None) -> Kind:
     source = _source(environment) if source is None else source
     return environment.device, environment.engine, source, family_named(family).name
 
 
-def _stored_row(summary: StoredSummary, newest: Environment) -> dict[str, Any]:
-    old, new = vars(summary.environment), vars(newest)
-    names = _OF_KERNELS + (_OF_GPU if _source(summary.environment) == _GPU else ())
-    changed = [name for name in names if old[name] != new[name]]
+def _stored_row(summary: StoredSummary, why: str) -> dict[str, Any]:
     return {
         "device": summary.environment.device,
         "problem": summary.problem.spec(),
-        "environment": old,
-        "standing": (WatchState.STALE if changed else WatchState.TUNED).value,
-        "why": "; ".join(f"{name} is now {new[name][:40]}" for name in changed),
+        "environment": vars(summary.environment),
+        "standing": (WatchState.STALE if why else WatchState.TUNED).value,
+        "why": why,
         "points": {status.value: count for status, count in sorted(summary.points.items())},
+        "speedup": summary.speedup,
         "oldest": summary.oldest,
         "newest": summary.newest,
     }

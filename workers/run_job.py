@@ -136,6 +136,7 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
         effort=request.effort,
         wide=request.wide,
         seed=request.seed,
+        carry_over=settings.carry_over,
     )
 
 

@@ -32,6 +32,7 @@ class Settings:
     recordings: Path | None = None  # replay:NAME is a file of this folder; None: any path
     nightly: Path | None = None  # the watch list, a nightly.toml
     nightly_hour: int = 1  # UTC
+    carry_over: bool = True  # take over what holds of runs with an older engine or Triton
     limits: Limits = Limits()
     metrics_port: int | None = None  # of `tuner worker` and beat; None: they show no metrics
     metrics_host: str = "127.0.0.1"
@@ -64,6 +65,9 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     hour = read_value("TUNER_NIGHTLY_HOUR", environ) or str(Settings.nightly_hour)
     if not (hour.isascii() and hour.isdigit()):
         raise BadInput(f"TUNER_NIGHTLY_HOUR is 0 to 23, not {hour!r}")
+    carry_over = read_value("TUNER_CARRY_OVER", environ) or "yes"
+    if carry_over not in ("yes", "no"):
+        raise BadInput(f"TUNER_CARRY_OVER is yes or no, not {carry_over!r}")
     port = read_value("TUNER_METRICS_PORT", environ)
     if port is not None and not (port.isascii() and port.isdigit()):
         raise BadInput(f"TUNER_METRICS_PORT is 1024 to 65000, not {port!r}")
@@ -71,6 +75,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         database_url=values["database_url"] or database_url(environ),
         broker_url=values["broker_url"],
         nightly_hour=int(hour),
+        carry_over=carry_over == "yes",
         limits=_read_limits(environ),
         metrics_port=None if port is None else int(port),
         metrics_host=read_value("TUNER_METRICS_HOST", environ) or Settings.metrics_host,

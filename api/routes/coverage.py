@@ -11,10 +11,11 @@ from starlette.exceptions import HTTPException
 from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
+from api.matrix import counts_of, devices_of
 from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
-from api.schemas_in import StoredPage, WatchedPage, WatchIn
-from api.schemas_out import HeldPageOut, WatchedPageOut, WatchesOut, WatchOut
+from api.schemas_in import MatrixPage, StoredPage, WatchedPage, WatchIn
+from api.schemas_out import HeldPageOut, MatrixOut, WatchedPageOut, WatchesOut, WatchOut
 from api.state import ApiDep
 from tuner.devices.table import find_device
 from workers.coverage import stored_rows, watched_rows
@@ -36,6 +37,28 @@ def list_stored(
     summaries, cursor = page_of(found, page.limit, lambda summary: summary.cursor)
     seen = api.lookups.environments({one.environment.device for one in summaries})
     return {"stored": stored_rows(summaries, seen), "next": cursor}
+
+
+@router.get("/coverage/matrix", response_model=MatrixOut, responses=responses())
+def list_matrix(
+    page: Annotated[MatrixPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
+    """List problems by device: what is measured, predicted, stale or missing, and the gain."""
+    wanted = page.wanted()
+    rows, skip = api.matrix.rows(), read_cursor(page.after, read_one) or 0
+    found = api.matrix.find(wanted)
+    devices = devices_of(rows)
+    shown = [name for name in devices if not wanted.devices or name in wanted.devices]
+    some, cursor = page_of(
+        found[skip : skip + page.limit + 1], page.limit, lambda _: [skip + page.limit]
+    )
+    return {
+        "devices": devices,
+        "counts": counts_of(rows),
+        "total": len(found),
+        "rows": [row.as_json(shown) for row in some],
+        "next": cursor,
+    }
 
 
 @router.get("/coverage/watched", response_model=WatchedPageOut, responses=responses())

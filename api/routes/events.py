@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -37,6 +37,16 @@ LastEventId = Annotated[
 ]
 
 
+After = Annotated[
+    int,
+    Query(
+        ge=0,
+        lt=1 << 31,
+        description="As Last-Event-ID, for a client that cannot send it. The header counts more.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class StreamStart:
     """A stream begins after the job's event with the number `seen`."""
@@ -46,10 +56,10 @@ class StreamStart:
 
 
 async def _stream_start(
-    job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0
+    job_id: JobId, caller: Reader, api: ApiDep, last_event_id: LastEventId = 0, after: After = 0
 ) -> AsyncIterator[StreamStart]:
     """The stream's start, and its place. Once it has begun, its status cannot be changed."""
-    seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id)
+    seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id or after)
     with api.streaming(caller.name, job_id) as job:
         yield StreamStart(job, seen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -14,20 +15,25 @@ from api.auth import Reader
 from api.errors import responses
 from api.exports import Wanted, is_named
 from api.paging import page_of, read_cursor
-from api.schemas_in import ExportIn, Page
-from api.schemas_out import TrialsOut, WinnersOut
-from api.state import ApiDep
+from api.schemas_in import ExportIn, Page, ResultOf
+from api.schemas_out import ProgressOut, ResultsOut, TrialsOut, WinnersOut
+from api.state import Api, ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
 from tuner.errors import UnknownDevice, UnwritableOutput
+from tuner.jobs.names import models_of
 from tuner.problems.records import Winner
-from tuner.problems.registry import parse_problem
-from tuner.problems.results import Trial, entry_json
+from tuner.problems.registry import family_of, parse_problem
+from tuner.problems.results import Environment, Trial, entry_json
+from tuner.store.current_winners import current_winners
 from tuner.store.lookups import parse_trial_cursor, trial_cursor
+from workers.coverage import WatchState, newest_environments, why_stale
 
 log = logging.getLogger("tuner.api")
 
 router = APIRouter(prefix="/v1", tags=["results"])
+
+RunId = Annotated[int, InPath(ge=1, lt=1 << 31)]
 
 
 @router.get(
@@ -57,13 +63,90 @@ def list_trials(
     job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
     """List what a job tried, by gemm or stage, size and configuration."""
-    job, after = api.jobs.get(job_id), read_cursor(page.after, parse_trial_cursor)
-    run_id, most = job.run_id, page.limit + 1
-    found = api.lookups.trials(run_id, after, most) if run_id is not None else []
-    tried, cursor = page_of(found, page.limit, trial_cursor)
-    return {"trials": [_trial(trial) for trial in tried], "next": cursor}
+    run_id = api.jobs.get(job_id).run_id
+    return {"trials": [], "next": None} if run_id is None else _trials(run_id, page, api)
 
 
+@router.get(
+    "/runs/{run_id}/trials",
+    response_model=TrialsOut,
+    response_model_exclude_unset=True,
+    responses=responses(404),
+)
+def list_run_trials(
+    run_id: RunId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
+    """List what a run tried, by gemm or stage, size and configuration."""
+    return _trials(run_id, page, api)
+
+
+@router.get(
+    "/jobs/{job_id}/progress",
+    response_model=ProgressOut,
+    response_model_exclude_unset=True,
+    responses=responses(404),
+)
+def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show how many trials a job has by now, and the best time at each point."""
+    run_id = api.jobs.get(job_id).run_id
+    if run_id is None:
+        return {"trials": {}, "best": []}
+    counts, best = api.results.trial_counts(run_id), api.results.best_trials(run_id)
+    return {
+        "trials": {status.value: count for status, count in counts.items()},
+        "best": [
+            {**point.as_json(), "point": str(point), "best_us": best[point]}
+            for point in sorted(best)
+        ],
+    }
+
+
+@router.get(
+    "/results",
+    response_model=ResultsOut,
+    response_model_exclude_unset=True,
+    responses=responses(404),
+)
+def get_result(wanted: Annotated[ResultOf, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show what is published for a problem on a device, in each of its environments."""
+    problem, device = parse_problem(wanted.problem), find_device(wanted.device).name
+    found = api.results.winners_at(problem, device, wanted.engine)
+    if not found:
+        raise HTTPException(404, f"nothing is published for this problem on {device}")
+    return {
+        "problem": problem.spec(),
+        "family": family_of(problem).name,
+        "models": list(models_of(problem)),
+        "device": device,
+        "engine": wanted.engine,
+        "environments": _histories(found, api),
+    }
+
+
+def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:
+    """The winners of a problem on a device by environment, the newest environment first."""
+    device, problem = found[0].environment.device, found[0].problem
+    by_place: dict[Environment, list[Winner]] = {}
+    for winner in found:
+        by_place.setdefault(winner.environment, []).append(winner)
+    newest = newest_environments(api.lookups.environments({device}))
+    current = set(map(id, current_winners(found)))
+    histories = []
+    for place, winners in by_place.items():
+        why = why_stale(place, problem.family, newest)
+        histories.append(
+            {
+                "environment": asdict(place),
+                "standing": (WatchState.STALE if why else WatchState.TUNED).value,
+                "why": why,
+                "winners": [_winner(winner) for winner in winners],
+                "current": any(id(winner) in current for winner in winners),
+            }
+        )
+    return sorted(histories, key=lambda one: one["winners"][0]["published_at"], reverse=True)
+
+
+ExportDevice = Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")]
 _EXPORT_HEADERS = {
     "ETag": ("Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.", "string"),
     "X-Tuner-Left-Out": (
@@ -91,7 +174,7 @@ _EXPORT_HEADERS = {
     },
 )
 async def download_export(
-    device: Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")],
+    device: ExportDevice,
     caller: Reader,
     api: ApiDep,
     wanted: Annotated[ExportIn, Query()],
@@ -123,6 +206,13 @@ async def download_export(
     if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):
         return Response(status_code=304, headers=headers)
     return Response(found.data, media_type="application/x-tar", headers=headers)
+
+
+def _trials(run_id: int, page: Page, api: Api) -> dict[str, Any]:
+    after = read_cursor(page.after, parse_trial_cursor)
+    found = api.lookups.trials(run_id, after, page.limit + 1)
+    tried, cursor = page_of(found, page.limit, trial_cursor)
+    return {"trials": [_trial(trial) for trial in tried], "next": cursor}
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

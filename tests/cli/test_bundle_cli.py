@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bundle_cases import CAPTURES, CASES, EXAMPLES, example, fill
+from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
@@ -46,6 +46,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
     device = CASES[case][0]
     options = ["--device", device, "--cluster", EXAMPLES / f"{case}.toml", "--allow-predicted"]
+    options += ["--engine", ENGINES[case][0]]
     result = tuner("bundle", *options)
     assert result.exit_code == 0, result.output
     path = tmp_path / f"{example(case).name}-NVIDIA_{device}.tar.gz"
@@ -63,6 +64,7 @@ def test_a_bundle_is_built_and_verified(case: str, tmp_path: Path) -> None:
 def test_captures_reach_the_scripts(tmp_path: Path) -> None:
     nodes = [f"--node={n}={CAPTURES / n}" for n in ("h20-node01", "h20-node02")]
     options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
+    options += ["--engine", ENGINES[RAY][0]]
     result = tuner("bundle", *options, *nodes, "--out", tmp_path / "b.tar.gz", "--json")
     assert result.exit_code == 0, result.output
     assert "info: h20-node01: not captured" in result.stderr
@@ -119,10 +121,13 @@ def test_load_proof_exits_with_what_it_found(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     name = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True"
     log.write_text(f"Using MoE kernel config from /x/triton_3_6_0/{name}.json.\n")
-    proved = tuner("load-proof", log, "--json")
-    assert proved.exit_code == 0
-    assert json.loads(proved.stdout)["loads"][0]["outcome"] == "loaded"
+    unknown = tuner("load-proof", log, "--json")
+    assert unknown.exit_code == 1
+    assert json.loads(unknown.stdout)["loads"][0]["origin"] == "unknown"
     assert "cannot be read" in one_line(tuner("load-proof", tmp_path / "absent"), 2)
+    assert "neither MANIFEST.json nor provenance/" in one_line(
+        tuner("load-proof", tmp_path, log), 2
+    )
 
 
 @pytest.mark.usefixtures("store")

@@ -282,7 +282,7 @@ def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
         (["check", "{odd_key}", "--device", "L40S"], "not a batch size"),
         (["check", "{missing_field}", "--device", "L40S"], "BLOCK_SIZE_N"),
         (["check", "{misnamed}", "--device", "L40S"], "name"),
-        (["check", "{misnamed}", "--device", "L40S", "--tp", "8"], "--tp is for a model"),
+        (["check", "{odd_key}", "--device", "L40S", "--tp", "8"], "--tp is for a model"),
         (["check", "deepseek-rr1", "--device", "L40S", "--attention"], "deepseek-r1"),
         (["check", "qwen3-30b-a3b", "gpt-oss-20b", "--device", "L40S", "--attention"], "one model"),
         (["check", "deepseek-r1", "--device", "L40S", "--attention", "--top-k", "8"], "--top-k"),

@@ -82,3 +82,20 @@ def test_capture_notes_missing_tools_and_keeps_no_secrets(
     assert node.versions["configs"] == hash_folder(configs)
     # The copied tree holds what the original one holds.
     assert node.devices == read_sysfs(L40S / "sys/class/infiniband")[0]
+
+
+def test_single_file_checks_a_model_s_files(single_file: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    header = b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}'
+    data = len(header).to_bytes(8, "little") + header + bytes(8)
+    (model / "model.safetensors").write_bytes(data)
+    here = str(tmp_path / "here")
+    captured = run_single(single_file, "--capture", here, "--model-dir", str(model))
+    assert captured.returncode == 0, captured.stderr
+    assert json.loads((tmp_path / "here" / "weights.json").read_text())["faults"] == []
+    (model / "model.safetensors").write_bytes(data[:-1])
+    done = run_single(single_file, "--model-dir", str(model))
+    assert done.returncode == 1
+    assert "model.safetensors: cut off" in done.stdout

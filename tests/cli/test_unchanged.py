@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from unchanged_cases import CASES, ENGINE, RECORDS, TRITON, make_store, outputs, record, recorded
 
+from tuner.engines.triton_release import find_triton
+
 ENGINE_FOLDER = Path(sys.prefix, "share", "tuner", "engines", ENGINE.replace("==", "-"))
+OLD_TRITON = "3.1.0"  # what sglang 0.4.4 runs
 SHOWN_LINES = 60  # of a difference
 
 
@@ -30,6 +33,8 @@ def _triton() -> str:
 @pytest.mark.skipif(not ENGINE_FOLDER.is_dir(), reason=f"needs {ENGINE}: make engines")
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_are_as_recorded(case: str, tmp_path: Path) -> None:
+    if case == "checked" and find_triton(OLD_TRITON) is None:
+        pytest.skip(f"no triton-{OLD_TRITON} beside the engines: `make test` unpacks it")
     before, now = recorded(case), outputs(case, tmp_path)
     if before != now:
         pytest.fail(f"{case} gives other outputs:\n{_difference(before, now)}", pytrace=False)

@@ -1,9 +1,10 @@
 """Runs one engine's fused-MoE kernels on the CPU and writes each case's error as JSON.
 
 This is a separate program, because Triton decides on import whether to interpret:
-TRITON_INTERPRET=1 python interpret_fused_moe.py 0.5.16 CACHE_FOLDER
+TRITON_INTERPRET=1 python interpret_fused_moe.py sglang==0.5.16 CACHE_FOLDER
 """
 
+import inspect
 import json
 import sys
 from dataclasses import dataclass, replace
@@ -13,20 +14,20 @@ import torch
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.binding import lift_fused_moe
 from tuner.errors import UnsupportedKernel
+from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import (
     Activations,
     Routing,
     Slots,
     Weights,
-    align,
     launch,
     make_activations,
     make_weights,
     operands,
     random_routing,
     reference,
+    slots_for,
     sort_activations,
 )
 from tuner.families.fused_moe.problem import Gemm
@@ -37,6 +38,7 @@ from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 
 SHAPE = "fused_moe:E=5,N=64,K=96,top_k=3,dtype="
+MANY = "fused_moe:E=96,N=64,K=96,top_k=3,dtype=float16"
 BLOCKS = "fused_moe:E=5,N=64,K=128,top_k=3,dtype="
 TILE = Config(
     {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 2, "num_warps": 4}
@@ -62,6 +64,7 @@ CASES = {
         False,
         90,
     ),
+    "fp16 many experts": (MANY, TILE, "fp16", False, 89),  # vLLM does not sort so few slots
     "int8 channel": (f"{SHAPE}int8_w8a8,per_channel_quant", TILE, "bf16", False, 89),
     "int8 block": (f"{BLOCKS}int8_w8a8,block_shape=32x32", TILE, "bf16", False, 89),
     "int8 weights": (f"{SHAPE}int8_w8a16", TILE, "fp16", False, 89),
@@ -96,15 +99,18 @@ def prepare(kernels, name, gemm):
     text, config, compute, zero_points, arch = CASES[name]
     problem = parse_problem(text)
     tma = bool(config.get("USE_TMA"))
-    if gemm is Gemm.UP and tma:  # what the down gemm's TMA asks of the up gemm
+    asked = {}
+    # What the down gemm's TMA asks of the up gemm, where an engine has that.
+    if gemm is Gemm.UP and tma and "sorted_output" in inspect.signature(kernels.bind).parameters:
         config = config.replace(USE_TMA=0)
+        asked["sorted_output"] = True
     binding = kernels.bind(
         problem,
         gemm,
         BATCH_SIZE,
         config,
         cuda_target(*divmod(arch, 10)),
-        sorted_output=tma and gemm is Gemm.UP,
+        **asked,
         zero_points=zero_points,
         compute=compute,
     )
@@ -112,7 +118,7 @@ def prepare(kernels, name, gemm):
     weights = make_weights(problem, gemm, compute=compute, zero_points=zero_points, **like)
     activations = make_activations(problem, gemm, BATCH_SIZE, compute=compute, **like)
     routing = random_routing(problem, BATCH_SIZE, skew=1.0, **like)
-    slots = align(routing, problem.E, config["BLOCK_SIZE_M"], binding.arguments["EM"].value)
+    slots = slots_for(binding, routing, problem.E)
     rows = slots.sorted_ids.numel() if tma else routing.ids.numel()
     dtype = torch.float16 if compute == "fp16" else torch.bfloat16
     output = torch.full((rows, problem.gemm_shape(gemm)[0]), float("nan"), dtype=dtype)
@@ -138,8 +144,8 @@ def run(kernels, module, name, gemm):
 
 
 def main():
-    version, folder = sys.argv[1:]
-    kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
+    engine, folder = sys.argv[1:]
+    kernels = moe_engine(find_engine(engine)).lift()
     module = load_lifted(kernels.lifted.write(Path(folder)))
     found = {}
     for name in CASES:

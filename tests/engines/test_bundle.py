@@ -12,22 +12,32 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from bundle_cases import CAPTURES, CASES, build, built, config, example, files_of, fill, place
+from bundle_cases import (
+    CAPTURES,
+    CASES,
+    ENGINES,
+    build,
+    built,
+    config,
+    example,
+    files_of,
+    fill,
+    place,
+)
 from bundle_cases import winners as stored
 from real_sglang import RealSGLang
 
 from tuner.deploy.bundle.build import build_bundle
 from tuner.deploy.bundle.verify import check_bundle
-from tuner.deploy.cluster import parse_cluster
+from tuner.deploy.cluster_file import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
-from tuner.engines.vllm import package as vllm
-from tuner.errors import ExportRefused, MalformedCluster, UnsupportedKernel
+from tuner.errors import ExportRefused, MalformedCluster
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.problems.points import Config, Point
+from tuner.problems.points import Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 from tuner.store import Store
@@ -51,7 +61,7 @@ def test_every_node_and_the_whole_cluster_can_be_launched(case: str) -> None:
     for name in ("kubernetes/leaderworkerset.yaml", "sweep.sh", "preflight.py", "README.md"):
         assert name in files
     assert {p for p, f in files.items() if f.mode == 0o755} == {
-        p for p in files if p.endswith(".sh") or p == "preflight.py"
+        p for p in files if p.endswith(".sh") or p in ("preflight.py", "fabric.py")
     }
 
 
@@ -72,7 +82,7 @@ def test_two_problems_of_one_file_are_refused(case: str) -> None:
     device, spec = CASES[case]
     other = parse_problem(spec.replace("K=7168", "K=6144"))
     both = [*stored(case), *(replace(one, problem=other) for one in stored(case))]
-    engine, card = find_engine("sglang==0.5.16"), find_device(device)
+    engine, card = find_engine(ENGINES[case][0]), find_device(device)
     with pytest.raises(ExportRefused, match="--problem SPEC or --model NAME") as refused:
         build_bundle(both, example(case), engine, card, allow_predicted=True)
     assert spec in str(refused.value) and other.spec() in str(refused.value)
@@ -91,62 +101,27 @@ def test_no_packaged_file_is_lost(tmp_path: Path) -> None:
     assert hash_folder(folder) == built(L40S).manifest["configs"]["hash"]
 
 
-def test_vllm_gets_its_own_names_and_format() -> None:
+def test_vllm_gets_the_file_that_it_looks_for_and_none_that_it_has() -> None:
     files = files_of(built(RAY))
     name = "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128,128].json"
     held = json.loads(files[f"engine-configs/{name}"].data)
-    assert held.pop("triton_version") == "3.6.0"
-    # get_moe_configs: {int(key): val for key, val in tuned_config.items()} after that pop.
+    # get_moe_configs of 0.10: {int(key): val for key, val in json.load(f).items()}
     assert {int(k): v for k, v in held.items()} == {
         size: dict(config(Point(size, Gemm.UP))) for size in BATCH_SIZES
     }
     assert [p for p in files if p.startswith("engine-configs/") and "provenance" not in p] == [
         f"engine-configs/{name}"
     ]
+    assert {row["gemm"] for row in built(RAY).manifest["entries"]} == {"up"}
 
 
-# Expected by the rules in vLLM's get_config_file_name, commit 13cb3e44: blocks without the space,
-# the H200 family under one name, N in elements, no word for 16-bit weights or groups along k.
-@pytest.mark.parametrize(
-    ("spec", "device", "name"),
-    [
-        (
-            "E=128,N=768,K=2048,top_k=8,dtype=bfloat16",
-            "H100",
-            "E=128,N=768,device_name=NVIDIA_H100_80GB_HBM3.json",
-        ),
-        (
-            "E=8,N=256,K=2048,top_k=2,dtype=fp8_w8a8",
-            "H200 NVL",
-            "E=8,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
-        ),
-        (
-            "E=8,N=256,K=2048,top_k=2,dtype=int4_w4a16,block_shape=0x128",
-            "L40S",
-            "E=8,N=256,device_name=NVIDIA_L40S,dtype=int4_w4a16.json",
-        ),
-        (
-            "E=8,N=256,K=2048,top_k=2,dtype=int8_w8a16",
-            "L40S",
-            "E=8,N=256,device_name=NVIDIA_L40S,dtype=int8_w8a16.json",
-        ),
-    ],
-)
-def test_vllm_file_names(spec: str, device: str, name: str) -> None:
-    assert vllm.config_file_name(parse_problem(f"fused_moe:{spec}"), find_device(device)) == name
-
-
-def test_what_vllm_cannot_read_is_refused() -> None:
-    with pytest.raises(UnsupportedKernel, match="int8_w8a8"):
-        vllm.config_file_name(parse_problem(CASES[L40S][1]), find_device("L40S"))
-    tma = Config({**config(Point(1, Gemm.UP)), "USE_TMA": 1})
-    with pytest.raises(UnsupportedKernel, match="takes no USE_TMA, which M=8 sets"):
-        vllm.config_file_text({8: tma}, "3.6.0")
-
-
-def test_vllm_is_given_the_launch_options_of_an_entry() -> None:
-    entry = {**config(Point(1, Gemm.UP)), "num_ctas": 1}
-    assert json.loads(vllm.config_file_text({8: Config(entry)}, "3.6.0"))["8"] == entry
+def test_the_winners_of_another_engine_are_not_shipped() -> None:
+    sglang = find_engine("sglang==0.5.16")
+    with pytest.raises(ExportRefused, match="sglang's winners are not vllm's.*--engine vllm"):
+        build_bundle(stored(H20), example(RAY), sglang, find_device("H20"), allow_predicted=True)
+    vllm = find_engine("vllm==0.33.0")
+    with pytest.raises(ExportRefused, match=r"no winners for NVIDIA_H20 with vllm 0\.33\.0; "):
+        build_bundle([], example(RAY), vllm, find_device("H20"), allow_predicted=True)
 
 
 def test_the_readme_says_which_kernel_the_servers_run() -> None:
@@ -173,12 +148,10 @@ def test_measured_and_untuned_entries_are_told_apart() -> None:
     with Store.open("sqlite://") as store:
         statuses = dict.fromkeys(BATCH_SIZES, Status.OK) | {4096: Status.INCUMBENT}
         winners = fill(store, RAY, statuses)
-    engine, device = find_engine("sglang==0.5.16"), find_device("H20")
-    sglang = build_bundle(winners, example(H20), engine, device, allow_predicted=False)
-    assert sglang.manifest["statuses"] == {"incumbent": 2, "ok": 34}
-    # sglang's own choice is none of vLLM's.
+    engine, device = find_engine("vllm==0.33.0"), find_device("H20")
     ray = build_bundle(winners, example(RAY), engine, device, allow_predicted=False)
-    assert ray.manifest["statuses"] == {"ok": 17}
+    # An untuned size needs an entry too: with a file, vLLM no longer asks its heuristic.
+    assert ray.manifest["statuses"] == {"incumbent": 1, "ok": 17}
 
 
 def test_provenance_of_every_entry_is_in_the_manifest() -> None:
@@ -235,7 +208,7 @@ def test_captures_give_the_variables() -> None:
     bundle = build_bundle(
         stored(RAY),
         cluster,
-        find_engine("sglang==0.5.16"),
+        find_engine(ENGINES[RAY][0]),
         find_device("H20"),
         allow_predicted=True,
         report=run_preflight(captures, cluster.expected()),
@@ -278,14 +251,17 @@ def test_what_cannot_be_launched_is_refused_with_its_field() -> None:
     variable = '[environment]\nSGLANG_MOE_CONFIG_DIR = "/x"\n[ports]'
     assert "environment holds SGLANG_MOE_CONFIG_DIR" in refused(TEXT.replace("[ports]", variable))
     assert "dp=2: sglang runs no replicas" in refused(TEXT.replace("tp = 16", "tp = 8\ndp = 2"))
-    assert "cannot mount a path with a colon" in refused(TEXT.replace("/mnt/models", "/mnt/a:b"))
+    assert "cannot mount a path with a colon" in refused(TEXT.replace("/ssd1/models", "/mnt/a:b"))
 
 
 def test_winners_for_another_split_are_refused() -> None:
     one = TEXT.replace("gpus = 8", "gpus = 4").replace("tp = 16", "tp = 8")
     said = refused(one)
-    assert "fits deepseek-r1 at tp=8 ep=1 (N=256)" in said
-    assert "tuner tune deepseek-r1 --tp 8 --ep 1 --device NVIDIA_H20" in said
+    asked = "E=257,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
+    assert f"none of them are bundled: {asked}.json {asked}_down.json" in said
+    spec = "fused_moe:E=257,N=256,K=7168,top_k=9,dtype=fp8_w8a8,block_shape=128x128"
+    options = "--device NVIDIA_H20 --engine sglang==0.5.16"
+    assert f"run `tuner tune '{spec}' {options}`; or pass --allow-missing" in said
 
 
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
@@ -305,7 +281,7 @@ def test_nodes_that_differ_get_no_pod_template() -> None:
     )
     files = files_of(bundle)
     assert "kubernetes/leaderworkerset.yaml" not in files
-    said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME differ between nodes"
+    said = "no Kubernetes manifest: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, TP_SOCKET_IFNAME differ"
     assert said.encode() in files["README.md"].data
 
 

@@ -82,6 +82,7 @@ def bundle(
         find_engine("sglang==0.5.16"),
         find_device(CASES[case][0]),
         allow_predicted=True,
+        allow_missing=True,  # these tests are about what is there
     )
 
 
@@ -93,6 +94,10 @@ def built() -> Bundle:
 def with_flags(case: str, *flags: str) -> Cluster:
     whole = example(case)
     return replace(whole, engine=replace(whole.engine, flags=flags))
+
+
+def unknown_model(cluster: Cluster) -> Cluster:
+    return replace(cluster, model=replace(cluster.model, name="my-own", path="/models/my-own"))
 
 
 def attention_paths(found: Bundle) -> list[str]:
@@ -247,9 +252,11 @@ def test_what_was_predicted_is_left_out_with_a_note() -> None:
 
 def test_a_bundle_without_the_layers_of_its_model_is_refused() -> None:
     engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
-    with pytest.raises(ExportRefused, match="the only problem that fits deepseek-r1 .* --allow-p"):
+    with pytest.raises(
+        ExportRefused, match="predicted, not measured: fused_moe:E=256,.* --allow-p"
+    ):
         build_bundle(winners(L40S), example(L40S), engine, device, allow_predicted=False)
-    own = replace(example(L40S), model=replace(example(L40S).model, name="my-own"))
+    own = unknown_model(example(L40S))
     found = build_bundle(winners(L40S), own, engine, device, allow_predicted=False)
     assert check_bundle(found.archive)["statuses"] == {"ok": 2}
     assert any(note.startswith("left out (only predicted") for note in found.notes)
@@ -357,12 +364,6 @@ def test_a_backend_for_one_phase_leaves_the_other() -> None:
     assert said in found.notes
 
 
-def test_vllm_gets_none() -> None:
-    found = bundle(RAY)
-    assert not attention_paths(found)
-    assert "attention left out: vllm has no plugin that reads attention files" in found.notes
-
-
 def test_an_engine_without_plugins_gets_none() -> None:
     kept, (note,) = usable_winners(winners(H20), example(H20), find_engine("sglang==0.5.2"))
     assert {type(winner.problem) for winner in kept} == {FusedMoe}
@@ -399,11 +400,21 @@ def test_the_number_of_splits_is_the_cluster_file_s_to_choose_too() -> None:
 
 
 def test_files_for_another_model_are_noticed() -> None:
-    said = "no attention file is for deepseek-r1 at tp=32: tune its attention too"
-    assert said not in built().notes
-    assert said in bundle(L40S, found=winners(L40S, (EXTEND,))).notes
-    unknown = replace(example(L40S), model=replace(example(L40S).model, name="my-own"))
-    assert not any("no attention file" in n for n in bundle(L40S, unknown).notes)
+    other = bundle(L40S, found=winners(L40S, (EXTEND,)))
+    (said,) = [note for note in other.notes if note.startswith("the servers ask for")]
+    assert RANKS.spec() in said
+    assert f"they do not ask for {EXTEND.spec().replace(':', ',')},device_name=" in said
+    assert not any(
+        "servers ask for 5" in note for note in bundle(L40S, unknown_model(example(L40S))).notes
+    )
+
+
+def test_attention_is_bundled_whole_or_not_at_all() -> None:
+    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    with pytest.raises(
+        ExportRefused, match="not all of them .* decode_attention,.* --allow-missing"
+    ):
+        build_bundle(winners(L40S), example(L40S), engine, device, allow_predicted=True)
 
 
 def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
@@ -412,8 +423,9 @@ def test_a_dense_model_s_cluster_needs_no_fused_moe() -> None:
     alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
     found = bundle(L40S, dense, alone)
     assert check_bundle(found.archive)["statuses"] == {"ok": 2}
-    with pytest.raises(ExportRefused, match="no winner for NVIDIA_L40S fits deepseek-r1"):
-        bundle(L40S, whole, alone)
+    engine, device = find_engine("sglang==0.5.16"), find_device("L40S")
+    with pytest.raises(ExportRefused, match="not all of them are bundled: E=256,N=64"):
+        build_bundle(alone, whole, engine, device, allow_predicted=True)
 
 
 def test_the_command_packs_both_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +437,8 @@ def test_the_command_packs_both_families(tmp_path: Path, monkeypatch: pytest.Mon
     toml = Path(__file__).parents[2] / "examples" / f"{L40S}.toml"
     out = tmp_path / "b.tar.gz"
     options = ["--device", "L40S", "--cluster", str(toml), "--out", str(out), "--allow-predicted"]
-    result = CliRunner().invoke(app, ["bundle", *options])
+    assert "--allow-missing" in CliRunner().invoke(app, ["bundle", *options]).stderr
+    result = CliRunner().invoke(app, ["bundle", *options, "--allow-missing"])
     assert result.exit_code == 0, result.output
     assert "note: tuned attention needs engine-tuner installed" in result.stderr
     verified = CliRunner().invoke(app, ["bundle", "verify", str(out), "--json"])

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from bundle_cases import CASES, built, example, files_of
+from bundle_cases import CASES, ENGINES, built, example, files_of
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +49,7 @@ def test_a_compose_file_means_what_the_script_does(case: str) -> None:
     assert cluster.nodes
     for rank, node in enumerate(cluster.nodes):
         engine = composed(case, node.name)["services"]["engine"]
-        commands = node_commands(cluster, rank, environments[rank])
+        commands = node_commands(cluster.in_container(), rank, environments[rank])
         words = [*engine["entrypoint"], *engine["command"]]
         assert words == list(one_line(commands))
         shared = engine["environment"].items()
@@ -58,6 +58,7 @@ def test_a_compose_file_means_what_the_script_does(case: str) -> None:
         assert engine["devices"] == ["/dev/infiniband:/dev/infiniband"]
         assert engine["ulimits"]["memlock"] == -1
         assert engine["volumes"][1]["source"] == cluster.model.path
+        assert engine["volumes"][1]["target"] == cluster.model.container_path
         assert all(mount["read_only"] for mount in engine["volumes"])
 
 
@@ -208,7 +209,7 @@ def test_vllm_pods_join_the_leader_s_ray() -> None:
     (worker,) = template["workerTemplate"]["spec"]["containers"]
     assert leader["command"][:2] == ["/bin/bash", "-c"]
     assert re.match(r"ray start --head .* && exec vllm serve ", leader["command"][2])
-    assert worker["command"][:4] == ["ray", "start", "--address", "$(LWS_LEADER_ADDRESS):6379"]
+    assert worker["command"][:4] == ["ray", "start", "--address", "$(LWS_LEADER_ADDRESS):8379"]
     assert worker["command"][-1] == "--block"
 
 
@@ -244,8 +245,10 @@ def test_the_sbom_names_what_is_inside(case: str) -> None:
     assert len(set(references)) == len(references)
     assert set(references) == set(document["dependencies"][0]["dependsOn"])
     named = {c["name"]: c for c in components}
-    assert named["sglang"]["purl"] == "pkg:pypi/sglang@0.5.16"
-    assert named["triton"]["version"] == "3.6.0"
+    spec, triton = ENGINES[case]
+    name, _, version = spec.partition("==")
+    assert named[name]["purl"] == f"pkg:pypi/{name}@{version}"
+    assert named["triton"]["version"] == triton
     assert named[example(case).engine.image]["type"] == "container"
     hashed = {c["name"] for c in components if c["type"] == "file"}
     assert hashed == {p for p in files if p.startswith("engine-configs/")} | {"preflight.py"}

@@ -19,7 +19,8 @@ from tuner.deploy.bundle.commands import endpoint, node_commands, one_line
 from tuner.deploy.bundle.environment import node_environments
 from tuner.deploy.bundle.scripts import bare_script, docker_script
 from tuner.deploy.bundle.sweep import CONCURRENCIES, LENGTHS, sweep_script
-from tuner.deploy.cluster import Cluster, parse_cluster
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.cluster_file import parse_cluster
 from tuner.errors import BadInput, MalformedCluster
 
 L40S, H20, RAY = CASES
@@ -56,7 +57,7 @@ def variables(words: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_shellcheck_finds_nothing(case: str, tmp_path: Path) -> None:
     scripts = sorted(place(built(case), tmp_path).rglob("*.sh"))
-    assert len(scripts) == 2 * len(example(case).nodes) + 1
+    assert len(scripts) == 3 * len(example(case).nodes) + 1
     done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
     for script in scripts:
@@ -117,8 +118,12 @@ def test_h20_container_means_what_the_user_ran(tmp_path: Path) -> None:
         "HOST_IP": "10.63.65.207",
         "GLOO_SOCKET_IFNAME": "xgbe0",
         "NCCL_SOCKET_IFNAME": "xgbe0",
+        "TP_SOCKET_IFNAME": "xgbe0",
         "NCCL_IB_HCA": f"={HCAS}",
+        "NCCL_DEBUG": "INFO",
     }
+    # The user's `-v /ssd1/models:/mnt/models`.
+    assert "/ssd1/models/DeepSeek-R1:/mnt/models/DeepSeek-R1:ro" in words
 
 
 def test_l40s_commands_mean_what_the_user_ran(tmp_path: Path) -> None:
@@ -145,6 +150,7 @@ def test_l40s_commands_mean_what_the_user_ran(tmp_path: Path) -> None:
         assert ours.keys() - theirs.keys() == {
             "--served-model-name",
             "--context-length",
+            "--disable-shared-experts-fusion",  # their engine, 0.4.4, did not fuse them
             "--attention-backend",
             "--mem-fraction-static",
             "--host",
@@ -160,10 +166,14 @@ def test_vllm_starts_ray_and_then_the_server(tmp_path: Path) -> None:
     *_, ray, serve = printed(root / "nodes/h20-node01/bare.sh")
     assert shlex.join(ray[:3]) == "ray start --head"
     assert options(ray)["--node-ip-address"] == "10.63.65.207"
-    assert serve[:3] == ["vllm", "serve", "/mnt/models/DeepSeek-R1"]
+    assert serve[:3] == ["vllm", "serve", "/ssd1/models/DeepSeek-R1"]
+    assert (options(ray)["--port"], options(ray)["--dashboard-host"]) == ("8379", "0.0.0.0")  # noqa: S104
     assert options(serve) == {
         "--served-model-name": "deepseek-r1",
-        "--max-model-len": "65536",
+        "--max-model-len": "16384",
+        "--max-num-seqs": "256",
+        "--max-num-batched-tokens": "16384",
+        "--reasoning-parser": "deepseek_r1",
         "--tensor-parallel-size": "16",
         "--host": "0.0.0.0",  # noqa: S104
         "--port": "8000",
@@ -173,7 +183,7 @@ def test_vllm_starts_ray_and_then_the_server(tmp_path: Path) -> None:
     }
     *exports, worker = printed(root / "nodes/h20-node02/bare.sh")
     assert shlex.join(worker) == (
-        "ray start --address 10.63.65.207:6379 --node-ip-address 10.63.65.208 --num-gpus 8 --block"
+        "ray start --address 10.63.65.207:8379 --node-ip-address 10.63.65.208 --num-gpus 8 --block"
     )
     assert ["export", "VLLM_HOST_IP=10.63.65.208"] in exports
     # The image's entry point is the server: Ray has to come first.
@@ -181,7 +191,8 @@ def test_vllm_starts_ray_and_then_the_server(tmp_path: Path) -> None:
     inner = docker[-1]
     assert docker[docker.index("--entrypoint") + 1] == "/bin/bash"
     assert docker[-2] == "-c"
-    assert shlex.split(inner) == [*ray, "&&", "exec", *serve]
+    inside = ["/mnt/models/DeepSeek-R1" if w.startswith("/ssd1/") else w for w in serve]
+    assert shlex.split(inner) == [*ray, "&&", "exec", *inside]
 
 
 def test_bare_and_container_run_the_same_command(tmp_path: Path) -> None:
@@ -200,6 +211,8 @@ def test_every_flag_is_one_of_the_engine_s(version: str) -> None:
     words = [w for case in (L40S, H20) for w in node_commands(example(case), 0, {})[0]]
     flags = {w for w in words if w.startswith("--")}
     assert "--model-path" in flags
+    if version == "0.4.4":  # which fused no shared experts by default
+        flags.remove("--disable-shared-experts-fusion")
     for flag in flags:
         field = flag.removeprefix("--").replace("-", "_")
         # Newer versions make flags of their settings' names.
@@ -266,7 +279,7 @@ def test_the_sweep_runs_every_load(case: str, tmp_path: Path) -> None:
     first, last = options(lines[0]), options(lines[-1])
     assert first["--random-output-len"] == first["--random-input-len"] == "128"
     assert (first["--num-prompts"], last["--num-prompts"]) == ("4", "2048")
-    assert first["--tokenizer"] == "/mnt/models/DeepSeek-R1"
+    assert first["--tokenizer"] == "/ssd1/models/DeepSeek-R1"
     written = {o.get("--output-file") or o["--result-filename"] for o in map(options, lines)}
     # sglang adds to a file, vLLM writes over it.
     assert len(written) == (2 if case == H20 else len(lines))
@@ -279,7 +292,11 @@ def test_the_sweep_in_a_container_sees_the_same_files(tmp_path: Path) -> None:
     assert words[:3] == ["docker", "run", "--rm"]
     assert "/res ults:/results" in words
     assert "/data/share gpt.json:/sharegpt.json:ro" in words
-    assert options(after(words, "sglang.bench_serving"))["--dataset-path"] == "/sharegpt.json"
+    inside = options(after(words, "sglang.bench_serving"))
+    assert inside["--dataset-path"] == "/sharegpt.json"
+    assert inside["--tokenizer"] == "/mnt/models/DeepSeek-R1"
+    shown = printed(script, "--out", "there")[0]
+    assert f"{Path.cwd()}/there:/results" in shown  # "there" alone would be a volume's name
 
 
 @pytest.mark.parametrize("arguments", [["--runs", "x"], ["--runs", "0"], ["--what"], ["--out"]])

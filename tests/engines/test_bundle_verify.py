@@ -160,8 +160,8 @@ def test_the_manifest_cannot_lead_out_either() -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (0, "the older format 0, this version reads 1: bundle again"),
-        (2, "the newer format 2, this version reads 1: update the tuner"),
+        (1, "the older format 1, this version reads 2: bundle again"),
+        (3, "the newer format 3, this version reads 2: update the tuner"),
         ("1", "names no format"),
         (None, "names no format"),
         (True, "names no format"),

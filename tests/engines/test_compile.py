@@ -403,8 +403,8 @@ def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
     with Farm(1, cache_dir=tmp_path) as farm:
         settings = [farm.env.get(name) for name in KEPT_SETTINGS]
         for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
-            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton, settings]
-            text = json.dumps(parts, sort_keys=True)
+            parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton.version]
+            text = json.dumps([*parts, settings], sort_keys=True)
             key = hashlib.sha256(text.encode()).hexdigest()
             assert farm.key(CompileJob(wanted.lifted, wanted.variant, target)) == key
 

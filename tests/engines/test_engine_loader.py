@@ -15,9 +15,9 @@ from real_sglang import VERSIONS, RealSGLang
 
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import find_engine
-from tuner.engines.sglang.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
+from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config

@@ -393,3 +393,15 @@ def test_a_gemm_alone_must_fit_what_the_engine_runs_beside_it(engine, tmp_path):
     assert (up.gemm, down.gemm) == (Gemm.UP, Gemm.DOWN)
     with pytest.raises(ExportRefused, match="up has BLOCK_SIZE_M=16 and down has 64"):
         export([winner(1, Gemm.UP, block_m=16)], engine, L40S, tmp_path)
+
+
+def test_an_engine_without_a_variable_is_told_how_to_be_given_the_files(tmp_path):
+    class OldStore:
+        def winners(self, **_):
+            place = Environment("NVIDIA_L40S", "sglang", "0.4.4", "3.1.0", "abc")
+            return [replace(winner(size, Gemm.UP), environment=place) for size in (1, 2)]
+
+    old, device = find_engine("sglang==0.4.4"), find_device("L40S")
+    said = export_device(OldStore(), device, old, tmp_path, allow_predicted=False).as_text()
+    assert f"sglang 0.4.4 reads no folder but its own: copy {tmp_path}/configs into" in said
+    assert "sglang/srt/layers/moe/fused_moe_triton where it serves, or export there with" in said

@@ -9,7 +9,7 @@ from cases import FP8, INT8, config
 from real_sglang import kernel_source
 
 from tuner.devices.target import cuda_target
-from tuner.engines.config_files import FIELDS, LAUNCH_OPTIONS
+from tuner.engines.config_files import LAUNCH_OPTIONS, TILES, fields_on
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.errors import BadProblem, UnsupportedKernel
@@ -260,7 +260,9 @@ def test_a_config_that_the_kernel_does_not_take_is_refused(
 @pytest.mark.parametrize("problem", [FP8, INT4])
 def test_what_a_strict_reading_takes_can_be_launched(problem):
     entry = CONFIG.replace(**dict.fromkeys(LAUNCH_OPTIONS, 2))
-    assert set(entry) == {*FIELDS} - {"USE_TMA"}  # which needs a kernel with descriptors
+    assert set(entry) == {*fields_on(TILES, "cuda").names} - {
+        "USE_TMA"
+    }  # which needs a kernel with descriptors
     bound = kernels("0.5.16").bind(problem, Gemm.DOWN, 16, entry, SM90)
     assert {name: bound.options[name] for name in LAUNCH_OPTIONS} == dict.fromkeys(
         LAUNCH_OPTIONS, 2

@@ -18,6 +18,7 @@ from log_lines import parse_log
 from real_sglang import package
 
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
+from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.errors import UnreadableLog
 
@@ -87,6 +88,9 @@ def place(folder: Path, version: str, triton: str = "3_6_0", suffix: str = "") -
     configs.mkdir(parents=True, exist_ok=True)
     path = configs / f"{KEY}{suffix}.json"
     path.write_text(json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
+    sidecar = folder / "provenance" / path.relative_to(folder / "configs")
+    sidecar.parent.mkdir(parents=True, exist_ok=True)
+    sidecar.write_text(json.dumps({"entries": {"1": {"status": "ok"}}}))
     return path
 
 
@@ -175,7 +179,7 @@ def test_the_plugin_s_hooks(version: str) -> None:
     assert [(h.target, h.count) for h in proof.hooks] == [(target, 1), ("other.target", 0)]
     assert "hook on other.target failed" in proof.problems()
     assert "from tuner" in render_proof(proof)
-    assert "no hook was applied" in render_proof(parse_log([]))
+    assert "plugin" not in render_proof(parse_log([]))
 
 
 def test_vllm_lists_every_place_it_looked_at() -> None:
@@ -198,7 +202,8 @@ def test_vllm_loads() -> None:
         "INFO 11-01 10:00:00 [fused_moe.py:875] Using configuration from "
         "/tuned/E=256,N=128,device_name=NVIDIA_H20.json for MoE layer."
     )
-    proof = parse_log([line])
+    folder = Deployed({"E=256,N=128,device_name=NVIDIA_H20.json": {"ok": 18}}, root="/tuned")
+    proof = parse_log([line], folder)
     assert proof.ok
     assert proof.loads[0].used == "/tuned/E=256,N=128,device_name=NVIDIA_H20.json"
 
@@ -224,7 +229,7 @@ def test_the_user_s_own_warning() -> None:
     (load,) = proof.loads
     assert load.key == "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8"
     assert load.outcome is LoadOutcome.DEFAULT
-    assert "not as tuned: 1 problem(s)" in render_proof(proof)
+    assert "not as tuned: 1 problem\n" in render_proof(proof)
 
 
 def test_a_log_without_any_message_proves_nothing() -> None:
@@ -232,6 +237,7 @@ def test_a_log_without_any_message_proves_nothing() -> None:
     assert proof.loads == ()
     assert not proof.ok
     assert "no config file's message" in render_proof(proof)
+    assert render_proof(proof).endswith("not as tuned: 1 problem\n")
 
 
 def test_json_has_the_outcomes() -> None:
@@ -257,6 +263,8 @@ _WORDS = [
     "['/b.json', '/c.json']",
     "Applied 1 hook(s) to x (from: y)",
     "down_moe config BLOCK_SIZE_M=" + "9" * 5000,
+    "NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE; OOB eth0:1<0>",
+    "NCCL INFO via NET/IB/0",
     "[2026 TP0] ",
     ".",
 ]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tuner.engines.sglang.fused_moe.prove import Proof, ProofRow, prove
 from tuner.errors import BadInput, MeasurerFailed
+from tuner.families.fused_moe.prove import Proof, ProofRow, prove
 from tuner.problems.registry import parse_problem
 
 PROBLEM = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
@@ -31,14 +31,15 @@ def test_slower_or_less_exact_is_not_proven():
 
 def test_nothing_exported_is_said(tmp_path):
     with pytest.raises(BadInput, match="tuner export"):
-        prove(tmp_path, "NVIDIA_H200")
+        prove(tmp_path, "NVIDIA_H200", "sglang")
 
 
 def test_an_engine_that_cannot_be_imported_is_said(tmp_path):
     sidecar = tmp_path / "provenance/triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json"
     sidecar.parent.mkdir(parents=True)
-    sidecar.write_text(json.dumps({"problem": PROBLEM, "entries": {"8": {}}}))
+    row = {"environment": {"device": "NVIDIA_H200", "engine": "sglang"}}
+    sidecar.write_text(json.dumps({"problem": PROBLEM, "entries": {"8": row}}))
     with pytest.raises(BadInput):
-        prove(tmp_path, "NVIDIA_H200_NVL")
+        prove(tmp_path, "NVIDIA_H200_NVL", "sglang")
     with pytest.raises(MeasurerFailed, match="sglang"):
-        prove(tmp_path, "NVIDIA_H200")
+        prove(tmp_path, "NVIDIA_H200", "sglang")

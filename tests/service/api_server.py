@@ -110,12 +110,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(settings: ApiSettings, announcer: Announces | None = None) -> Iterator[Server]:
-    """The API in a thread of this process, on a port of its own."""
+def serving(
+    settings: ApiSettings, announcer: Announces | None = None, port: int = 0
+) -> Iterator[Server]:
+    """The API in a thread of this process, by default on a free port."""
     app = create_app(settings, announcer)
     config = uvicorn.Config(
         app,
-        port=0,
+        port=port,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,

@@ -15,6 +15,7 @@ ENDS = {CRASH: "crashed", OUT_OF_MEMORY: "out_of_memory", BAD_INPUT: "bad_input"
 READY = {
     "device": "NVIDIA_FAKE",
     "torch": "2",
+    "triton": "3",
     "cuda": "13",
     "driver": "1",
     "free_bytes": 1000,

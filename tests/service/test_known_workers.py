@@ -151,6 +151,7 @@ class TestOverHttp:
         self, server: Server
     ) -> None:
         self.api_workers(server).beat(L40S)
+        self.look_again(server)  # the first page, made at the start, has already asked for workers
         job = server.submit()
         assert job["request"]["engine"] == "sglang==0.5.12"
         assert job["waiting"] == ""

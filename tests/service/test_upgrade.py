@@ -1,4 +1,4 @@
-"""During an upgrade, programs of the previous release go on working on the new schema."""
+"""During an upgrade, programs of the previous release end their jobs on the new schema."""
 
 from __future__ import annotations
 
@@ -25,13 +25,21 @@ def git(*arguments: str) -> bytes:
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 
+def whole(commit: str) -> bool:
+    """Whether a commit's migrations are one chain, unlike two branches' just after a merge."""
+    names = git("ls-tree", "--name-only", commit, "migrations/versions/").decode().split()
+    numbers = [Path(name).name.partition("_")[0] for name in names]
+    return len(numbers) == len(set(numbers))
+
+
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The last code with the schema before this one."""
     try:
         found = git("log", "--format=%H", f'-SHEAD = "{HEAD}"', "--", "tuner/store/schema.py")
-        tree = git("archive", f"{found.decode().split()[-1]}^", "tuner", "migrations", "tests")
-    except (subprocess.CalledProcessError, FileNotFoundError, IndexError):
+        before = git("rev-list", f"{found.decode().split()[-1]}^").decode().split()
+        tree = git("archive", next(filter(whole, before)), "tuner", "migrations", "tests")
+    except (subprocess.CalledProcessError, FileNotFoundError, IndexError, StopIteration):
         pytest.skip("the previous release is not in this checkout's git history")
     folder = tmp_path_factory.mktemp("previous")
     with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
@@ -40,7 +48,9 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_previous_release_works_on_an_upgraded_store(previous: Path, store_url: str) -> None:
+def test_the_previous_release_ends_its_job_on_an_upgraded_store(
+    previous: Path, store_url: str
+) -> None:
     path = os.pathsep.join([str(previous), str(previous / "tests" / "service")])
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT.read_text(), store_url],
@@ -50,7 +60,7 @@ def test_the_previous_release_works_on_an_upgraded_store(previous: Path, store_u
         stdout=subprocess.PIPE,
         text=True,
     ) as program:
-        assert program.stdout and program.stdout.readline() == "open\n"
+        assert program.stdout and program.stdout.readline() == "claimed\n"
         with JobStore.open(store_url) as jobs:  # which migrates the store
             said, _ = program.communicate("\n", timeout=60)
             assert program.returncode == 0

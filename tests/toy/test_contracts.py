@@ -51,7 +51,13 @@ EXAMPLES = {
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
 QUANTISED = "deepseek-r1"  # a preset that has problems of every family
-ENGINES = ["sglang==0.5.16", "sglang==0.4.4", "toyengine==1.2.3"]
+ENGINES = [
+    "sglang==0.5.16",
+    "sglang==0.4.4",
+    "vllm==0.33.0",
+    "vllm==0.10.2",
+    "toyengine==1.2.3",
+]
 HEAVY = "torch triton sqlalchemy optuna pydantic numpy"
 
 

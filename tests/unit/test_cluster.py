@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.deploy.cluster import Cluster, parse_cluster, read_cluster
+from tuner.deploy.cluster import Cluster
+from tuner.deploy.cluster_file import parse_cluster, read_cluster
 from tuner.deploy.preflight.expected import read_expected
 from tuner.errors import BadInput, MalformedCluster
 
@@ -53,7 +54,7 @@ def test_environment_of_a_node_goes_before_the_cluster_s() -> None:
 
 def test_only_vllm_uses_the_ray_port() -> None:
     assert "ray" not in parse_cluster(H20).expected().ports
-    assert parse_cluster(VLLM).expected().ports["ray"] == 6379
+    assert parse_cluster(VLLM).expected().ports["ray"] == 8379
 
 
 def test_what_the_preflight_expects_survives_json(tmp_path: Path) -> None:
@@ -85,7 +86,9 @@ MISTAKES = [
     ('["mlx5_1",', '["mlx5_2",', "nodes[0].rdma must name at least one device, each once", ""),
     ("context_length = 65536", "context = 65536", "context_length is missing", "'context'"),
     ("weight_gib = 642", 'weight_gib = "642"', "model.weight_gib must be a number", "'642'"),
-    ('path = "/mnt', 'path = "\\u0007/mnt', "model.path cannot be", ""),
+    ('path = "/ssd1', 'path = "\\u0007/ssd1', "model.path cannot be", ""),
+    ('container_path = "/mnt', 'container_path = "mnt', "must both start with /", "'mnt/models"),
+    ("[model]", 'ray_flags = ["--block"]\n[model]', "ray_flags are for vllm", ""),
     ('"--trust-remote-code"', '"--tp=8"', "engine.flags holds --tp=8", "set parallel.tp"),
     ('"--trust-remote-code"', "8", "engine.flags must be a list of strings", ""),
     ("[engine]", "[engines]", "engine is missing", "'engines'"),

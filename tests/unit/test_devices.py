@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import cases
 import pytest
 from cases import FP8
 
@@ -13,10 +12,10 @@ from tuner.devices.table import architecture, devices, find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.sglang.fused_moe.binding import swaps_ab, takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
-from tuner.errors import UnknownDevice
+from tuner.errors import UnknownDevice, UnsupportedKernel
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.space import space_for
-from tuner.kernels.lift import platform_probes
+from tuner.kernels.branches import platform_probes
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -32,6 +31,17 @@ LIMITS = {
     120: (101_376, 102_400, 48),
     121: (101_376, 102_400, 48),
 }
+# LLVM's AMDGPU backend and ROCm's GPU specifications: (LDS of a block, registers of a CU, of a
+# thread, and their step, peak fp16 operations of a CU and clock, the 8-bit float)
+AMD = {
+    "gfx90a": (65_536, 131_072, 512, 8, 1024, None),
+    "gfx942": (65_536, 131_072, 512, 8, 2048, "fp8e4b8"),
+    "gfx950": (163_840, 131_072, 512, 8, 4096, "fp8e4nv"),
+    "gfx1100": (65_536, 98_304, 256, 24, 512, None),
+    "gfx1201": (65_536, 98_304, 256, 24, 1024, "fp8e4nv"),
+}
+NVIDIA_CARDS = [device for device in devices() if device.target.backend == "cuda"]
+AMD_CARDS = [device for device in devices() if device.target.backend == "hip"]
 # Spellings in the names of files that sglang 0.5.16 and 0.5.23 ship.
 SHIPPED = [
     "NVIDIA_A100-SXM4-40GB",
@@ -62,13 +72,14 @@ def test_there_are_at_least_25():
     assert len(devices()) >= 25
 
 
-@pytest.mark.parametrize("device", devices(), ids=lambda d: d.name)
+@pytest.mark.parametrize("device", NVIDIA_CARDS, ids=lambda d: d.name)
 def test_every_figure_is_possible_and_has_its_source(device):
     shared, arch = device.architecture, device.target.arch
     limits = (shared.shared_optin_bytes, shared.shared_per_sm_bytes, shared.max_warps_per_sm)
     assert limits == LIMITS[arch]
     assert shared.shared_reserved_bytes == shared.shared_per_sm_bytes - shared.shared_optin_bytes
-    assert shared.registers_per_sm == 65_536
+    assert (shared.registers_per_sm, shared.register_step) == (65_536, 8)
+    assert not shared.launch_options and not device.untested_vendor
     assert device.source and shared.source and shared.rates_source
     assert re.fullmatch(r"NVIDIA_[\w-]+", device.name)
     assert 40 <= device.sm_count <= 192
@@ -82,7 +93,7 @@ def test_every_figure_is_possible_and_has_its_source(device):
         assert device.fp8_tflops == pytest.approx(2 * device.fp16_tflops, rel=0.02)
 
 
-@pytest.mark.parametrize("device", devices(), ids=lambda d: d.name)
+@pytest.mark.parametrize("device", NVIDIA_CARDS, ids=lambda d: d.name)
 def test_every_device_has_a_target_and_capabilities(device):
     target, shared = device.target, device.architecture
     assert target == cuda_target(*target.capability)
@@ -102,6 +113,37 @@ def test_every_device_has_a_target_and_capabilities(device):
     assert json["shared_optin_bytes"] == device.shared_optin_bytes
 
 
+@pytest.mark.parametrize("device", AMD_CARDS, ids=lambda d: d.name)
+def test_every_figure_of_an_amd_card_is_possible_and_has_its_source(device):
+    shared, target = device.architecture, device.target
+    lds, registers, most, step, per_clock, fp8 = AMD[target.name]
+    assert shared.shared_optin_bytes == shared.shared_per_sm_bytes == lds
+    assert (shared.registers_per_sm, shared.max_registers_per_thread) == (registers, most)
+    assert (shared.register_step, shared.fp8_type) == (step, fp8)
+    assert (device.fp8_tflops is None) == (fp8 is None)
+    assert target.warp_size == (64 if target.name.startswith("gfx9") else 32)
+    assert not (shared.has_tma or shared.has_pdl or shared.warpgroup)
+    # Matrix rates are at the peak clock: an architecture's clock is that of its fastest card.
+    peak = device.sm_count * per_clock * shared.clock_ghz / 1e3
+    assert peak * 0.9 <= device.fp16_tflops <= peak * 1.01
+    if device.fp8_tflops:
+        assert device.fp8_tflops == pytest.approx(2 * device.fp16_tflops, rel=0.01)
+    assert re.fullmatch(r"AMD_(Instinct|Radeon)_\w+", device.name)
+    assert device.source and shared.source and shared.rates_source
+    options = dict(shared.launch_options)
+    assert options["waves_per_eu"][0] == 0  # first what the compiler takes by itself
+    assert ("kpack" in options) == (target.name in ("gfx90a", "gfx942"))  # gfx950 takes 1 for 2
+    assert ("matrix_instr_nonkdim" in options) == target.name.startswith("gfx9")
+    assert device.as_json()["launch_options"] == options
+    assert device.untested_vendor == "AMD"
+
+
+def test_8_bit_floats_that_would_be_emulated_are_refused():
+    with pytest.raises(UnsupportedKernel, match="gfx1100 has no 8-bit floats: Triton emulates"):
+        find_device("RX 7900 XTX").architecture.require_fp8()
+    assert find_device("MI300X").architecture.require_fp8() == "fp8e4b8"
+
+
 def test_a_target_without_a_card_is_refused():
     with pytest.raises(UnknownDevice, match="no known device is a sm_75; `tuner devices` lists"):
         architecture(cuda_target(7, 5))
@@ -109,11 +151,11 @@ def test_a_target_without_a_card_is_refused():
 
 @pytest.fixture
 def mi300x():
-    return cases.mi300x()
+    return find_device("MI300X")
 
 
 class TestAnAmdCard:
-    """A later AMD card is rows of the table: nothing that asks for its target takes it for CUDA."""
+    """An AMD card is rows of the table: nothing that asks for its target takes it for CUDA."""
 
     def test_is_rows_of_the_table(self, mi300x):
         assert mi300x.target == Target("hip", "gfx942", 64)
@@ -136,10 +178,10 @@ class TestAnAmdCard:
 
     def test_counts_threads_in_its_own_warps(self, mi300x):
         whole = {"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
-        config = Config({**whole, "num_warps": 4, "num_stages": 2})
-        # 65,536 accumulators: 512 each for 4 warps of 32 threads, 256 for 4 of 64.
-        rule = "at most 256 accumulators a thread"
-        broken = space_for(FP8, find_device("H200"), Gemm.UP).broken_rule(config)
+        config = Config({**whole, "num_warps": 8, "num_stages": 2})
+        # 65,536 accumulators: 256 each for 8 warps of 32 threads, 128 for 8 of 64.
+        rule = "at most 128 accumulators a thread"
+        broken = space_for(FP8, find_device("R9700"), Gemm.UP).broken_rule(config)
         assert broken is not None and broken.name == rule
         assert space_for(FP8, mi300x, Gemm.UP).broken_rule(config) is None
         assert blocks_per_sm(mi300x, 4, Footprint(1024, 128)) == 4  # 131,072 / 128 / 256
@@ -148,6 +190,11 @@ class TestAnAmdCard:
         found = shared_expert_fusion(find_preset("deepseek-r1"), "0.5.16", mi300x.target)
         assert found.experts == 0
         assert "on gfx942, only on sm_80 and later" in found.why
+
+    def test_is_given_registers_in_its_own_steps(self):
+        # gfx1201 gives 121 registers as 144: 98,304 / 144 / 32 / 4 warps.
+        assert blocks_per_sm(find_device("R9700"), 4, Footprint(1024, 121)) == 5
+        assert blocks_per_sm(find_device("R9700"), 4, Footprint(1024, 120)) == 6
 
     def test_probes_say_hip(self):
         assert platform_probes("hip")["is_hip"] and not platform_probes("hip")["is_cuda"]
@@ -182,6 +229,13 @@ def test_engine_spellings_are_exact(name):
         ("rtx 4090", "NVIDIA_GeForce_RTX_4090"),
         ("B300", "NVIDIA_B300_SXM6_AC"),
         ("a100-pcie-40gb", "NVIDIA_A100-PCIE-40GB"),
+        ("MI300X", "AMD_Instinct_MI300X"),
+        ("amd instinct mi300x", "AMD_Instinct_MI300X"),
+        ("AMD_Instinct_MI325_OAM", "AMD_Instinct_MI325X"),
+        ("AMD_Instinct_MI350_OAM", "AMD_Instinct_MI350X"),
+        ("AMD_Instinct_MI355_OAM", "AMD_Instinct_MI355X"),
+        ("AMD_Radeon_R9700", "AMD_Radeon_AI_PRO_R9700"),
+        ("AMD_Radeon_RX7900XTX", "AMD_Radeon_RX_7900_XTX"),
     ],
 )
 def test_spelling_is_lenient(text, name):
@@ -195,6 +249,11 @@ def test_spelling_is_lenient(text, name):
         ("H10", "did you mean 'H100'"),
         ("V100", "sm_70) is too old: Triton's kernels need sm_80"),
         ("Tesla T4", "sm_75) is too old"),
+        ("AMD Radeon Graphics", "ROCm calls a card that it has no name for: name the card itself"),
+        ("MI455X", "is a gfx1250, for which Triton 3.6.0's linker fails"),
+        ("AMD_Instinct_MI308X", "AMD publishes no figures: name the MI300X"),
+        ("Radeon 8060S", "is a gfx1151"),
+        ("MI335X", "did you mean 'MI3"),
         ("", "`tuner devices` lists"),
     ],
 )

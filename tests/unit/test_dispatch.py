@@ -6,9 +6,8 @@ from dataclasses import fields
 from itertools import product
 
 import pytest
-from cases import mi300x
 
-from tuner.devices.table import Device, find_device
+from tuner.devices.table import find_device
 from tuner.engines.dispatch import Runs, engine_runs, flags_of, what_runs
 from tuner.engines.dispatch_table import Rule, Unknown, dispatch_table, read_dispatch
 from tuner.engines.versions import release_of
@@ -57,12 +56,8 @@ def problem_of(text: str) -> Problem:
     return parse_dense_gemm(text) if dense else parse_problem(text)
 
 
-def device_of(name: str) -> Device:
-    return mi300x() if name == "MI300X" else find_device(name)
-
-
 def asked(version: str, device: str, problem: str, flags: dict[str, str] | None = None) -> Runs:
-    found = what_runs("sglang", version, problem_of(problem), device_of(device), flags or {})
+    found = what_runs("sglang", version, problem_of(problem), find_device(device), flags or {})
     assert found, f"{version} says nothing of {problem} on {device}"
     return found
 
@@ -80,6 +75,7 @@ def names(
 T, D, C, F, M = "Triton", "DeepGEMM", "CUTLASS", "FlashInfer", "Marlin"
 NEWER = ("0.5.12", "0.5.16", "0.5.23")
 ADA, HOPPER = ("L40S", "L20", "RTX 4090"), ("H100", "H20", "H200")
+RADEON = ("R9700",)
 RTX_BLACKWELL = ("RTX PRO 6000", "RTX 5090")
 BACKEND, RUNNER = "--fp8-gemm-backend", "--moe-runner-backend"
 EXPECTED = [
@@ -162,7 +158,10 @@ EXPECTED = [
     (("0.5.2", *NEWER), HOPPER, IMAGE, {}, ["FlashAttention 3"]),
     (NEWER, ("B200",), IMAGE, {}, ["FlashAttention 4"]),
     # AMD
-    (("0.5.2", *NEWER), ("MI300X",), FP8, {}, ["AITER", T]),
+    (("0.5.2", *NEWER), ("MI300X", "MI355X"), FP8, {}, ["AITER", T]),
+    (("0.5.2", *NEWER), RADEON, FP8, {"SGLANG_USE_AITER": "1"}, [T]),
+    (("0.5.2", *NEWER), RADEON, MOE_FP8, {}, [T]),
+    (("0.5.2", *NEWER), ("RX 7900 XTX", "MI210"), MOE_BF16, {}, [T]),
     (("0.5.2", *NEWER), ("MI300X",), FP8, {"SGLANG_USE_AITER": "0"}, [T]),
     (("0.5.2", *NEWER), ("MI300X",), MOE_FP8, {"SGLANG_USE_AITER": "1"}, ["AITER"]),
     (("0.5.2", *NEWER), ("MI300X",), MOE_BF16, {"SGLANG_USE_AITER": "0"}, [T]),
@@ -191,7 +190,7 @@ def test_every_release_answers_for_every_card(problem):
 @pytest.mark.parametrize("changed", [{}, {BACKEND: "deep_gemm"}, {RUNNER: "cutlass"}])
 def test_the_options_that_an_answer_names_give_triton(problem, changed):
     for version, card in product(RELEASES, (*CARDS, "MI300X")):
-        runs = what_runs("sglang", version, problem_of(problem), device_of(card), changed)
+        runs = what_runs("sglang", version, problem_of(problem), find_device(card), changed)
         if runs and runs.to_triton:
             again = asked(version, card, problem, {**changed, **runs.to_triton})
             kernels = [kernel.name for kernel in again.kernels]
@@ -252,12 +251,23 @@ def test_vllm_answers_as_far_as_it_was_read():
         return runs.kernels[0].name if runs else None
 
     assert vllm("H200", MOE_FP8) == "Triton"
-    assert vllm("H200", MOE_FP8, {"--enable-expert-parallel": "1"}) is None
+    assert vllm("H200", MOE_FP8, {"--enable-expert-parallel": "1"}) == "FlashInfer (CUTLASS)"
+    assert vllm("H200", MOE_FP8, {"--moe-backend": "deep_gemm"}) == "the deep_gemm back end"
+    assert vllm("B200", MOE_FP8) == "FlashInfer (TRT-LLM)"
+    assert vllm("B200", MOE_FP8, {"--moe-backend": "triton"}) == "Triton"
     assert vllm("L40S", MOE_FP8) == "Triton"
+    assert vllm("A100", MOE_FP8) == "Marlin"
+    assert vllm("H100", MOE_BF16) == vllm("A100", MOE_BF16) == "Triton"
+    assert vllm("B200", MOE_BF16) == "FlashInfer"
     assert vllm("L40S", FP8) == "Marlin"
+    assert vllm("RTX 5090", FP8, {"--linear-backend": "auto"}) == "DeepGEMM"
     assert vllm("L40S", FP8, {"--linear-backend": "triton"}) == "Triton"
     assert vllm("H200", FP8) == "DeepGEMM"
     assert vllm("H200", MLA) is None
+    assert vllm("MI300X", MOE_FP8) == "AITER"
+    assert vllm("MI300X", MOE_BF16, {"VLLM_ROCM_USE_AITER": "0"}) == "Triton"
+    assert vllm("R9700", MOE_FP8, {"VLLM_ROCM_USE_AITER": "1"}) == "Triton"
+    assert vllm("R9700", FP8, {"VLLM_ROCM_USE_AITER": "1"}) == "Triton"
 
 
 def test_an_engine_without_rules_says_nothing():

@@ -16,9 +16,9 @@ from tuner.engines.config_files import (
     read_config_file,
     read_lenient,
 )
-from tuner.engines.sglang.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.engine import FileKey
+from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config
 
@@ -103,7 +103,8 @@ def test_what_engines_allow_is_allowed(tmp_path):
         (changed(BLOCK_SIZE_M=-16), "field 'BLOCK_SIZE_M' must be from 1 to"),
         (changed(BLOCK_SIZE_M=1 << 40), "field 'BLOCK_SIZE_M' must be from 1 to"),
         (changed(num_warp=4), "key '16': unknown field 'num_warp'; did you mean 'num_warps'"),
-        (changed(waves_per_eu=0), "unknown field 'waves_per_eu'"),
+        (changed(cluster_dims=1), "unknown field 'cluster_dims'"),
+        (changed(kpack=0), "field 'kpack' must be from 1 to"),
         (" " * 2_000_000, "larger than 1 MiB"),
     ],
 )
@@ -123,9 +124,24 @@ def test_a_file_that_cannot_be_opened(tmp_path):
 
 
 def test_a_lenient_reading_reports_what_a_strict_one_refuses(tmp_path):
-    file = read_lenient(write(tmp_path, changed(waves_per_eu=2)))
-    assert file.entries[16]["waves_per_eu"] == 2
-    assert file.oddities == ("key '16': unknown field 'waves_per_eu'",)
+    file = read_lenient(write(tmp_path, changed(zzz=2)))
+    assert file.entries[16]["zzz"] == 2
+    assert file.oddities == ("key '16': unknown field 'zzz'",)
+
+
+def test_options_of_amds_compiler_are_read_and_written_last(tmp_path):
+    """0 asks the compiler to choose."""
+    options = {"waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 2}
+    file = read_config_file(write(tmp_path, changed(**options)))
+    assert file.entries[16] == Config({**GOOD, **options})
+    written = json.loads(config_file_text(file.entries))["16"]
+    assert list(written)[-3:] == list(options)
+
+
+def test_an_entry_without_options_has_tritons_defaults_of_its_backend():
+    bare = Config({k: v for k, v in GOOD.items() if not k.startswith("num_")})
+    assert launch_config(bare, "hip") == Config({**GOOD, "num_warps": 4, "num_stages": 2})
+    assert launch_config(Config({**bare, "num_stages": 1}), "hip")["num_stages"] == 1
 
 
 json_values = st.recursive(

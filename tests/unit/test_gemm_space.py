@@ -57,7 +57,7 @@ def test_known_winners_and_the_default_are_legal(config: Config) -> None:
     [
         (tile(128, 128), "at most 64 accumulators a thread"),
         (tile(256, 64), "at most 64 accumulators a thread"),
-        (tile(16, 128, warps=2), "two warps for the smallest tiles alone"),
+        (tile(16, 128, warps=2), "64 threads for the smallest tiles alone"),
         (tile(16, 32, warps=8), "eight warps have four accumulators a thread"),
         (tile(128, 128, warps=8, stages=6), "pipelined tiles fit into shared memory"),
     ],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from log_lines import parse_log
 
 from tuner.deploy.load_proof import LoadProof, prove_loads, render_proof
+from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome
 from tuner.engines.sglang.plugin import backend, kernels
 from tuner.engines.sglang.plugin.file_checks import RuntimeFacts, check_file
@@ -28,6 +29,12 @@ CONFIGS = {
     Stage.EXTEND: Config({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}),
     Stage.DECODE: Config({"BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2}),
 }
+
+
+def parsed(lines: list[str]) -> LoadProof:
+    """The proof, for servers of a folder whose fused-MoE file is tuned."""
+    tuned = {"triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json": {"ok": 1}}
+    return parse_log(lines, Deployed(tuned) if MOE in lines else UNKNOWN)
 
 
 def place(root: Path, problem: Attention, status: Status = Status.OK, **changes: str) -> Path:
@@ -66,7 +73,7 @@ def attention(proof: LoadProof) -> list[FileLoad]:
 
 def test_files_that_are_used(tmp_path: Path) -> None:
     paths = [place(tmp_path, EXTEND), place(tmp_path, DECODE, Status.PREDICTED)]
-    proof = parse_log([MOE, *said(*paths), *said(*paths, rank="TP1")])
+    proof = parsed([MOE, *said(*paths), *said(*paths, rank="TP1")])
     assert proof.ok, proof.problems()
     extend, decode = attention(proof)
     assert (extend.key, extend.outcome) == (paths[0].stem, LoadOutcome.LOADED)
@@ -77,14 +84,14 @@ def test_files_that_are_used(tmp_path: Path) -> None:
 
 
 def test_attention_alone_is_a_proof_too(tmp_path: Path) -> None:
-    proof = parse_log(said(place(tmp_path, EXTEND)))
+    proof = parsed(said(place(tmp_path, EXTEND)))
     assert proof.ok
     assert "no config file's message" in render_proof(proof)
 
 
 def test_a_file_for_something_else_beside_one_that_serves(tmp_path: Path) -> None:
     other = place(tmp_path, replace(DECODE, kv_splits=16))
-    proof = parse_log(said(place(tmp_path, DECODE), other))
+    proof = parsed(said(place(tmp_path, DECODE), other))
     assert proof.ok, proof.problems()
     refused = attention(proof)[1]
     assert (refused.outcome, refused.used) == (LoadOutcome.REFUSED, "")
@@ -94,7 +101,7 @@ def test_a_file_for_something_else_beside_one_that_serves(tmp_path: Path) -> Non
 
 def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path: Path) -> None:
     paths = [place(tmp_path, EXTEND), place(tmp_path, DECODE)]
-    proof = parse_log(said(*paths, splits=16))
+    proof = parsed(said(*paths, splits=16))
     reason = "made for 8 KV splits, this server launches 16"
     assert proof.problems() == [f"decode_attention: every file was refused: {reason}"]
     assert not proof.ok
@@ -112,7 +119,7 @@ def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path: Path) -> 
     ],
 )
 def test_no_file_applies(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
-    proof = parse_log([MOE, *said(place(tmp_path, EXTEND, **changes))])
+    proof = parsed([MOE, *said(place(tmp_path, EXTEND, **changes))])
     assert proof.problems() == [
         "attention: every key: default: no file applies",
         f"extend_attention: every file was refused: {reason}",
@@ -122,7 +129,7 @@ def test_no_file_applies(changes: dict[str, str], reason: str, tmp_path: Path) -
 def test_a_malformed_file_is_named(tmp_path: Path) -> None:
     good, bad = place(tmp_path, EXTEND), place(tmp_path, DECODE)
     bad.write_text('{"format": 1, "problem": "decode_atention:x"}')
-    proof = parse_log(said(good, bad))
+    proof = parsed(said(good, bad))
     (trouble,) = proof.problems()
     assert trouble.startswith(f"attention: {bad.stem}: malformed: ")
     assert "; did you mean" in trouble
@@ -140,7 +147,7 @@ def test_what_the_plugin_could_not_hook(tmp_path: Path) -> None:
     )
     assert all(troubles)
     extend, decode = place(tmp_path, EXTEND), place(tmp_path, DECODE)
-    proof = parse_log(said(extend, decode, splits=4, troubles=troubles))
+    proof = parsed(said(extend, decode, splits=4, troubles=troubles))
     failed = [x.reason for x in attention(proof) if x.outcome is LoadOutcome.FAILED]
     assert failed == list(troubles)
     assert not proof.ok
@@ -149,32 +156,32 @@ def test_what_the_plugin_could_not_hook(tmp_path: Path) -> None:
 def test_what_the_plugin_says_while_it_is_debugged_changes_nothing(tmp_path: Path) -> None:
     lines = said(place(tmp_path, EXTEND))
     debug = [template("launches", words) for words in ("is left alone", "did not compile")]
-    assert parse_log([*lines, *debug]) == parse_log(lines)
+    assert parsed([*lines, *debug]) == parsed(lines)
 
 
 def test_a_launch_that_fell_back_is_no_longer_as_tuned(tmp_path: Path) -> None:
     text = template("launches", "not with %s")
     grid, constants = (4, 16, 8), {"BLOCK_M": 64, "num_warps": 4}
     line = text % ("_fwd_kernel", grid, constants, "out of resource: shared memory")
-    proof = parse_log([*said(place(tmp_path, EXTEND)), f"[2026-11-01 10:00:01 TP0] {line}"])
+    proof = parsed([*said(place(tmp_path, EXTEND)), f"[2026-11-01 10:00:01 TP0] {line}"])
     (failed,) = [load for load in proof.loads if load.outcome is LoadOutcome.FAILED]
     assert (failed.key, failed.ranks) == ("_fwd_kernel", ("TP0",))
     assert "out of resource: shared memory" in proof.problems()[0]
 
 
 def test_a_plugin_that_broke_and_deterministic_inference() -> None:
-    broken = parse_log([template("hooks", "nothing is applied") % "attention"])
+    broken = parsed([template("hooks", "nothing is applied") % "attention"])
     assert broken.problems() == ["attention: every key: failed: nothing is applied"]
-    (load,) = parse_log([template("backend", "inference is deterministic")]).loads
+    (load,) = parsed([template("backend", "inference is deterministic")]).loads
     assert load.outcome is LoadOutcome.DETERMINISTIC
 
 
 def test_a_rank_s_last_word_counts(tmp_path: Path) -> None:
     path = place(tmp_path, DECODE)
     lines = [*said(path, splits=16), *said(path)]  # a draft model's backend, then the model's
-    assert parse_log(lines).ok
+    assert parsed(lines).ok
     apart = [*said(path, splits=16), *said(path, rank="TP1")]
-    assert f"{path.stem}: ranks disagree" in parse_log(apart).problems()
+    assert f"{path.stem}: ranks disagree" in parsed(apart).problems()
 
 
 def test_logs_of_several_nodes_are_of_several_ranks(tmp_path: Path) -> None:
@@ -202,6 +209,6 @@ _WORDS = [
 @settings(max_examples=200)
 @given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=12))
 def test_no_line_gives_a_traceback(words: list[str]) -> None:
-    proof = parse_log("".join(words).splitlines())
+    proof = parsed("".join(words).splitlines())
     json.dumps(proof.as_dict())
     assert render_proof(proof)

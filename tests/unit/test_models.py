@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from cases import resolve
+from cases import L40S, resolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.engines.sglang.fused_moe.warning_line import parse_config_name
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError, UnknownModel
 from tuner.families.fused_moe.models import find_model, moe_problem
+from tuner.families.fused_moe.models import resolve as resolve_moe
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
+from tuner.models.serving import Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 
@@ -65,6 +67,17 @@ class TestPresets:
         with pytest.raises(UnknownModel) as caught:
             find_model(text)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    @pytest.mark.parametrize("text", ["/nope/DeepSeek-R1", "./DeepSeek-R1", "~/DeepSeek-R1"])
+    def test_a_path_with_nothing_there_is_no_preset(self, text):
+        with pytest.raises(UnknownModel, match="nothing is at .*: give the path of a config.json"):
+            find_preset(text)
+
+    @pytest.mark.parametrize("text", ["Hunyuan-A13B", "DeepSeek-V5-Flash", "dots.llm1", "glm-4.7"])
+    def test_another_model_is_no_suggestion(self, text):
+        with pytest.raises(UnknownModel) as caught:
+            find_preset(text)
+        assert "did you mean" not in str(caught.value)
 
     def test_the_nearest_preset_is_named(self):
         with pytest.raises(UnknownModel, match="did you mean 'deepseek-r1'"):
@@ -393,6 +406,27 @@ class TestWarningLine:
     def test_the_folder_tells_the_engine_s_age(self, folder, before):
         missing = parse_config_name(f"{folder}E=256,N=64,device_name=NVIDIA_L40S.json")
         assert missing.before == before
+
+    def test_int4_counts_bytes_in_sglang_and_elements_in_vllm(self):
+        line = "Config file not found at /x/E=8,N=7168,device_name=NVIDIA_L40S,dtype=int4_w4a16"
+        sizes = {"hidden_size": 4096, "top_k": 2, "block_shape": (0, 128)}
+        found = {
+            engine: resolve_moe(f"{line}.json", Serving(engine=engine, options=sizes)).problems[0].N
+            for engine in ("sglang", "vllm")
+        }
+        assert found == {"sglang": 14336, "vllm": 7168}
+
+    def test_vllm_names_every_place_it_looked_at_and_fuses_no_shared_experts(self):
+        name = "E=128,N=384,device_name=NVIDIA_H100,dtype=fp8_w8a8,block_shape=[128,128].json"
+        line = f"Config file not found at /tuned/{name}, /usr/lib/vllm/configs/{name}"
+        sizes = {"hidden_size": 4096, "top_k": 8}
+        (problem,) = resolve_moe(line, Serving(engine="vllm", options=sizes)).problems
+        assert (problem.E, problem.N, problem.block_shape) == (128, 384, (128, 128))
+        (deepseek,) = resolve_moe("deepseek-r1", Serving("vllm", device=L40S, tp=8)).problems
+        assert (deepseek.E, deepseek.top_k) == (256, 8)
+        with pytest.raises(BadProblem, match="only AITER"):
+            fused = Serving(engine="vllm", device=L40S, tp=8, options={"fuse_shared": True})
+            resolve_moe("deepseek-r1", fused)
 
     def test_fused_experts_are_matched_too(self):
         found = resolve(

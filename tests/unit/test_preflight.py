@@ -72,6 +72,7 @@ def test_h20_pair_gives_rails_gid_index_and_management() -> None:
             "NCCL_IB_GID_INDEX": "3",
             "NCCL_SOCKET_IFNAME": "xgbe0",
             "GLOO_SOCKET_IFNAME": "xgbe0",
+            "TP_SOCKET_IFNAME": "xgbe0",
             "SGLANG_HOST_IP": address,
             "HOST_IP": address,
         }

@@ -8,6 +8,8 @@ not load SQLAlchemy, Optuna or NumPy.
 from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     coverage,
     deploy,
+    diagnose,
+    engines,
     jobs,
     keys,
     serve,

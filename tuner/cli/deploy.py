@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.records import Winner
+    from tuner.store import Store
 
 Captures = Annotated[
     list[str] | None,
@@ -32,7 +32,6 @@ Captures = Annotated[
         help="A node's captured outputs; may be given again; default: none.",
     ),
 ]
-_VERSION = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 
 _bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(_bundle, name="bundle")
@@ -59,8 +58,15 @@ def bundle(
         bool,
         typer.Option("--allow-predicted", help="Include predicted entries; default: leave out."),
     ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing",
+            help="Bundle without all files that the servers ask for; default: refuse.",
+        ),
+    ] = False,
     engine: Annotated[
-        str, typer.Option(help="Engine of the winners; default: the cluster file's sglang.")
+        str, typer.Option(help="Engine of the winners; default: the cluster file's.")
     ] = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
@@ -74,9 +80,10 @@ def bundle(
             "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
         )
     from tuner.deploy.bundle.build import build_bundle, write_bundle
+    from tuner.deploy.bundle.keys import render_keys
     from tuner.deploy.bundle.manifest import sha256
     from tuner.deploy.bundle.verify import check_bundle
-    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.cluster_file import read_cluster
     from tuner.deploy.preflight import parse_nodes, run_preflight
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
@@ -93,6 +100,7 @@ def bundle(
         found,
         card,
         allow_predicted=allow_predicted,
+        allow_missing=allow_missing,
         named=[parse_problem(spec) for spec in problem or ()],
         report=report,
     )
@@ -104,6 +112,7 @@ def bundle(
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
     for note in built.notes:
         say(f"note: {note}")
+    say(render_keys(built.keys, card))
     digest = sha256(built.archive)
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
@@ -124,10 +133,29 @@ def _winners(
 
     with Store.open(database_url(os.environ)) as store:
         found = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
+        if not found:
+            _refuse_other_versions(store, device, engine)
     parallel = cluster.parallel
     asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
     return select(found, chosen) if chosen else found
+
+
+def _refuse_other_versions(store: Store, device: Device, engine: Engine) -> None:
+    """Raises ExportRefused where there are winners, but of other versions of the engine."""
+    from tuner.engines.versions import version_order
+    from tuner.errors import ExportRefused
+
+    others = store.winners(device=device.name, engine=engine.name)
+    versions = sorted({one.environment.engine_version for one in others}, key=version_order)
+    if not versions:
+        return
+    spec = f"{engine.name}=={engine.version}"
+    raise ExportRefused(
+        f"the store has no winners for {device.name} with {spec}, only with "
+        f"{', '.join(versions)}: run `tuner tune MODEL --device {device.name} --engine {spec}`, or "
+        f"set engine.image to {engine.name} {versions[-1]}"
+    )
 
 
 @_bundle.command()
@@ -169,6 +197,10 @@ def preflight(
         str, typer.Option(help="Image whose id is recorded; default: the cluster's.")
     ] = "",
     config_dir: Annotated[str, typer.Option(help="Folder of configs to hash; default: none.")] = "",
+    model_dir: Annotated[
+        str,
+        typer.Option(help="The model's folder, to check its files' sizes and headers."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Check nodes before an engine is launched on them: captured nodes, or this machine.
@@ -180,13 +212,14 @@ def preflight(
 
     expected = _expected(cluster) if cluster else None
     if capture:
-        capture_into(capture, image or (expected.image if expected else ""), config_dir)
+        image = image or (expected.image if expected else "")
+        capture_into(capture, image, config_dir, model_dir=model_dir)
         say(f"captured into {capture}")
         return
     if node:
         report = run_preflight(parse_nodes(node), expected)
     else:
-        report = check_here(image, config_dir, expected)
+        report = check_here(image, config_dir, expected, model_dir)
     show(as_json, report.as_dict, lambda: render(report))
     if not report.ok:
         raise typer.Exit(1)
@@ -194,15 +227,29 @@ def preflight(
 
 @command
 def load_proof(
-    logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Log files of one server launch.")
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[BUNDLE] LOG...",
+            help="The bundle or exported folder, then log files of one server launch.",
+        ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded."""
-    from tuner.deploy.load_proof import prove_loads, render_proof
+    """Show which config files a server loaded. Exit 1 if a tuned file was not loaded.
 
-    proof = prove_loads(logs)
+    The bundle (its archive, its folder, or the folder of `tuner export`) tells tuned files from the
+    engine's own. E.g. `tuner load-proof l40s-4x8-NVIDIA_L40S.tar.gz server.log`.
+    """
+    from tuner.deploy.load_proof import is_deployed, prove_loads, read_deployed, render_proof
+
+    first, *logs = files
+    if not is_deployed(first):
+        proof = prove_loads(files)
+    elif logs:
+        proof = prove_loads(logs, read_deployed(first))
+    else:
+        raise BadInput(f"give a server's log after {first}: tuner load-proof {first} LOG...")
     show(as_json, proof.as_dict, lambda: render_proof(proof))
     if not proof.ok:
         raise typer.Exit(1)
@@ -211,52 +258,65 @@ def load_proof(
 @command
 def bench_report(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="File or folder of results.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="File or folder of results.")],
+    after: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[AFTER]", help="File or folder of results; default: a table of BEFORE alone."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder for HTML, SVG, CSV and JSON reports; default: none."
-        ),
+        typer.Option(metavar="DIR", help="Folder for the reports' files; default: none."),
     ] = None,
     release: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Bundle to save AFTER's runs beside; default: none."),
+        typer.Option(metavar="FILE", help="Bundle to save the last runs beside; default: none."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare benchmark results before and after, at equal load."""
+    """Compare benchmark results before and after, at equal load; or show those of one run.
+
+    E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
+    """
     from tuner.deploy.bench_report import (
         as_dict,
         compare,
         read_samples,
+        render_summary,
         render_text,
         save_runs,
+        summarise,
+        summary_dict,
         write_report,
+        write_summary,
     )
 
-    new = read_samples(after)
-    comparison = compare(read_samples(before), new)
+    new = read_samples(after or before)
     if release:
         from tuner.deploy.bundle.verify import verify as check
 
         save_runs(new, release.with_name(f"{release.name}.runs.json"), check(release).sha256)
+    if after is None:
+        summary = summarise(new)
+        if out:
+            write_summary(summary, out)
+        show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
+        return
+    comparison = compare(read_samples(before), new)
     if out:
         write_report(comparison, out, str(before), str(after))
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
 
 
 def _engine_spec(cluster: Cluster) -> str:
-    """The engine whose winners are bundled: sglang, with the cluster's version if it is known."""
-    if cluster.engine.name != "sglang":
-        return "sglang"  # the engine whose kernels are tuned
-    tag = _VERSION.search(cluster.engine.image)
-    version = cluster.engine.version or (tag.group(1) if tag else "")
-    return f"sglang=={version}" if version else "sglang"
+    """The cluster's engine, with its version if it is known."""
+    name, version = cluster.engine.name, cluster.engine.release
+    return f"{name}=={version}" if version else name
 
 
 def _expected(path: Path) -> Expected:
     """Read a cluster.toml, or a bundle's cluster.json."""
-    from tuner.deploy.cluster import read_cluster
+    from tuner.deploy.cluster_file import read_cluster
     from tuner.deploy.preflight.expected import read_expected
 
     return read_expected(path) if path.suffix == ".json" else read_cluster(path).expected()

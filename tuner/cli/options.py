@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,10 @@ from tuner.problems.registry import problem_texts
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
 DeviceName = Annotated[str, typer.Option(help="The GPU, e.g. L40S; `tuner devices` lists them.")]
 EngineSpec = Annotated[
-    str, typer.Option(help="sglang, or sglang==VERSION; default version: the installed one.")
+    str,
+    typer.Option(
+        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one."
+    ),
 ]
 AllFamilies = Annotated[
     bool,
@@ -50,4 +54,10 @@ Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[
     str | None,
     typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),
+]
+WritePatch = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a patch for the engine's own file, with constants that fit, to this file."
+    ),
 ]

@@ -23,14 +23,14 @@ def devices(as_json: Json = False) -> None:
     if as_json:
         print_json([device.as_json() for device in known])
         return
-    headers = ("device", "arch", "shared bytes a block", "SMs", "memory GB", "GB/s", "aliases")
+    headers = ("device", "arch", "shared bytes a block", "SMs", "memory GiB", "GB/s", "aliases")
     rows = [
         (
             device.name,
             device.target.name,
             device.shared_optin_bytes,
             device.sm_count,
-            round(device.memory_bytes / 1e9),
+            device.memory_bytes >> 30,
             device.bandwidth_gbs,
             ", ".join(device.aliases),
         )
@@ -58,12 +58,19 @@ def models(as_json: Json = False) -> None:
         (
             model.name,
             _experts(model),
-            model.dtype.value if model.dtype else model.quantization,
+            _stored_as(model),
             *("yes" if one in found else "-" for one in shown),
         )
         for model, found in known
     ]
     typer.echo(table(headers, rows))
+
+
+def _stored_as(model: Model) -> str:
+    """A name that fits in 80 columns; `--json` has every quantization in full."""
+    if model.dtype:
+        return model.dtype.value
+    return model.quantization if " " not in model.quantization else "other"
 
 
 def _experts(model: Model) -> str:

@@ -46,9 +46,11 @@ def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTa
     """
     from tuner.jobs.targets import in_words, other_families, reader_of
 
+    if lines := _lines_of_log(asked.target):
+        return [_of_line(line, asked, choice) for line in lines]
     if every:
         return _every_family(asked, choice)
-    found = resolve(asked, choice)
+    found = _resolve_or_hint(asked, choice)
     if not found.is_model or reader_of(asked.target):
         return [found]
     others = other_families(found.family, asked.target, _serving(asked, choice))
@@ -56,6 +58,65 @@ def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTa
         return [found]
     also = f"{asked.target} also has {in_words(others)}; --all tunes everything"
     return [replace(found, notes=(*found.notes, also))]
+
+
+def _resolve_or_hint(asked: Asked, choice: FamilyChoice) -> TuningTarget:
+    """Like `resolve`; the error about a pasted message names the command that knows messages."""
+    from tuner.diagnose import diagnose_text
+    from tuner.errors import UnknownModel
+
+    try:
+        return resolve(asked, choice)
+    except UnknownModel as error:
+        if diagnose_text(asked.target).known:
+            error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
+        raise
+
+
+def _lines_of_log(target: str) -> list[str]:
+    """The missing files that a log names; empty where the target is no log.
+
+    Raises BadInput for a log that names none.
+    """
+    from pathlib import Path
+
+    from tuner.diagnose import missing_files
+    from tuner.errors import BadInput
+
+    path = Path(target)
+    if target != "-" and (path.suffix == ".json" or not _is_file(path)):
+        return []
+    found = missing_files(path)
+    if not found:
+        raise BadInput(
+            f"{target} is a log that names no missing config file: `tuner diagnose {target}` says "
+            "what else it holds"
+        )
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a pasted line can be no path at all
+        return False
+
+
+def _of_line(line: str, asked: Asked, choice: FamilyChoice) -> TuningTarget:
+    """The problem of one missing file. A note says if the file is for another GPU."""
+    from tuner.devices.table import find_device
+    from tuner.errors import UnknownDevice
+
+    found = resolve(replace(asked, target=line), choice)
+    named = line.partition("device_name=")[2].partition(",")[0].removesuffix(".json")
+    try:
+        same = not named or find_device(named) == asked.device
+    except UnknownDevice:
+        same = False
+    if same:
+        return found
+    note = f"the log's server has {named}, and this tunes for {asked.device.name}"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:

@@ -25,6 +25,7 @@ from tuner.cli.options import (
     Seed,
     Target,
     Tp,
+    WritePatch,
 )
 from tuner.cli.targets import (
     Asked,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tuner.cli.targets import CheckReport
+    from tuner.engines.engine import Engine
     from tuner.problems.results import Totals
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
@@ -73,6 +75,14 @@ def tune(
         typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
     seed: Seed = 0,
+    no_carry_over: Annotated[
+        bool,
+        typer.Option(
+            "--no-carry-over",
+            help="Search anew; default: times from an older engine or Triton are kept where the "
+            "machine code is the same, and only what was best is timed again where it is not.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
@@ -80,6 +90,7 @@ def tune(
     from tuner.engines.dispatch import engine_runs
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
+    from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request, open_run
 
@@ -97,6 +108,7 @@ def tune(
             effort=parse_effort(effort),
             wide=choice.values.get("wide"),
             seed=seed,
+            carry_over=not no_carry_over,
         )
         for found in targets
         for problem in found.problems
@@ -104,8 +116,11 @@ def tune(
     for note in [note for found in targets for note in found.notes]:
         say(note)
     problems = [request.problem for request in requests]
+    if card.untested_vendor and requests[0].source.kind is MeasureKind.GPU:
+        say(f"measuring on a card of {card.untested_vendor}'s is written, and was never tried")
     for kernel in engine_runs(found_engine.name, found_engine.version, problems, card):
         say(kernel.line())
+    _say_other_triton(found_engine)
     with Workbench() as workbench:
         runs = [open_run(request, workbench) for request in requests]
         for run in runs:
@@ -129,6 +144,19 @@ def _run(run: TuningRun, record: Path | None, add: bool) -> Report:
             closing(Progress(sys.stderr, session.tries)) as progress,
         ):
             return session.run(store, progress, record=record, add_to_record=add)
+
+
+def _say_other_triton(engine: Engine) -> None:
+    """Say so if kernels are compiled with another Triton than the engine's servers run."""
+    from tuner.compile.environment import triton_for
+    from tuner.errors import CompilerUnavailable
+
+    try:
+        note = triton_for(engine).note
+    except CompilerUnavailable:
+        return  # a replay compiles nothing, and whatever compiles will say it
+    if note:
+        say(note)
 
 
 def _cost(totals: Sequence[Totals]) -> str:
@@ -164,16 +192,21 @@ def check(
     choice: FamilyChoice,
     tp: Tp = 1,
     engine: EngineSpec = "sglang",
+    write_patch: WritePatch = None,
     as_json: Json = False,
 ) -> None:
     """Compile every entry of config files, or the engine's default constants for attention.
 
     Exit 1 if an entry cannot run on the device.
     """
+    from tuner.cli.diagnose import write_remedy
     from tuner.devices.table import find_device
     from tuner.engines.engine import find_engine
+    from tuner.errors import BadInput
 
     card, found = find_device(device), find_engine(engine)
+    if write_patch and choice.family is None:
+        raise BadInput("--write-patch is for a model's attention: add --attention")
     if choice.family is None:
         reports = check_files([Path(target) for target in targets], card, found, tp, choice)
     else:
@@ -186,7 +219,10 @@ def check(
         reports = [module.check_problems(resolved.problems, card, found)]
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
+    _say_other_triton(found)
     _print(reports, as_json)
+    if write_patch:
+        write_remedy(getattr(reports[0], "remedy", None), write_patch)
     if not all(report.fits for report in reports):
         raise typer.Exit(1)
 
@@ -251,6 +287,7 @@ def prove(
     out: Annotated[Path, typer.Option(help="The folder that `export` wrote.")] = Path(
         "configs_out"
     ),
+    engine: EngineSpec = "sglang",
     as_json: Json = False,
 ) -> None:
     """Run the engine's loader and layer with exported files on this machine's GPU.
@@ -259,9 +296,11 @@ def prove(
     be installed here.
     """
     from tuner.devices.table import find_device
-    from tuner.engines.sglang.fused_moe.prove import prove as prove_root
+    from tuner.engines.engine import parse_spec
+    from tuner.families.fused_moe.prove import prove as prove_root
 
-    proof = prove_root(out, find_device(device).name)
+    name, _ = parse_spec(engine)  # the engine that this Python imports, whatever its version
+    proof = prove_root(out, find_device(device).name, name)
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:
         raise typer.Exit(1)

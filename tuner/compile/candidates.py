@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tuner.compile.farm import CompileJob, Farm
 from tuner.devices.table import Device
-from tuner.kernels.binding import Binding
+from tuner.kernels.binding import Binding, Plain
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate
 from tuner.problems.results import Compiled, Status
@@ -50,12 +52,21 @@ class _Asked:
 
     candidate: Candidate
     jobs: list[CompileJob]
+    launches: list[list[tuple[str, str, Plain]]]  # each kernel's arguments
     results: dict[CompileJob, Compiled] = field(default_factory=dict)
 
     def result(self, shared_limit_bytes: int) -> Compiled:
         """The candidate's own kernel, or the first companion that cannot run."""
-        own, *others = (fit(self.results[job], shared_limit_bytes) for job in self.jobs)
-        return next((other for other in others if own.ok and not other.ok), own)
+        found = [fit(self.results[job], shared_limit_bytes) for job in self.jobs]
+        own, *others = found
+        result = next((other for other in others if own.ok and not other.ok), own)
+        return replace(result, code=self._code(found))
+
+    def _code(self, found: Sequence[Compiled]) -> str:
+        codes = [compiled.code for compiled in found]
+        if not all(codes):
+            return ""
+        return hashlib.sha256(json.dumps([codes, self.launches]).encode()).hexdigest()
 
 
 class KernelCompiler:
@@ -78,19 +89,22 @@ class KernelCompiler:
         self._before = self._before or self._counts
         jobs = {}
         for candidate in candidates:
-            mine = self._jobs(candidate)
-            jobs.update(dict.fromkeys(mine, _Asked(candidate, mine)))
+            kernels = self._kernels(candidate)
+            mine = self._jobs(kernels)
+            launches = [binding.launch_arguments() for _, binding in kernels]
+            jobs.update(dict.fromkeys(mine, _Asked(candidate, mine, launches)))
         self._pending |= jobs
         self._farm.submit(jobs)
 
     def compile_ahead(self, candidates: Iterable[Candidate]) -> None:
         """Have candidates compiled that will probably be submitted; see `Farm.compile_ahead`."""
-        self._farm.compile_ahead(job for candidate in candidates for job in self._jobs(candidate))
+        self._farm.compile_ahead(job for c in candidates for job in self._jobs(self._kernels(c)))
 
-    def _jobs(self, candidate: Candidate) -> list[CompileJob]:
-        kernels = [self._bind(candidate)]
-        if self._companions is not None:
-            kernels += self._companions(candidate)
+    def _kernels(self, candidate: Candidate) -> list[tuple[Lifted, Binding]]:
+        further = self._companions(candidate) if self._companions is not None else ()
+        return [self._bind(candidate), *further]
+
+    def _jobs(self, kernels: Sequence[tuple[Lifted, Binding]]) -> list[CompileJob]:
         return [CompileJob(k, binding.variant(), self._device.target) for k, binding in kernels]
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from tuner.compile.elf import sections
+
 EIFMT_SVAL = 4
 EIATTR_FRAME_SIZE = 0x11
 EIATTR_REGCOUNT = 0x2F
@@ -22,22 +24,11 @@ def resources(cubin: bytes) -> tuple[int, int]:
     (CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES); Triton's own `n_spills` is a quarter of it.
     """
     found = {EIATTR_REGCOUNT: 0, EIATTR_FRAME_SIZE: 0}
-    for section in _sections(cubin, b".nv.info"):
+    for section in sections(cubin, b".nv.info"):
         for attribute, value in _attributes(section):
             if attribute in found:  # value: the function's symbol, then the number
                 found[attribute] = max(found[attribute], struct.unpack_from("<4xI", value)[0])
     return found[EIATTR_REGCOUNT], found[EIATTR_FRAME_SIZE]
-
-
-def _sections(elf: bytes, prefix: bytes) -> Iterator[bytes]:
-    """Contents of the sections whose names start with `prefix`."""
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count, name_index = struct.unpack_from("<HHH", elf, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
-    names = headers[name_index][4]
-    for name, _, _, _, offset, length in headers:
-        if elf.startswith(prefix, names + name):
-            yield elf[offset : offset + length]
 
 
 def _attributes(section: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,21 +1,55 @@
-"""The triton that compile processes run, and the environment they run it in."""
+"""The Triton that compile processes run, and the environment they run it in."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.engines.engine import Engine
+from tuner.engines.triton_release import engine_triton, find_triton
 from tuner.errors import CompilerUnavailable
+from tuner.problems.triton import version_folder
 
 # A worker gets only those settings of Triton that say where ptxas is. Others (TRITON_INTERPRET,
 # TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
 KEPT_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
+@dataclass(frozen=True)
+class TritonRelease:
+    """One Triton on this machine."""
+
+    version: str
+    folder: Path | None = None  # comes first on a process's path; None: Triton is installed
+    note: str = ""  # what to tell users if an engine's servers run another one
+
+
+def triton_for(engine: Engine) -> TritonRelease:
+    """The Triton to compile an engine's kernels with: the one that its servers run.
+
+    Where that one is unknown or not on this machine, it is the installed one. Raises
+    CompilerUnavailable where that is missing too.
+    """
+    here = installed_triton() if importlib.util.find_spec("triton") is not None else None
+    wanted = engine_triton(engine)
+    if wanted is None or wanted == here:
+        return TritonRelease(installed_triton())
+    folder = find_triton(wanted)
+    if folder is not None:
+        return TritonRelease(wanted, folder)
+    here, name = installed_triton(), f"{engine.name}=={engine.version}"
+    return TritonRelease(
+        here,
+        note=f"{name} runs Triton {wanted}, which is not here: kernels are compiled with Triton "
+        f"{here}, and their registers and times may differ; to get it: tuner engines add {name}",
+    )
+
+
 def installed_triton() -> str:
-    """The version of the triton that a worker would import, found without importing it.
+    """The version of the installed triton, found without importing it.
 
     Raises CompilerUnavailable where triton is not installed.
     """
@@ -28,18 +62,21 @@ def installed_triton() -> str:
     return found[1]
 
 
-def worker_env(folder: Path) -> dict[str, str]:
-    """The environment of a compile process whose Triton cache lies in `folder`."""
+def worker_env(folder: Path, triton: TritonRelease) -> dict[str, str]:
+    """The environment of a compile process. Triton's cache lies in `folder`."""
     dropped = ("TRITON_", "MLIR_", "LLVM_")
     env = {
         name: value
         for name, value in os.environ.items()
         if name in KEPT_SETTINGS or not name.startswith(dropped)
     }
+    if triton.folder is not None:
+        paths = [str(triton.folder), env.get("PYTHONPATH", "")]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     # Compiling neither reads nor fills the user's Triton cache. Only machine code is kept, so
     # that a launch with the same folder need not compile again.
     return env | {
-        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TRITON_CACHE_DIR": str(folder / version_folder(triton.version)),
         "TRITON_STORE_BINARY_ONLY": "1",
         "PYTHONSAFEPATH": "1",  # a folder named triton in the current folder is not triton
     }

@@ -15,7 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tuner.childprocess import ChildDied, ChildProcess
-from tuner.compile.environment import KEPT_SETTINGS, installed_triton, worker_env
+from tuner.compile.environment import (
+    KEPT_SETTINGS,
+    TritonRelease,
+    installed_triton,
+    worker_env,
+)
 from tuner.compile.results import ResultCache, default_cache_dir
 from tuner.devices.target import Target
 from tuner.errors import CompilerUnavailable
@@ -40,7 +45,8 @@ class Farm:
     """Compile processes; use it in a `with`, or call `close`.
 
     `timeout_s` limits the wall time of a compile; a process that exceeds it is killed and replaced.
-    `processes` defaults to the cores that this process may use, less `spare_cores`.
+    `processes` defaults to the cores that this process may use, less `spare_cores`. `triton` is
+    the one to compile with (default: the installed one).
     Raises CompilerUnavailable where triton is not installed.
     """
 
@@ -50,9 +56,10 @@ class Farm:
         timeout_s: float = 60.0,
         cache_dir: Path | None = None,
         spare_cores: int = 0,
+        triton: TritonRelease | None = None,
     ) -> None:
         folder = cache_dir or default_cache_dir()
-        self.triton = installed_triton()
+        self.triton = triton or TritonRelease(installed_triton())
         self.compiled = 0  # finished compiles, including failures
         self.cached = 0  # jobs answered without compiling
         self.compile_s = 0.0  # summed over the processes
@@ -61,7 +68,7 @@ class Farm:
         # A launch finds compiled kernels by the same source files and the same Triton cache.
         self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
-        self.env = worker_env(folder)
+        self.env = worker_env(folder, self.triton)
         # (rank, number, key and job): lower ranks first, and None ends a thread.
         self._jobs: queue.PriorityQueue[tuple[int, int, tuple[str, CompileJob] | None]]
         self._jobs = queue.PriorityQueue()
@@ -164,8 +171,8 @@ class Farm:
 
     def key(self, job: CompileJob) -> str:
         """The hash of everything that decides a result."""
-        settings = [self.env.get(name) for name in KEPT_SETTINGS]
-        parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, self.triton, settings]
+        triton = self.triton.version, [self.env.get(name) for name in KEPT_SETTINGS]
+        parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, *triton]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _collect(self, answer: tuple[str, Compiled, float] | Exception) -> None:
@@ -229,10 +236,14 @@ class Farm:
             if self._closed:  # close() did not see this one
                 worker.end()
         try:
-            worker.wait_until_ready(START_LIMIT_S)
+            found = worker.wait_until_ready(START_LIMIT_S)["triton"]
         except (ChildDied, TimeoutError) as error:
             self._stop_worker(worker)
             raise CompilerUnavailable(f"a compile process did not start: {error}") from None
+        if found != self.triton.version:
+            self._stop_worker(worker)
+            wanted = self.triton.version
+            raise CompilerUnavailable(f"a compile process has Triton {found} instead of {wanted}")
         return worker
 
     def _stop_worker(self, worker: ChildProcess) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import triton
 import triton.language as tl
+from packaging.version import Version
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import CompiledKernel
 
 from tuner.devices.target import Target
 from tuner.kernels.lift import load_lifted
+
+# Triton 3.3 changed how it is given a kernel's constants, at compile time and at launch.
+_OLD = Version(triton.__version__) < Version("3.3")
+api = import_module("tuner.compile.triton_3_1" if _OLD else "tuner.compile.triton_3_3")
 
 
 def compile_kernel(source: Path, variant: dict[str, Any], target: Target) -> CompiledKernel:
@@ -20,14 +27,22 @@ def compile_kernel(source: Path, variant: dict[str, Any], target: Target) -> Com
     `source` is a file that `Lifted.write` made; `variant` is the result of `Variant.as_json`.
     """
     function = getattr(load_lifted(source), variant["function"])
-    names = list(variant["signature"])
-    constants = {(names.index(k),): _constant(v) for k, v in variant["constants"].items()}
-    attributes = {(names.index(k),): [["tt.divisibility", 16]] for k in variant["divisible"]}
+    constants = {name: _constant(value) for name, value in variant["constants"].items()}
     return triton.compile(
-        ASTSource(function, variant["signature"], constants, attributes),
+        api.ast_source(function, variant["signature"], constants, variant["divisible"]),
         target=GPUTarget(target.backend, target.arch, target.warp_size),
         options=variant["options"],
     )
+
+
+def launch(
+    kernel: CompiledKernel,
+    grid: tuple[int, int, int],
+    values: Sequence[Any],
+    stream: int | None = None,
+) -> None:
+    """Run a kernel once on a stream, or on the current one. `values`: one for each parameter."""
+    kernel[grid](*api.launch_arguments(kernel, values), stream=stream)
 
 
 def _constant(value: object) -> object:

@@ -33,7 +33,9 @@ class ResultCache:
         """The result, marked as cached; None when absent or unreadable."""
         try:
             fields = json.loads(self._path(key).read_text())
-            return replace(Compiled(**{**fields, "status": Status(fields["status"])}), cached=True)
+            found = Compiled(**{**fields, "status": Status(fields["status"])})
+            # Older versions kept no hash of the machine code: such a kernel is compiled again.
+            return replace(found, cached=True) if found.code or not found.ok else None
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -14,11 +14,14 @@ from typing import Any
 import triton
 
 from tuner.childprocess import ParentPipes
-from tuner.compile.cubin import resources
+from tuner.compile import cubin, hsaco
 from tuner.compile.kernel import compile_kernel
-from tuner.devices.target import Target
+from tuner.compile.machine_code import machine_code_hash
+from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 
+# A backend's machine code in `CompiledKernel.asm`, and what reads registers and spills from it.
+_MACHINE_CODE = {CUDA: ("cubin", cubin.resources), HIP: ("hsaco", hsaco.resources)}
 TENSOR_MEMORY_COLUMNS = 512  # tensor memory of a block on sm_100; Triton cannot load more
 
 
@@ -44,8 +47,10 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str, Any]:
     kernel = compile_kernel(source, variant, target)
-    n_regs, n_spills = resources(kernel.asm["cubin"])
+    kind, resources = _MACHINE_CODE[target.backend]
+    n_regs, n_spills = resources(kernel.asm[kind])
     found = {"shared_bytes": kernel.metadata.shared, "n_regs": n_regs, "n_spills": n_spills}
+    found["code"] = machine_code_hash(kernel.kernel, kernel.metadata)
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     if columns > TENSOR_MEMORY_COLUMNS:
         detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"

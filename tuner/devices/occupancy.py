@@ -9,7 +9,6 @@ from tuner.devices.table import Device
 from tuner.problems.results import Compiled
 
 LEAST_REGISTERS = 16  # a thread is given at least so many
-REGISTER_STEP = 8  # a thread's registers are allocated in multiples of this
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Footprint:
 def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
     """Blocks that an SM holds at once, at least 1."""
     arch = device.architecture
-    steps = math.ceil(max(footprint.n_regs, LEAST_REGISTERS) / REGISTER_STEP)
-    registers = steps * REGISTER_STEP * arch.target.warp_size * warps
+    steps = math.ceil(max(footprint.n_regs, LEAST_REGISTERS) / arch.register_step)
+    registers = steps * arch.register_step * arch.target.warp_size * warps
     return max(
         1,
         min(

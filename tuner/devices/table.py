@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from tuner.devices.target import CUDA, Target
-from tuner.errors import UnknownDevice, did_you_mean
+from tuner.errors import UnknownDevice, UnsupportedKernel, did_you_mean
 from tuner.problems.dtypes import Dtype
 from tuner.toml_table import shipped_toml
 
@@ -30,12 +30,14 @@ class Architecture:
     target: Target
     has_tma: bool  # loads through tensor descriptors
     has_pdl: bool  # a kernel may start before the kernel that it depends on has ended
-    fp8_type: str  # Triton's name for the 8-bit float of weights on this target
+    # Triton's name for the 8-bit float of weights on this target; None: it would be emulated
+    fp8_type: str | None
     shared_optin_bytes: int  # largest shared memory of one block, when a kernel opts in
     shared_per_sm_bytes: int
     shared_reserved_bytes: int  # shared memory that the system keeps for each block
     registers_per_sm: int  # 32 bits each
     max_registers_per_thread: int
+    register_step: int  # a thread's registers are allocated in multiples of this
     max_warps_per_sm: int
     max_blocks_per_sm: int
     source: str  # of the limits and capabilities
@@ -45,6 +47,18 @@ class Architecture:
     sync_rate: float  # the share of the peak rate that mma.sync reaches
     sync_fp8: bool  # mma.sync multiplies fp8; otherwise Triton converts fp8 to fp16 for it
     rates_source: str  # of the clock and the rates after it
+    # Options of the target's compiler besides warps and stages, and their values that are worth a
+    # trial. A launch without an option has its first value.
+    launch_options: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def require_fp8(self) -> str:
+        """`fp8_type`. Raises UnsupportedKernel where 8-bit floats are emulated."""
+        if self.fp8_type is None:
+            raise UnsupportedKernel(
+                f"{self.target.name} has no 8-bit floats: Triton emulates them, which took 532 s "
+                "for one kernel; serve 16-bit or int8 weights there"
+            )
+        return self.fp8_type
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,16 @@ class Device:
         return self.architecture.target
 
     @property
+    def vendor(self) -> str:
+        """The first word of the names of its maker's cards: NVIDIA, AMD."""
+        return self.name.partition("_")[0]
+
+    @property
+    def untested_vendor(self) -> str:
+        """The vendor, if the model that predicts times was never held against one of its cards."""
+        return "" if self.target.backend == CUDA else self.vendor
+
+    @property
     def shared_optin_bytes(self) -> int:
         return self.architecture.shared_optin_bytes
 
@@ -91,6 +115,7 @@ class Device:
         card, shared = asdict(self), asdict(self.architecture)
         del card["architecture"]
         shared["arch_source"] = shared.pop("source")
+        shared["launch_options"] = dict(self.architecture.launch_options)
         return {**card, "arch": self.target.arch, **shared}
 
 
@@ -102,8 +127,8 @@ def devices() -> tuple[Device, ...]:
 def find_device(text: str) -> Device:
     """The GPU of that name or alias.
 
-    Case, spaces, underscores, hyphens and a leading NVIDIA do not matter. Raises UnknownDevice,
-    which names the nearest GPU, or says that the GPU is too old.
+    Case, spaces, underscores, hyphens and a leading NVIDIA or AMD do not matter. Raises
+    UnknownDevice, which names the nearest GPU, or says why the GPU is refused.
     """
     if device := _by_key().get(_key(text)):
         return device
@@ -113,6 +138,9 @@ def find_device(text: str) -> Device:
                 f"{text} (sm_{arch}) is too old: Triton's kernels need sm_{OLDEST_ARCH} or later "
                 "(A100, A30 and newer)"
             )
+    for spelling, reason in _table().refused.items():
+        if _key(spelling) == _key(text):
+            raise UnknownDevice(f"{text} {reason}")
     spellings = [spelling for d in devices() for spelling in (*d.aliases, d.name)]
     if near := did_you_mean(text, spellings):
         raise UnknownDevice(f"unknown device {text!r}{near}")
@@ -128,7 +156,8 @@ def architecture(target: Target) -> Architecture:
 
 
 def _key(text: str) -> str:
-    return re.sub(r"[\s_-]+", "", text).casefold().removeprefix("nvidia")
+    key = re.sub(r"[\s_-]+", "", text).casefold()
+    return key.removeprefix("nvidia").removeprefix("amd")
 
 
 @cache
@@ -148,20 +177,25 @@ class DeviceTable:
     devices: tuple[Device, ...]
     architectures: tuple[Architecture, ...]
     too_old: Mapping[str, int]  # spelling -> compute capability
+    refused: Mapping[str, str]  # spelling -> why
 
 
 def read_table(table: Mapping[str, Any]) -> DeviceTable:
     """Read the values of a devices.toml. They are not checked: tests check the package's table."""
     known = {name: _architecture(name, row) for name, row in table["arch"].items()}
     cards = tuple(_device(row, known[str(row["arch"])]) for row in table["device"])
-    return DeviceTable(cards, tuple(known.values()), table["too_old"])
+    return DeviceTable(cards, tuple(known.values()), table["too_old"], table["refused"])
 
 
 def _architecture(name: str, row: dict[str, Any]) -> Architecture:
     fields = dict(row)
     backend, warp_size = fields.pop("backend"), fields.pop("warp_size")
+    options = fields.pop("launch_options", {})
     return Architecture(
-        Target(backend, int(name) if backend == CUDA else name, warp_size), **fields
+        target=Target(backend, int(name) if backend == CUDA else name, warp_size),
+        fp8_type=fields.pop("fp8_type", None),
+        launch_options=tuple((option, tuple(values)) for option, values in options.items()),
+        **fields,
     )
 
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tuner.devices.target import CUDA, HIP
 from tuner.errors import MalformedConfigFile, did_you_mean
 from tuner.limited_file import read_limited
 from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.triton import TRITON_DEFAULTS, triton_defaults
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-# Launch options besides the kernel's parameters. Engines pass every key of an entry to the launch.
+# Launch options besides the kernel's parameters. Engines pass every key of an entry to the launch,
+# where Triton refuses an option that the GPU's own compiler does not have.
 LAUNCH_OPTIONS = (*TRITON_DEFAULTS, "num_ctas", "maxnreg")
-FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "USE_TMA")  # in the order engines write
+AMD_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+# Options whose value may be 0, with which the compiler chooses.
+ZERO_OPTIONS = frozenset({"waves_per_eu", "matrix_instr_nonkdim"})
+FIELDS = (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "USE_TMA", *AMD_OPTIONS)  # in the order engines write
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,10 @@ class EntryFields:
     # Whether a file may have null for a size, where the engine runs another kernel. It is an empty
     # Config here.
     null: bool = False
+    aside: frozenset[str] = frozenset()  # keys of a file that are no batch sizes, and are not read
 
 
-TILES = EntryFields(REQUIRED_FIELDS, FIELDS, flags=frozenset({"USE_TMA"}))
+TILES = EntryFields(REQUIRED_FIELDS, FIELDS, flags=frozenset({"USE_TMA"}), zero=ZERO_OPTIONS)
 
 _MAX_BYTES = 1 << 20  # the largest file shipped is under 20 kB
 _MAX_VALUE = 1 << 20  # far above any block, group or batch size
@@ -73,6 +79,8 @@ def read_lenient(path: Path, fields: EntryFields = TILES) -> ConfigFile:
     entries: dict[int, Config] = {}
     oddities: list[str] = []
     for key, row in _read_object(path):
+        if key in fields.aside:
+            continue
         try:
             batch_size = _batch_size(key)
             if batch_size in entries:
@@ -120,9 +128,21 @@ def nearest_entry(entries: Mapping[int, Config], batch_size: int) -> Config:
     return entries[min(entries, key=lambda size: abs(size - batch_size))]
 
 
-def launch_config(config: Config) -> Config:
-    """The configuration with Triton's defaults filled in (4 warps, 3 stages)."""
-    return Config({**TRITON_DEFAULTS, **config})
+def launch_config(config: Config, backend: str = CUDA) -> Config:
+    """The configuration with Triton's defaults filled in (4 warps, and 3 stages or 2 on HIP)."""
+    return Config({**triton_defaults(backend), **config})
+
+
+def launch_options(backend: str) -> tuple[str, ...]:
+    """The launch options that Triton's compiler for "cuda" or "hip" has."""
+    amd = (*TRITON_DEFAULTS, "num_ctas", *AMD_OPTIONS)
+    return amd if backend == HIP else LAUNCH_OPTIONS
+
+
+def fields_on(fields: EntryFields, backend: str) -> EntryFields:
+    """The fields without options that Triton's compiler for "cuda" or "hip" lacks."""
+    lacking = {*LAUNCH_OPTIONS, *AMD_OPTIONS} - {*launch_options(backend)}
+    return replace(fields, names=tuple(name for name in fields.names if name not in lacking))
 
 
 def _read_object(path: Path) -> _Object:

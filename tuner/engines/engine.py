@@ -15,7 +15,7 @@ from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
-_PACKAGES = {"sglang": "tuner.engines.sglang"}
+_PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
 
 
 class Engine(Protocol):
@@ -85,25 +85,35 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     """Find "sglang", or exactly "sglang==0.5.16", on this machine.
 
     Without a version, this is the installed one, else the newest in TUNER_ENGINE_PATH's folders,
-    else the default version or the newest of those that `make` unpacked. Raises UnknownEngine,
+    else the default version or the newest that `tuner engines add` added. Raises UnknownEngine,
     which names the versions found.
     """
     name, version = parse_spec(spec)
     package = import_module(f"{_PACKAGES[name]}.package")
-    found = find_packages(name, environ)
-    if not found:
-        raise UnknownEngine(
-            f"no {name} on this machine: install it, or unpack its wheel into a folder "
-            f"that TUNER_ENGINE_PATH names"
-        )
-    matching = found if version is None else [p for p in found if p.version == version]
-    if version is not None and not matching:
-        versions = sorted({package.version for package in found}, key=version_order)
-        near = did_you_mean(version, versions)
-        raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}")
+    matching = matching_packages(name, version, environ)
     chosen = _preferred(matching, package.DEFAULT_VERSION)
     opened: Engine = package.ENGINE(chosen.version, chosen.root)
     return opened
+
+
+def matching_packages(
+    name: str, version: str | None, environ: Mapping[str, str] = os.environ
+) -> list[Package]:
+    """The copies of an engine's package, of one version or of all, in the order of PackageSource.
+
+    Raises UnknownEngine if there is none. It names the versions found and how to add one.
+    """
+    found = find_packages(name, environ)
+    matching = found if version is None else [p for p in found if p.version == version]
+    if matching:
+        return matching
+    add = f"`tuner engines add {name}=={version or 'VERSION'}` adds it"
+    if not found:
+        wanted = f"{name}=={version}" if version else name
+        raise UnknownEngine(f"no {wanted} on this machine: {add}")
+    versions = sorted({package.version for package in found}, key=version_order)
+    near = did_you_mean(version or "", versions)
+    raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}; {add}")
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:

@@ -13,6 +13,8 @@ from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 
+import platformdirs
+
 from tuner.engines.versions import version_order
 
 # The version of a package whose files do not name one, such as a bare source checkout.
@@ -24,7 +26,7 @@ class PackageSource(IntEnum):
 
     INSTALLED = 0  # importable by this Python
     ENGINE_PATH = 1  # in a folder that TUNER_ENGINE_PATH names
-    UNPACKED = 2  # in <sys.prefix>/share/tuner/engines, where `make install` unpacks wheels
+    UNPACKED = 2  # in one of `own_folders`, where `tuner engines add` puts wheels
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,15 @@ def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Pa
     return list({package.root: package for package in reversed(found)}.values())[::-1]
 
 
+def own_folders() -> tuple[Path, Path]:
+    """Where `tuner engines add` puts wheels: beside this Python, or else beside the user's store.
+
+    The second is for people who must not write to the first.
+    """
+    own = platformdirs.user_data_path("tuner", appauthor=False) / "engines"
+    return Path(sys.prefix, "share", "tuner", "engines"), own
+
+
 def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[PackageSource, Path]]:
     installed = _installed_root(name)
     if installed:
@@ -54,8 +65,9 @@ def _roots(name: str, environ: Mapping[str, str]) -> Iterator[tuple[PackageSourc
         yield PackageSource.ENGINE_PATH, Path(folder).absolute() / name
         for unpacked in _unpacked(name, Path(folder).absolute()):
             yield PackageSource.ENGINE_PATH, unpacked
-    for unpacked in _unpacked(name, Path(sys.prefix, "share", "tuner", "engines")):
-        yield PackageSource.UNPACKED, unpacked
+    for own in own_folders():
+        for unpacked in _unpacked(name, own):
+            yield PackageSource.UNPACKED, unpacked
 
 
 def _installed_root(name: str) -> Path | None:
@@ -67,18 +79,19 @@ def _installed_root(name: str) -> Path | None:
 
 
 def _unpacked(name: str, folder: Path) -> list[Path]:
-    # `make` adds .part to the name of a folder until it is complete. A version starts with a digit.
+    # The name of a folder ends in .part until it is complete. A version starts with a digit.
     folders = [p for p in folder.glob(f"{name}-[0-9]*") if not p.name.endswith(".part")]
-    return sorted(
-        (p / name for p in folders), key=lambda p: version_order(p.parent.name), reverse=True
+    newest_first = sorted(
+        folders, key=lambda p: version_order(p.name.removeprefix(f"{name}-")), reverse=True
     )
+    return [folder / name for folder in newest_first]
 
 
 def _version(name: str, root: Path) -> str:
     distributed = _distributed_version(name, root.parent, root.parent.stat().st_mtime_ns)
     if distributed is not None:
         return distributed
-    for file in ("_version.py", "version.py"):
+    for file in ("_version.py", "version.py", "__init__.py"):
         literal = _literal_version(root / file)
         if literal:
             return literal

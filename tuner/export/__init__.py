@@ -23,7 +23,7 @@ from tuner.export.files import (
     sidecar_text,
     write_all,
 )
-from tuner.export.report import ExportReport
+from tuner.export.report import ExportReport, triton_notes
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, select
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
@@ -70,16 +70,32 @@ def export_device(
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
     files = export(chosen.winners, engine, device, out, chosen.left_out, beside=carried)
+    notes = triton_notes(files, engine)
     if out is None:
-        return ExportReport(_engine_root(used, engine), files, 0, (), left_out=chosen.left_out)
+        root = _engine_root(used, engine)
+        return ExportReport(root, files, 0, (), notes=notes, left_out=chosen.left_out)
     return ExportReport(
         out,
         files,
         carried=len(carried.keys() - {file.path for file in files}),
         variables=[delivery.variable for delivery in used if delivery.variable],
         server_flags=[flags for delivery in used for flags in delivery.advice(files)],
-        notes=[delivery.note for delivery in used if delivery.note],
+        notes=[
+            *notes,
+            *(delivery.note for delivery in used if delivery.note),
+            *(_copy_text(out, delivery, engine) for delivery in used if not delivery.variable),
+        ],
         left_out=chosen.left_out,
+    )
+
+
+def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
+    """What to do with files that servers read in the engine's package alone."""
+    assert delivery.engine_root is not None  # a delivery has a variable or a folder
+    folder = delivery.engine_root.relative_to(engine.root).as_posix()
+    return (
+        f"{engine.name} {engine.version} reads no folder but its own: copy {out}/configs into "
+        f"{engine.name}/{folder} where it serves, or export there with --into-engine"
     )
 
 

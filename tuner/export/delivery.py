@@ -71,6 +71,19 @@ class Delivery(Protocol):
         """The environment variable that points servers at another root; None if there is none."""
         ...
 
+    @property
+    def by_plugin(self) -> bool:
+        """Whether only servers with this package's plugin ask for such files outside the engine's
+        package.
+        """
+        ...
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        """The names of the files that servers ask for. Raises UnsupportedKernel for a problem
+        that the engine has no kernel for.
+        """
+        ...
+
     def obstacle(self, *, into_engine: bool) -> str:
         """Why servers could not load the files; empty where they can."""
         ...

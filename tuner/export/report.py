@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.engine import Engine
+from tuner.engines.triton_release import engine_triton
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status
@@ -59,6 +61,19 @@ class ExportReport:
         lines += self.notes
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         return "\n".join(lines)
+
+
+def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
+    """A warning if the files are not for the Triton that the engine's servers run."""
+    runs = engine_triton(engine)
+    others = sorted({file.triton for file in files} - {runs})
+    if runs is None or not others:
+        return []
+    name = f"{engine.name}=={engine.version}"
+    return [
+        f"these files are for Triton {', '.join(others)}. Servers of {name} run Triton {runs}, and "
+        f"may look in another folder: tuner engines add {name}, then tune again"
+    ]
 
 
 def _file_json(file: PlannedFile) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from tuner.errors import UnsupportedKernel
 from tuner.kernels.lift import UNREADABLE_DEFAULT, Parameter
+from tuner.kernels.stand_ins import TensorSpec, TritonType
 
 Plain = bool | int | float | str | None
 
@@ -132,6 +133,15 @@ class Binding:
                 divisible.append(name)
         return Variant(self.function, signature, constants, tuple(divisible), dict(self.options))
 
+    def launch_arguments(self) -> list[tuple[str, str, Plain]]:
+        """The parameters that are given at launch: name, type, and number or operand."""
+        return [
+            (name, kind, getattr(argument, "value", getattr(argument, "operand", None)))
+            for name, kind in self.variant().signature.items()
+            if kind != "constexpr"
+            for argument in [self.arguments[name]]
+        ]
+
 
 def bind(
     origin: str,
@@ -155,6 +165,24 @@ def bind(
         else:
             arguments[parameter.name] = Constant(cast(Plain, parameter.default))
     return Binding(function, parameters, arguments, options)
+
+
+def argument_of(name: str, value: object, *, constant: bool = False) -> Argument:
+    """The argument of a value that a launcher passed to a kernel (`Launch.arguments`).
+
+    `constant`: the kernel's parameter is a tl.constexpr. Raises UnsupportedKernel.
+    """
+    if isinstance(value, TensorSpec):
+        return Pointer(value.dtype, value.name)
+    if isinstance(value, TritonType):
+        return TypeConstant(value.dtype)
+    if value is None or isinstance(value, bool | str):
+        return Constant(value)
+    if isinstance(value, int):
+        return Constant(value) if constant else Integer(value)
+    if isinstance(value, float):
+        return Float(value)
+    raise UnsupportedKernel(f"{name} is a {type(value).__name__}, which cannot be bound")
 
 
 def _constant(argument: Argument) -> Plain | dict[str, str]:

@@ -13,16 +13,27 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tuner.devices.target import CUDA, HIP
+from tuner.devices.target import CUDA
 from tuner.errors import UnsupportedKernel, did_you_mean
+from tuner.kernels.branches import platform_probes
+from tuner.kernels.engine_source import EngineSource
+from tuner.kernels.source import (
+    Assignment,
+    Import,
+    SourceModule,
+    bindings,
+    bound_name,
+    free_names,
+    full_name,
+    names_read,
+)
 
-# Platforms that an engine asks for: is_cuda(), is_hip() ...
-_PLATFORMS = (CUDA, HIP, "cpu", "npu", "xpu", "musa")
+_LIFTED_IMPORTS = ("triton", "math", "packaging")  # packages that the text may import
 NO_DEFAULT = object()
 UNREADABLE_DEFAULT = object()  # there is a default, but it is not a plain value
 
@@ -104,90 +115,58 @@ def lift_files(
     files: Mapping[Path, Sequence[str]], root: Path, origin: str, backend: str = CUDA
 ) -> Lifted:
     """Like `lift`, for functions of several source files."""
-    lifter = _Lifter(root, origin, platform_probes(backend))
-    kernels: dict[str, tuple[Parameter, ...]] = {}
+    return lift_from(EngineSource(root, origin, platform_probes(backend)), files)
+
+
+def lift_from(engine: EngineSource, files: Mapping[Path, Sequence[str]]) -> Lifted:
+    """Like `lift_files`, from source that may have been read already."""
+    origin = engine.origin
+    lifter = _Lifter(engine)
+    parameters: dict[str, tuple[Parameter, ...]] = {}
     for source, functions in files.items():
-        module = lifter.module(source)
-        present = [name for name in functions if name in module.functions]
+        module = engine.module(source)
+        kernels = engine.kernels(module)
+        present = [name for name in functions if name in kernels]
         if not present:
-            near = did_you_mean(functions[0], module.functions)
+            near = did_you_mean(functions[0], kernels)
             raise UnsupportedKernel(f"{origin} has no kernel {functions[0]} in {source.name}{near}")
         for name in present:
             lifter.take(module, name)
-            kernels[name] = _parameters(module.functions[name])
-    return Lifted(origin, lifter.text(), kernels)
-
-
-def platform_probes(backend: str) -> dict[str, bool]:
-    """The answers of an engine's platform probes on a backend, by their names."""
-    answers = {f"is_{platform}": platform == backend for platform in _PLATFORMS}
-    # On HIP this probe depends on the card.
-    return answers if backend == HIP else {**answers, "is_gfx95_supported": False}
-
-
-class _Module:
-    """A source file's top-level names."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.source = path.read_text(encoding="utf-8")
-        self.lines = self.source.splitlines(keepends=True)
-        self.functions: dict[str, ast.FunctionDef] = {}
-        self.assigns: dict[str, ast.Assign | ast.AnnAssign] = {}
-        self.imports: dict[str, tuple[ast.Import | ast.ImportFrom, ast.alias]] = {}
-        self._read(ast.parse(self.source).body)
-
-    def _read(self, body: list[ast.stmt]) -> None:
-        for node in body:
-            if isinstance(node, ast.FunctionDef) and _is_jitted(node):
-                self.functions[node.name] = node
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                self.assigns |= {t.id: node for t in targets if isinstance(t, ast.Name)}
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                for alias in node.names:
-                    bound = alias.asname or alias.name.partition(".")[0]
-                    self.imports[bound] = (node, alias)
-            elif isinstance(node, ast.Try):
-                self._read(node.body)
-
-    def segment(self, node: ast.stmt) -> str:
-        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-        first = min([node.lineno, *(d.lineno for d in decorators)])
-        assert node.end_lineno is not None
-        return "".join(self.lines[first - 1 : node.end_lineno]).rstrip() + "\n"
+            parameters[name] = _parameters(kernels[name], origin)
+    return Lifted(origin, lifter.text(), parameters)
 
 
 class _Lifter:
-    def __init__(self, root: Path, origin: str, probes: Mapping[str, bool]) -> None:
-        self.root, self.origin, self.probes = root, origin, probes
-        self.modules: dict[Path, _Module] = {}
+    def __init__(self, source: EngineSource) -> None:
+        self.source, self.origin = source, source.origin
         self.import_lines: set[str] = set()
         self.pieces: dict[str, str] = {}  # name -> text, in an order that defines before it uses
         # name -> the file that defines it, or the full name of an import from elsewhere
         self.meanings: dict[str, Path | str] = {}
 
-    def module(self, path: Path) -> _Module:
-        if path not in self.modules:
-            try:
-                self.modules[path] = _Module(path)
-            except (OSError, SyntaxError, ValueError) as error:
-                raise UnsupportedKernel(f"{self.origin}: cannot read {path}: {error}") from None
-        return self.modules[path]
-
-    def take(self, module: _Module, name: str) -> None:
-        if name in module.functions:
-            if self._is_new(name, module.path):
-                self._take_function(module, name)
-        elif name in module.assigns:
-            if self._is_new(name, module.path):
-                self._take_assign(module, name)
-        elif name in module.imports:
-            self._take_import(module, name)
-        elif hasattr(builtins, name):
+    def take(self, module: SourceModule, name: str) -> None:
+        """Add what a name means in a file to the text, behind everything that it uses."""
+        node = self.source.binding(module, name)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._take_import(module, name, node)
+        elif node is None and hasattr(builtins, name):
             self._is_new(name, "builtins")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            if self._is_new(name, module.path):
+                self._take_assign(module, name, node)
+        elif isinstance(node, ast.If):
+            if self._is_new(name, module.path):
+                self._take_if(module, name, node)
+        elif self.source.is_jitted(node, module):
+            if self._is_new(name, module.path):
+                self._take_all(module, free_names(node))
+                self.pieces[name] = module.kernel(node)
         else:
             raise UnsupportedKernel(f"{self.origin}: cannot lift {name!r} of {module.path.name}")
+
+    def _take_all(self, module: SourceModule, names: Iterable[str]) -> None:
+        for name in names:
+            self.take(module, name)
 
     def _is_new(self, name: str, meaning: Path | str) -> bool:
         """Whether `name` is new. Raises UnsupportedKernel where it already means something else."""
@@ -198,59 +177,58 @@ class _Lifter:
             raise UnsupportedKernel(f"{self.origin}: two kernels use different {name!r}")
         return False
 
-    def _take_function(self, module: _Module, name: str) -> None:
-        node = module.functions[name]
-        for used in _free_names(node):
-            self.take(module, used)
+    def _take_assign(self, module: SourceModule, name: str, node: Assignment) -> None:
+        answered = self.source.answered(module, node)
+        assert answered.value is not None
+        used = names_read(answered.value)
+        if name in used:
+            raise UnsupportedKernel(f"{self.origin}: {module.path.name} binds {name!r} twice")
+        self._take_all(module, used)
+        same = answered is node
+        self.pieces[name] = module.segment(node) if same else f"{ast.unparse(answered)}\n"
+
+    def _take_if(self, module: SourceModule, name: str, node: ast.If) -> None:
+        """Take a whole `if`. Its test has no answer here, but may have one where Triton is."""
+        own = bindings([node])
+        for other in own.keys() - {name}:
+            if not self._is_new(other, module.path):
+                raise UnsupportedKernel(f"{self.origin}: {module.path.name} binds {other!r} twice")
+        self._take_all(module, (used for used in self._uses(module, node) if used not in own))
         self.pieces[name] = module.segment(node)
 
-    def _take_assign(self, module: _Module, name: str) -> None:
-        node = module.assigns[name]
-        probe = self._probe(node.value)
-        if probe is not None:
-            self.pieces[name] = f"{name} = {probe}\n"
-            return
-        assert node.value is not None
-        for used in _names(node.value):
-            self.take(module, used)
-        self.pieces[name] = module.segment(node)
+    def _uses(self, module: SourceModule, node: ast.If) -> Iterator[str]:
+        yield from names_read(node.test)
+        for part in (*node.body, *node.orelse):
+            if isinstance(part, ast.If):
+                yield from self._uses(module, part)
+            elif self.source.is_jitted(part, module) and len(part.decorator_list) == 1:
+                yield from free_names(part)
+            elif isinstance(part, ast.Assign | ast.AnnAssign | ast.Expr):
+                yield from names_read(part)
+            else:
+                test = ast.unparse(node.test)
+                raise UnsupportedKernel(
+                    f"{self.origin}: {module.path.name}:{part.lineno} depends on {test!r}"
+                )
 
-    def _take_import(self, module: _Module, name: str) -> None:
-        node, alias = module.imports[name]
+    def _take_import(self, module: SourceModule, name: str, node: Import) -> None:
+        alias = next(alias for alias in node.names if bound_name(alias) == name)
         origin = node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
-        top = origin.partition(".")[0]
         relative = isinstance(node, ast.ImportFrom) and node.level > 0
-        if not relative and top in ("triton", "math"):
+        if not relative and origin.partition(".")[0] in _LIFTED_IMPORTS:
             kind = f"from {origin} import " if isinstance(node, ast.ImportFrom) else "import "
             as_name = f" as {alias.asname}" if alias.asname else ""
-            self._is_new(name, _imported(node, alias))
+            self._is_new(name, full_name(node, name))
             self.import_lines.add(f"{kind}{alias.name}{as_name}")
             return
-        if not isinstance(node, ast.ImportFrom) or alias.asname not in (None, alias.name):
+        path = self.source.engine_file(module, node)
+        if path is None:
             raise UnsupportedKernel(
                 f"{self.origin}: a kernel uses {name!r} of {origin or 'a module'}"
             )
-        path = self._engine_file(module, node)
-        if path is None:
-            raise UnsupportedKernel(f"{self.origin}: a kernel uses {name!r} of {origin}")
-        self.take(self.module(path), name)
-
-    def _engine_file(self, module: _Module, node: ast.ImportFrom) -> Path | None:
-        parts = (node.module or "").split(".") if node.module else []
-        if node.level:
-            base = module.path.parents[node.level - 1]
-        elif parts and parts[0] == self.root.name:
-            base, parts = self.root, parts[1:]
-        else:
-            return None
-        stem = base.joinpath(*parts)
-        choices = (stem.with_suffix(".py"), stem / "__init__.py")
-        return next((path for path in choices if path.is_file()), None)
-
-    def _probe(self, value: ast.expr | None) -> bool | None:
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-            return self.probes.get(value.func.id)
-        return None
+        self.take(self.source.module(path), alias.name)
+        if name != alias.name and self._is_new(name, f"{path}:{alias.name}"):
+            self.pieces[name] = f"{name} = {alias.name}\n"
 
     def text(self) -> str:
         # Annotations stay unevaluated, as in the engines; triton reads both kinds.
@@ -259,40 +237,15 @@ class _Lifter:
         return "".join(head) + "".join(f"\n\n{text}" for text in self.pieces.values())
 
 
-def _is_jitted(node: ast.FunctionDef) -> bool:
-    return any("jit" in ast.unparse(d).split("(")[0].split(".") for d in node.decorator_list)
-
-
-def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    """The full name of the thing that an absolute import binds."""
-    if isinstance(node, ast.ImportFrom):
-        return f"{node.module}.{alias.name}"
-    return alias.name if alias.asname else alias.name.partition(".")[0]
-
-
-def _names(node: ast.AST) -> list[str]:
-    found = (
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-    )
-    return list(dict.fromkeys(found))
-
-
-def _free_names(node: ast.FunctionDef) -> Iterator[str]:
-    """Names that the function reads from its module."""
-    local = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-    stores = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    local |= {n.id for n in stores}
-    parts: list[ast.AST] = [*node.decorator_list, *node.args.defaults, *node.body]
-    for part in parts:
-        for name in _names(part):
-            if name not in local:
-                yield name
-
-
-def _parameters(node: ast.FunctionDef) -> tuple[Parameter, ...]:
+def _parameters(node: ast.FunctionDef, origin: str) -> tuple[Parameter, ...]:
     args = [*node.args.posonlyargs, *node.args.args]
     first_default = len(args) - len(node.args.defaults)
-    kept = _not_specialized(node)
+    try:
+        kept = _not_specialized(node)
+    except ValueError:
+        raise UnsupportedKernel(
+            f"{origin}: do_not_specialize of {node.name} is not a plain list"
+        ) from None
     found = []
     for i, arg in enumerate(args):
         note = ast.unparse(arg.annotation) if arg.annotation else ""

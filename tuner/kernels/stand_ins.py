@@ -14,7 +14,7 @@ from typing import Any, NoReturn, overload
 
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import platform_probes
+from tuner.kernels.branches import platform_probes
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ class TensorSpec:
         if self.strides is not None:
             return self.strides[dim]
         return math.prod(self.shape[dim + 1 :]) if dim != -1 else 1
+
+    @overload
+    def size(self, dim: int) -> int: ...
+    @overload
+    def size(self) -> tuple[int, ...]: ...
+    def size(self, dim: int | None = None) -> int | tuple[int, ...]:
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         return self.ndim
@@ -140,6 +147,17 @@ class Unknown:
         return self._asked()
 
 
+class Figure(Unknown):
+    """A number of the card, which its target does not say. It may be compared, as some code does
+    without a use for the answer, but nothing may depend on the answer.
+    """
+
+    def _compared(self, other: object) -> Unknown:
+        return Unknown(f"a comparison with {self._name}")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared  # type: ignore[assignment]
+
+
 class Namespace:
     """A module with some known names; the others are unknown."""
 
@@ -199,9 +217,13 @@ def stand_in_torch(target: Target) -> Namespace:
         "is_available": _answering(True),
         "get_device_capability": _answering(target.capability),
     }
+    if target.backend == HIP:
+        properties = Namespace("a GPU's properties", {"gcnArchName": target.name})
+        cuda["get_device_properties"] = _answering(properties)
     version = {backend: "" if backend == target.backend else None for backend in (CUDA, HIP)}
     dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32"}
     dtypes |= {"int64": "i64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
+    dtypes |= {"float8_e4m3fnuz": "fp8e4b8"}
     dtypes |= {"float": "fp32", "half": "fp16", "int": "i32"}
     return Namespace(
         "torch",
@@ -216,8 +238,10 @@ def stand_in_torch(target: Target) -> Namespace:
     )
 
 
-def _empty(size: Sequence[int], *, dtype: str, **where: object) -> TensorSpec:
-    return TensorSpec("", tuple(size), dtype)
+def _empty(*size: int | Sequence[int], dtype: str, **where: object) -> TensorSpec:
+    """`torch.empty`, of a shape or of its numbers."""
+    shape = [n for part in size for n in ((part,) if isinstance(part, int) else part)]
+    return TensorSpec("", tuple(shape), dtype)
 
 
 def platform_answers(target: Target) -> dict[str, Any]:
@@ -234,6 +258,7 @@ def platform_answers(target: Target) -> dict[str, Any]:
     facts = {probe.removesuffix("_supported"): says for probe, says in probes.items()}
     return {
         **{probe: _answering(says) for probe, says in probes.items()},
+        "get_device_core_count": _answering(Figure("the number of compute units")),
         "get_platform": _answering(Namespace("get_platform()", facts)),
         "get_bool_env_var": lambda name, default="false": default.lower() in ("true", "1"),
     }

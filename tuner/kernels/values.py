@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 from triton.language import dtype
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
 
@@ -23,6 +22,10 @@ def launch_values(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
         if isinstance(argument, Pointer):
             values.append(tensors[argument.operand or parameter.name])
         elif isinstance(argument, Descriptor):
+            from triton.tools.tensor_descriptor import (  # noqa: PLC0415  # Triton 3.2 has none
+                TensorDescriptor,
+            )
+
             tensor = tensors[parameter.name]
             block = list(argument.block)
             values.append(TensorDescriptor(tensor, tensor.shape, tensor.stride(), block))

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import triton
 
 from tuner.childprocess import ParentPipes
-from tuner.devices.target import cuda_target
 from tuner.errors import BadInput
+from tuner.measure.this_gpu import driver_version, local_name, local_target, runtime_version
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
 
@@ -85,26 +83,15 @@ def _free_memory() -> None:
 
 
 def _gpu_facts() -> Fields:
-    properties = torch.cuda.get_device_properties(0)
     return {
-        "device": torch.cuda.get_device_name(0).replace(" ", "_"),
-        "arch": cuda_target(properties.major, properties.minor).arch,
+        "device": local_name(),
+        "arch": local_target().arch,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "cuda": torch.version.cuda or "",
-        "driver": _driver_version(),
+        "cuda": runtime_version(),
+        "driver": driver_version(),
         "free_bytes": torch.cuda.mem_get_info()[0],
     }
-
-
-def _driver_version() -> str:
-    """The driver version that the kernel module reports; empty where /proc does not show it."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return ""
-    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
-    return found[1] if found else ""
 
 
 def _line(error: Exception) -> str:

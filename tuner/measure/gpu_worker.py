@@ -52,7 +52,7 @@ class GpuWorker:
         Without a setup, the child only starts, and `set_up` must follow. Raises
         MeasurerUnavailable, NotEnoughMemory or BadInput where it cannot be set up.
         """
-        self._env, self._module = env, module
+        self.env, self._module = env, module
         self._queue: deque[PendingMeasurement] = deque()
         self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
@@ -184,7 +184,7 @@ class GpuWorker:
                 f"{self.replaced} measuring processes were lost in one run: "
                 "look at the GPU (nvidia-smi, dmesg) before going on"
             )
-        self._child, self._spare = self._spare, ChildProcess(self._module, self._env)
+        self._child, self._spare = self._spare, ChildProcess(self._module, self.env)
         self._child_starts()
         self._set_up()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tuner.compile.kernel import launch
 from tuner.kernels.binding import Binding
 from tuner.problems.results import Measurement, Status
 
@@ -25,13 +27,12 @@ class BoundKernel:
 
     compiled: Any  # triton.compiler.CompiledKernel
     binding: Binding
-    grid: tuple[int, ...]  # of thread blocks
+    grid: tuple[int, ...]  # of thread blocks, in one to three dimensions
 
-
-def blocks(grid: tuple[int, ...]) -> tuple[int, int, int]:
-    """The grid in three dimensions, as a compiled kernel needs it."""
-    x, y, z = (*grid, 1, 1)[:3]
-    return x, y, z
+    def launch(self, values: Sequence[Any], stream: int | None = None) -> None:
+        """Run it once on a stream, or on the current one. `values`: one for each parameter."""
+        x, y, z = (*self.grid, 1, 1)[:3]
+        launch(self.compiled, (x, y, z), values, stream)
 
 
 def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
@@ -57,7 +58,7 @@ def capture_chains(chains: Sequence[Chain]) -> torch.cuda.CUDAGraph:
 def run_chain(chain: Chain, stream: int | None = None) -> None:
     """Run a chain's kernels once, on a stream or on the current one."""
     for kernel, args in chain:
-        kernel.compiled[blocks(kernel.grid)](*args, stream=stream)
+        kernel.launch(args, stream)
 
 
 def replay_us(
@@ -96,12 +97,16 @@ def race(
     rounds: int,
     before: Callable[[], object] | None = None,
 ) -> list[list[float]]:
-    """Microseconds per launch of each graph in each round; the graphs take turns."""
+    """Microseconds per launch of each graph in each round.
+
+    The order is another one in each round. A graph that heats the GPU slows the next one down, so
+    none should always come after the same one.
+    """
     for graph in graphs:
         replay_us(graph, before=before)
     samples: list[list[float]] = [[] for _ in graphs]
     for turn in range(rounds):
-        for at in range(len(graphs)):
-            i = (at + turn) % len(graphs)  # each round starts with another graph
+        order = random.Random(turn).sample(range(len(graphs)), len(graphs))  # noqa: S311
+        for i in order:
             samples[i].append(replay_us(graphs[i], before=before))
     return samples

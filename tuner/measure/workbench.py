@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.compile import Farm
+from tuner.compile.environment import TritonRelease
 from tuner.measure.gpu_worker import CHILD_MODULE, GpuWorker, Limits
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry
@@ -25,15 +26,13 @@ class Workbench:
         self._farm: Farm | None = None
         self._workers: dict[str, GpuWorker] = {}
 
-    def farm(self, spare_cores: int) -> Farm:
-        """The compile processes; the first call says how many cores they leave free.
-
-        Raises CompilerUnavailable where triton is not installed.
-        """
-        if self._farm is None or self._farm.failed:
+    def farm(self, spare_cores: int, triton: TritonRelease) -> Farm:
+        """The compile processes; the first call says how many cores they leave free."""
+        farm = self._farm
+        if farm is None or farm.failed or farm.triton != triton:
             self._close_farm()
-            self._farm = Farm(spare_cores=spare_cores)
-        return self._farm
+            self._farm = farm = Farm(spare_cores=spare_cores, triton=triton)
+        return farm
 
     def start(self, gpu: str, env: dict[str, str]) -> None:
         """Start a GPU's child, which takes seconds, before it is needed."""
@@ -45,7 +44,8 @@ class Workbench:
     ) -> GpuWorker:
         """The worker of a GPU, set up for a problem. Raises as `GpuWorker` does."""
         worker = self._workers.pop(gpu, None)
-        if worker is not None and not worker.idle:  # a run was given up with requests under way
+        # Requests are under way if a run was given up; another engine may need another Triton.
+        if worker is not None and not (worker.idle and worker.env == env):
             worker.close()
             worker = None
         worker = worker or GpuWorker(None, env, limits, self._child)

@@ -8,7 +8,8 @@ from tuner.models.fields import Json, size
 # routed experts and the later one for dense layers.
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 INTERMEDIATE = (
-    *("moe_intermediate_size", "expert_hidden_dim", "intermediate_size", "ffn_hidden_size"),
+    *("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size"),
+    *("intermediate_size", "ffn_hidden_size"),
 )
 HIDDEN = ("moe_latent_size", "routed_expert_hidden_size", "hidden_size", "d_model")
 TOP_K = (
@@ -20,6 +21,8 @@ _SHARED_WIDTH = (
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
+    "share_expert_dim",
+    "share_expert_dims",
 )
 _SHARED_BY_DESIGN = {"Llama4ForConditionalGeneration": 1, "Llama4ForCausalLM": 1}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from tuner.errors import MalformedCheckpoint
 from tuner.limited_file import read_limited
@@ -47,7 +47,7 @@ def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
 def parse(data: bytes) -> Json:
     """The JSON object in a config.json's bytes. Raises MalformedCheckpoint."""
     try:
-        config = json.loads(data, parse_constant=_refuse_constant)
+        config = json.loads(data, parse_constant=_constant)
     except RecursionError:
         raise MalformedCheckpoint("its JSON is nested too deeply") from None
     except ValueError as error:
@@ -57,8 +57,11 @@ def parse(data: bytes) -> Json:
     return config
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number")
+def _constant(text: str) -> float:
+    """Infinity, which some models have as a limit of time steps; no size may be infinite."""
+    if text == "NaN":
+        raise ValueError("NaN is not a number")
+    return float(text)
 
 
 def language_fields(config: Json) -> dict[str, Any]:

@@ -41,3 +41,4 @@ class Resolved:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()  # sentences for the user
     device_name: str | None = None  # the GPU named in a warning line, in the engine's spelling
+    older_than: str | None = None  # the release before which a warning line's engine was made

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuner.errors import UnknownModel, did_you_mean
+from tuner.errors import UnknownModel
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.fields import is_path
 from tuner.models.linear_parts import STYLES, Sizes, linear_shape
@@ -20,6 +21,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.toml_table import shipped_toml
 
 T = TypeVar("T")
+_PATHS = ("/", "./", "../", "~")
 
 
 @cache
@@ -45,18 +47,34 @@ def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
 
 
 def find_preset(text: str) -> Model:
-    """The preset of that name or alias. Raises UnknownModel, which names the nearest.
+    """The preset of that name or alias. Raises UnknownModel, which names a near one.
 
-    Case, spaces, underscores, hyphens and an organisation before a slash do not matter.
+    Case, spaces, underscores, hyphens and an organisation before a slash do not matter. A path is
+    no name: where nothing is there, a preset of its last part could be another model.
     """
+    if text.startswith(_PATHS):
+        raise UnknownModel(f"nothing is at {text[:200]!r}: give the path of a config.json")
     if model := _by_key().get(_key(text)):
         return model
-    near = did_you_mean(text, [name for m in presets() for name in (m.name, *m.aliases)])
+    near = _near(text)
     raise UnknownModel(
         f"no preset, folder or config.json is called {text[:200]!r}{near}",
-        cli="" if near else "; `tuner models` lists the presets",
-        api="" if near else "; GET /v1/models lists the presets",
+        cli=""
+        if near
+        else "; give its config.json (hf download NAME config.json), or see `tuner models`",
+        api="" if near else "; post its config.json; GET /v1/models lists the presets",
     )
+
+
+def _near(text: str) -> str:
+    """The nearest preset where only letters differ, or hardly anything: another number is another
+    model.
+    """
+    names = [name for model in presets() for name in (model.name, *model.aliases)]
+    (near, *_) = get_close_matches(text.casefold(), names, n=1, cutoff=0.75) or [""]
+    numbers = re.findall(r"[0-9]+", text)
+    close = re.findall(r"[0-9]+", near) == numbers or get_close_matches(text, [near], cutoff=0.95)
+    return f"; did you mean {near!r}?" if near and close else ""
 
 
 @cache

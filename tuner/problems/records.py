@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from tuner.problems.points import Point, Problem
-from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals
+from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
 
 
 class RunState(str, Enum):
@@ -42,6 +42,7 @@ class RunKey:
     space: str  # identifies the set of configurations searched
     recording: str = ""  # sha256 of the replayed recording; empty without one
     routing: str = ""  # sha256 of the file of captured routings; empty: random routings
+    revalidates: str = ""  # fingerprint of the `EarlierRun`'s key; empty: it searches
 
     @property
     def fingerprint(self) -> str:
@@ -57,6 +58,8 @@ class RunKey:
         ]
         if self.routing:  # left out when empty: older runs were stored without this field
             identity.append(self.routing)
+        if self.revalidates:
+            identity.append(f"revalidates {self.revalidates}")
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
@@ -71,6 +74,17 @@ class Run:
     totals: Totals | None  # the cost of the run that last finished it
     created_at: datetime  # UTC
     updated_at: datetime  # UTC
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """A finished run that asked the same with other kernels: of another release of the engine, of
+    another Triton, or with another source. GPU, driver, CUDA and torch were the same.
+    """
+
+    run: Run
+    trials: Sequence[Trial]
+    entries: Sequence[Entry]  # the measured ones, for every point of the run
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 # The options that `triton.compile` uses for CUDA where a configuration has none.
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+_HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
+
+
+def triton_defaults(backend: str) -> dict[str, int]:
+    """The options that `triton.compile` uses for "cuda" or "hip" where a configuration has none."""
+    return dict(_HIP_DEFAULTS if backend == "hip" else TRITON_DEFAULTS)
 
 
 def version_folder(version: str) -> str:

@@ -183,3 +183,12 @@ api_keys = Table(
     UniqueConstraint("name"),
     UniqueConstraint("key_hash"),
 )
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("token_hash", String(64), primary_key=True),  # sha256; the cookie is never stored
+    Column("key_id", ForeignKey(api_keys.c.id), nullable=False),  # the session may what it may
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False, index=True),
+)

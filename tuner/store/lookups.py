@@ -71,6 +71,17 @@ class StoredSummary:
     points: dict[Status, int]  # the number of points by their winners' status
     oldest: datetime
     newest: datetime
+    # How many times as fast the winners are as what the engine would run: the harmonic mean over
+    # the measured points, or over the predicted ones if none is measured. None: nothing is timed.
+    speedup: float | None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is published in an environment. It changes with every winner."""
+
+    count: int
+    newest: datetime
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,26 @@ class Lookups(Database):
                     break
         return found
 
+    def changed_summaries(
+        self, known: Mapping[int, Extent]
+    ) -> tuple[Sequence[StoredSummary], Mapping[int, Extent]]:
+        """What is stored that was not yet when `known` was read, and what to ask with next time.
+
+        The keys are the ids of environments. Without any, all that is stored is answered.
+        """
+        at = winners.c.environment_id
+        extents = select(at, func.count(), func.max(winners.c.published_at)).group_by(at)
+        found: list[StoredSummary] = []
+        with self._read() as connection:
+            now = {row[0]: Extent(row[1], row[2]) for row in connection.execute(extents)}
+            changed = [one for one, extent in now.items() if known.get(one) != extent]
+            query = select(environments).where(environments.c.id.in_(changed))
+            for row in connection.execute(query).mappings().all():
+                before = known.get(row["id"])
+                since = before.newest if before else None
+                found += _summaries(connection, row, 0, None, since)
+        return found, now
+
     def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
         """The number of events of each of these jobs. Unknown jobs are left out."""
         query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
@@ -205,10 +236,34 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
     )
 
 
+def _relative_time(status: Status) -> ColumnElement[float]:
+    """The mean of the winners' times, each divided by the time of what the engine would run.
+
+    The engine runs the file that it ships, where it ships one.
+    """
+    alone = func.coalesce(
+        *(winners.c.incumbents[name]["median_us"].as_float() for name in ("shipped", "default"))
+    )
+    relative = winners.c.median_us / func.nullif(alone, 0)
+    return func.avg(relative).filter(winners.c.status == status.value)
+
+
 def _summaries(
-    connection: Connection, environment: RowMapping, past: int, limit: int
+    connection: Connection,
+    environment: RowMapping,
+    past: int,
+    limit: int | None,
+    since: datetime | None = None,
 ) -> list[StoredSummary]:
-    """The next `limit` problems of one environment with an id above `past`."""
+    """The next `limit` problems of one environment with an id above `past`.
+
+    With `since`, only the problems with a winner that was published then or later.
+    """
+    mine = winners.c.environment_id == environment["id"]
+    wanted = mine & (winners.c.problem_id > past)
+    if since is not None:
+        fresh = select(winners.c.problem_id).where(mine, winners.c.published_at >= since)
+        wanted &= winners.c.problem_id.in_(fresh)
     # The page is cut off before the problems' texts are joined: it reads `limit` index entries.
     page = (
         select(
@@ -219,8 +274,9 @@ def _summaries(
             ),
             func.min(winners.c.published_at).label("oldest"),
             func.max(winners.c.published_at).label("newest"),
+            func.coalesce(*map(_relative_time, (Status.OK, Status.PREDICTED))).label("relative"),
         )
-        .where(winners.c.environment_id == environment["id"], winners.c.problem_id > past)
+        .where(wanted)
         .group_by(winners.c.problem_id)
         .order_by(winners.c.problem_id)
         .limit(limit)
@@ -240,6 +296,7 @@ def _summaries(
             points={status: row[status.value] for status in WINNING if row[status.value]},
             oldest=row["oldest"],
             newest=row["newest"],
+            speedup=1 / row["relative"] if row["relative"] else None,
         )
         for row in connection.execute(query).mappings()
     ]

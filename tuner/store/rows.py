@@ -46,6 +46,7 @@ def run_row(key: RunKey) -> dict[str, Any]:
         "space": key.space,
         "recording": key.recording,
         "routing": key.routing,
+        "revalidates": key.revalidates,
     }
 
 
@@ -62,6 +63,7 @@ def read_run(row: RowMapping) -> Run:
         space=row["space"],
         recording=row["recording"],
         routing=row["routing"],
+        revalidates=row["revalidates"],
     )
     return Run(
         id=row["id"],
@@ -165,6 +167,7 @@ def _compiled_row(compiled: Compiled) -> dict[str, Any]:
         "n_spills": compiled.n_spills,
         "compile_detail": storable(compiled.detail),
         "cached": compiled.cached,
+        "code": compiled.code,
     }
 
 
@@ -176,6 +179,7 @@ def _read_compiled(row: RowMapping) -> Compiled:
         n_spills=row["n_spills"],
         detail=row["compile_detail"],
         cached=row["cached"],
+        code=row["code"],
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tuner.devices.table import Device
+from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
-from tuner.problems.results import Entry, Environment, Totals, entry_json
+from tuner.problems.results import Entry, Environment, Status, Totals, entry_json
 from tuner.render import table
 
 
@@ -50,10 +51,11 @@ class Report:
             "entries": [{**e.point.as_json(), **entry_json(e, config_json)} for e in self.entries],
             "totals": asdict(self.totals),
             "runs": runs.as_json() if runs else None,
+            **({"caveat": self._caveat} if self._caveat else {}),
         }
 
     def as_text(self) -> str:
-        """A table of the entries, then a line with the totals."""
+        """A table of the entries, then lines with the totals and what to know of predictions."""
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else self.entries
         rows = [
@@ -74,7 +76,32 @@ class Report:
             f"{t.configs_compiled} kernels{known}, {t.compile_s:.1f} s of compile processes, "
             f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
         )
-        return "\n".join([table((*self.table.headers, *_FIGURES), rows), "", cost])
+        carried = t.extra.get("carried_over")
+        if carried is not None:
+            cost = f"{carried} of {len(self.entries)} entries carried over: {cost}"
+        lines = [table((*self.table.headers, *_FIGURES), rows), "", cost, self._caveat]
+        return "\n".join(lines).rstrip("\n")
+
+    @property
+    def _caveat(self) -> str:
+        """What a reader of predicted times must know besides their status; mostly empty."""
+        vendor = self.device.untested_vendor
+        if not vendor or all(entry.status is not Status.PREDICTED for entry in self.entries):
+            return ""
+        return f"The model that predicted these times was never held against a card of {vendor}'s."
+
+
+def mark_untested(entries: Iterable[Entry], device: Device) -> list[Entry]:
+    """The entries with words in the reason of predicted ones, where the model was never held
+    against a card of the device's vendor. The reason goes with an entry wherever it is shown.
+    """
+    words = f"; model untested on {device.untested_vendor}" if device.untested_vendor else ""
+    return [
+        replace(entry, reason=f"{entry.reason}{words}")
+        if entry.status is Status.PREDICTED
+        else entry
+        for entry in entries
+    ]
 
 
 _FIGURES = ("us", "shared", "limit", "status", "why")
@@ -84,7 +111,8 @@ def config_cells(config: Config) -> tuple[str, int, int, int]:
     """Blocks, group size, warps and stages, as tables show them."""
     blocks = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     tma = " tma" if config.get("USE_TMA") else ""
-    return f"{blocks}{tma}", config["GROUP_SIZE_M"], config["num_warps"], config["num_stages"]
+    amd = "".join(f" {name}={config[name]}" for name in AMD_OPTIONS if config.get(name))
+    return f"{blocks}{tma}{amd}", config["GROUP_SIZE_M"], config["num_warps"], config["num_stages"]
 
 
 def config_json(config: Config) -> dict[str, int | bool]:

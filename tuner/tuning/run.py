@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
+from tuner.compile.environment import TritonRelease, triton_for
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.errors import UnwritableOutput
+from tuner.errors import CompilerUnavailable, UnwritableOutput
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.recording import RecordedTrials, read_trials, write_trials
 from tuner.measure.recording_file import prove_recordable
@@ -28,10 +28,11 @@ from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.journal import RunJournal, RunStore
-from tuner.tuning.report import EntryTable, Report
+from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.request import Effort, Source
+from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.space import Space, space_identity
-from tuner.tuning.tune import Plan, Progress, Strategy, tune
+from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, tune
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
@@ -49,6 +50,7 @@ class Request:
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
+    carry_over: bool = True  # take over what holds of a run with an older engine or Triton
 
     @property
     def selected(self) -> Selection:
@@ -120,11 +122,17 @@ class TuningRun(ABC):
             self._prove_recordable(record, add_to_record)
         self._look_up(store)
         bench, strategy = self._bench_and_strategy()
-        run = store.begin_run(self._run_key())
+        key, earlier = self._run_key(), self._revalidation(store)
+        if earlier is not None:
+            self._gpu.answer_from(earlier.known)
+            strategy = FixedStrategy(earlier.candidates())
+            key = replace(key, revalidates=earlier.fingerprint)
+        run = store.begin_run(key)
         journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
-            entries = tune(self._plan(), strategy, bench, journal, progress, racer)
+            entries = tune(self._plan(), strategy, bench, journal, progress, racer, earlier)
+            entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             store.finish_run(run, entries, bench.totals)
             self._workbench.chosen.append((self.request.problem, entries))
@@ -137,6 +145,13 @@ class TuningRun(ABC):
         if record is not None:
             self._record(record, journal.trials(), add_to_record)
         return self._report(entries, bench.totals)
+
+    def _revalidation(self, store: RunStore) -> Revalidation | None:
+        """What to take over from a run with an older engine or Triton, if there is one."""
+        if not self.request.carry_over or self.request.source.kind is not MeasureKind.GPU:
+            return None
+        found = store.earlier_run(self._run_key())
+        return Revalidation(found, self._plan()) if found else None
 
     def _count_cached(self, totals: Totals) -> None:
         if "_compiler" in self.__dict__:  # a replay compiles nothing
@@ -241,7 +256,11 @@ class TuningRun(ABC):
     def _farm(self) -> Farm:
         # Leave one core to the process that owns the GPU.
         spare = 1 if self.request.source.kind is MeasureKind.GPU else 0
-        return self._workbench.farm(spare_cores=spare)
+        return self._workbench.farm(spare, self._release)
+
+    @cached_property
+    def _release(self) -> TritonRelease:
+        return triton_for(self.request.engine)
 
     @cached_property
     def _compiler(self) -> KernelCompiler:
@@ -272,8 +291,8 @@ class TuningRun(ABC):
     @cached_property
     def _triton(self) -> str:
         try:
-            return version("triton")
-        except PackageNotFoundError:
+            return self._release.version
+        except CompilerUnavailable:
             return "none"  # a replay needs no triton; the compile farm raises without it
 
     def _run_key(self) -> RunKey:

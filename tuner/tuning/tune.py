@@ -8,7 +8,7 @@ repeat exactly, the winners are the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from tuner.tuning.bench import Bench
 Progress = Callable[[Trial], None]
 # The median of this many interleaved times varies by about 0.1 % on an H200.
 RACE_ROUNDS = 15
+# Where an earlier result is raced again, its finalists are known, and few. Fewer rounds keep the
+# race of a layer's 36 points short; their medians are a third noisier.
+RACE_AGAIN_ROUNDS = 9
 
 
 class Strategy(Protocol):
@@ -64,6 +67,16 @@ class Racer(Protocol):
         """The measurement of each configuration; one that could not be timed is left out."""
 
 
+class Earlier(Protocol):
+    """An earlier result, which holds at some points."""
+
+    def final(self, trials: Mapping[Candidate, Trial]) -> list[Trial]:
+        """The trials that decide at the points where it holds, out of what was tried now."""
+
+    def explain(self, entries: Sequence[Entry], held: Collection[Point]) -> list[Entry]:
+        """The entries, with what became of the earlier result in the reason of each."""
+
+
 class Journal(Protocol):
     """Keeps a run's trials. They are stored durably when `add` returns."""
 
@@ -97,10 +110,12 @@ def tune(
     journal: Journal,
     progress: Progress,
     racer: Racer | None = None,
+    earlier: Earlier | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
     With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
+    `earlier` has the times of points that need no race.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
@@ -110,20 +125,27 @@ def tune(
     everything = list(trials.values())
     entries = plan.chooser.choose(everything)
     if racer is not None:
-        final = _race(plan.chooser.finalists(everything, entries), racer)
+        final = earlier.final(trials) if earlier else []
+        known = {trial.candidate.point for trial in final}
+        finalists = plan.chooser.finalists(everything, entries)
+        again = [trial for trial in finalists if trial.candidate.point not in known]
+        raced = _race(again, racer, RACE_AGAIN_ROUNDS if earlier else RACE_ROUNDS)
         untuned = [t for t in everything if t.candidate.point not in requested]
-        entries = plan.chooser.choose([*final, *untuned])
+        entries = plan.chooser.choose([*final, *raced, *untuned])
+        if earlier:
+            entries = earlier.explain(entries, known)
+            bench.totals.extra["carried_over"] = len(known)
     bench.totals.wall_s = time.perf_counter() - started
     return entries
 
 
-def _race(trials: Sequence[Trial], racer: Racer) -> list[Trial]:
+def _race(trials: Sequence[Trial], racer: Racer, rounds: int) -> list[Trial]:
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
     raced = []
     for point, some in by_point.items():
-        times = racer.race(point, [trial.candidate.config for trial in some], RACE_ROUNDS)
+        times = racer.race(point, [trial.candidate.config for trial in some], rounds)
         raced += [
             replace(trial, measurement=times[trial.candidate.config])
             for trial in some

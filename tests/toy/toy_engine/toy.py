@@ -20,7 +20,7 @@ from tuner.export.delivery import PlannedFile
 from tuner.export.files import PROVENANCE, provenance_row, sidecar_fields
 from tuner.kernels.binding import Binding, Constant, Integer, Pointer, bind
 from tuner.kernels.lift import Lifted, lift
-from tuner.problems.points import Candidate, Config
+from tuner.problems.points import Candidate, Config, Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 
@@ -118,6 +118,11 @@ class Delivery:
     note = "toys need no servers"
     engine_root = None
     variable = "TOY_DIR"
+    by_plugin = False
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, Scale)
+        return [Support(self.engine).file_name(problem, device.name)]
 
     def obstacle(self, *, into_engine: bool) -> str:
         return "toys do not belong in the engine's package" if into_engine else ""

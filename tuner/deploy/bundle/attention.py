@@ -7,7 +7,6 @@ splits: the cluster file does, or else sglang chooses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from tuner.deploy.cluster import Cluster
 from tuner.engines.engine import Engine
@@ -15,13 +14,11 @@ from tuner.engines.sglang.attention.backend import BACKEND_FLAG
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.engines.sglang.attention.server_flags import advised_flags
-from tuner.errors import BadProblem, ExportRefused, UnknownModel
+from tuner.errors import ExportRefused
 from tuner.export import loadable
 from tuner.export.delivery import PlannedFile
 from tuner.export.selection import left_out_lines
-from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
-from tuner.models.table import find_preset
 from tuner.problems.records import Winner
 
 # These flags override the flag for both phases.
@@ -39,33 +36,24 @@ def usable_winners(
     Raises ExportRefused where no winner is left.
     """
     others = [winner for winner in winners if not isinstance(winner.problem, Attention)]
-    if len(others) == len(winners):
-        return _loadable(others, cluster, engine)
     backends = set(_backends(cluster).values())
-    if cluster.engine.name != "sglang":
-        why = f"{cluster.engine.name} has no plugin that reads attention files"
-    elif not backends & {"triton", None}:
-        named = " and ".join(sorted(filter(None, backends)))
-        why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
-    else:
-        return _loadable(winners, cluster, engine)
+    if len(others) == len(winners) or backends & {"triton", None}:
+        return _loadable(winners, engine)
+    named = " and ".join(sorted(filter(None, backends)))
+    why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
     if not others:
         raise ExportRefused(f"there are winners for attention alone: {why}")
-    kept, notes = _loadable(others, cluster, engine)
+    kept, notes = _loadable(others, engine)
     return kept, [f"attention left out: {why}", *notes]
 
 
-def _loadable(
-    winners: Sequence[Winner], cluster: Cluster, engine: Engine
-) -> tuple[list[Winner], list[str]]:
-    """(the winners that sglang's servers can load, notes about the others)."""
-    if cluster.engine.name != "sglang":
-        return list(winners), []
+def _loadable(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
+    """(the winners that servers can load, notes about the others)."""
     kept, left_out = loadable(winners, engine)
     return kept, left_out_lines(left_out)
 
 
-def attention_notes(exported: Sequence[PlannedFile], cluster: Cluster, engine: Engine) -> list[str]:
+def attention_notes(exported: Sequence[PlannedFile], cluster: Cluster) -> list[str]:
     """Notes about the attention files for the operator, one sentence each."""
     files = [file for file in exported if isinstance(file, AttentionFileExport)]
     if not files:
@@ -74,9 +62,7 @@ def attention_notes(exported: Sequence[PlannedFile], cluster: Cluster, engine: E
         "tuned attention needs engine-tuner installed in the serving environment: sglang finds "
         "the plugin there"
     ]
-    return [*notes, *_backend_notes(cluster), *_splits_notes(files, cluster)] + _fit_notes(
-        files, cluster, engine
-    )
+    return [*notes, *_backend_notes(cluster), *_splits_notes(files, cluster)]
 
 
 def _backend_notes(cluster: Cluster) -> Iterator[str]:
@@ -104,26 +90,6 @@ def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Ite
     splits = {str(problem.kv_splits) for problem in decode if not problem.shares_kv}
     if flag and splits and flag not in splits:
         yield f"engine.flags hold {KV_SPLITS_FLAG} {flag}, and no decode file is for as many"
-
-
-def _fit_notes(files: Sequence[AttentionFileExport], cluster: Cluster, engine: Engine) -> list[str]:
-    """A note if no file is for the cluster's model, where the model is known by name."""
-    parallel = cluster.parallel
-    replicas = parallel.tp * parallel.dp == cluster.gpus
-    tp = parallel.tp if replicas else parallel.tp // parallel.dp  # ranks that share the heads
-    try:
-        model = find_preset(cluster.model.name)
-        wanted = attention_problems(model, tp, engine_version=engine.version)
-    except (UnknownModel, BadProblem):
-        return []
-    if {_shape(problem) for problem in wanted} & {_shape(file.problem) for file in files}:
-        return []
-    return [f"no attention file is for {model.name} at tp={tp}: tune its attention too"]
-
-
-def _shape(problem: Attention) -> Attention:
-    """The problem without the fields that a server's flags set."""
-    return replace(problem, page_size=1, kv_splits=None)
 
 
 def _backends(cluster: Cluster) -> dict[Phase, str | None]:

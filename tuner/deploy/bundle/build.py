@@ -17,8 +17,11 @@ from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
 from tuner.deploy.bundle.dispatch import dispatch_notes
 from tuner.deploy.bundle.environment import environment_notes, node_environments
+from tuner.deploy.bundle.fabric import fabric_program, fabric_script
+from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys, file_names
 from tuner.deploy.bundle.kubernetes import lws_manifest, no_manifest_reason
 from tuner.deploy.bundle.manifest import (
+    CONFIGS,
     FORMAT,
     KIND,
     NAME,
@@ -29,14 +32,15 @@ from tuner.deploy.bundle.manifest import (
 )
 from tuner.deploy.bundle.readme import readme_text
 from tuner.deploy.bundle.sbom import sbom_text
-from tuner.deploy.bundle.scripts import CONFIGS, bare_script, docker_script
+from tuner.deploy.bundle.scripts import bare_script, docker_script
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import PreflightReport, build_single_file
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.errors import UnwritableOutput
+from tuner.engines.launch import unknown_flags
+from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
 from tuner.families.attention.problem import Attention
@@ -53,6 +57,7 @@ class Bundle:
     name: str
     archive: bytes
     manifest: dict[str, Any]
+    keys: Keys
 
     @property
     def notes(self) -> list[str]:
@@ -67,16 +72,24 @@ def build_bundle(
     device: Device,
     *,
     allow_predicted: bool,
+    allow_missing: bool = False,
     named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned. Unless `allow_predicted`, sizes with
-    predicted winners are left out, and a note names them. Raises ExportRefused where nothing is
-    left, where this leaves out one of the `named` problems or the cluster's model, and for winners
-    that cannot be shipped; MalformedCluster for a launch that the cluster's engine cannot do.
+    `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
+    `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
+    `allow_missing`, the bundle must hold every file that the servers ask for. Raises ExportRefused
+    where it does not, for winners of another engine, where nothing is left, where one of the
+    `named` problems is left out, and for winners that cannot be shipped;
+    MalformedCluster for a launch that the cluster's engine cannot do.
     """
+    if engine.name != cluster.engine.name:
+        raise ExportRefused(
+            f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
+            f"bundle what was tuned with --engine {cluster.engine.name}"
+        )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
     usable, left_out = usable_winners(winners, cluster, engine)
@@ -85,16 +98,17 @@ def build_bundle(
         usable, predicted = leave_out_predicted(usable, named)
     attention = any(isinstance(winner.problem, Attention) for winner in usable)
     files = _launch_files(cluster, environments, name, attention=attention) | _check_files(cluster)
-    folder = config_folder(usable, cluster, engine, device, predicted)
+    folder = config_folder(usable, cluster, engine, device)
+    keys, missing = _keys(folder, predicted, cluster, engine, device, allow_missing=allow_missing)
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = _notes(cluster, engine, environments, statuses) + left_out
+    notes = missing + _notes(cluster, engine, environments, statuses) + left_out
     notes += left_out_lines(predicted)
-    notes += attention_notes(folder.exported, cluster, engine)
+    notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
-    facts = (name, cluster, device.name, folder.hash, statuses, notes, no_kubernetes)
+    facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
     files["README.md"] = _text(readme_text(*facts, attention=attention))
     files["sbom.cdx.json"] = _text(_sbom(name, cluster, engine, known, files))
     files[SUMS] = _text(sums_text(files))
@@ -102,13 +116,35 @@ def build_bundle(
         **_identity(name, cluster, device),
         "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
         "environments": known,
+        "keys": keys.as_json(),
         "statuses": statuses,
         "entries": entries,
         "notes": notes,
         "files": file_rows(files, _origins(folder, engine)),
     }
     files[NAME] = _text(manifest_text(manifest))
-    return Bundle(name, pack(name, files), manifest)
+    return Bundle(name, pack(name, files), manifest, keys)
+
+
+def _keys(
+    folder: ConfigFolder,
+    left_out: Sequence[LeftOut],
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+    *,
+    allow_missing: bool,
+) -> tuple[Keys, list[str]]:
+    """(the keys asked and bundled, notes); a model that is not known asks for no key."""
+    try:
+        asked = asked_files(cluster, engine, device)
+    except UnknownModel:
+        keys = Keys((), file_names(folder.tuned))
+        return keys, [
+            f"the files that servers ask for are not known: {cluster.model.name} is no preset; set "
+            "model.config to the path of its config.json"
+        ]
+    return compare_keys(asked, folder.tuned, left_out, engine, device, allow_missing=allow_missing)
 
 
 def write_bundle(bundle: Bundle, path: Path, sign: Callable[[bytes], bytes] | None = None) -> None:
@@ -138,6 +174,7 @@ def _check_files(cluster: Cluster) -> dict[str, File]:
         preflight = path.read_bytes()
     return {
         "preflight.py": File(preflight, _EXECUTABLE),
+        "fabric.py": File(fabric_program(), _EXECUTABLE),
         "cluster.json": _text(cluster.expected().to_json()),
         "sweep.sh": File(sweep_script(cluster).encode(), _EXECUTABLE),
     }
@@ -159,12 +196,16 @@ def _launch_files(
     cluster: Cluster, environments: Sequence[dict[str, str]], name: str, *, attention: bool
 ) -> dict[str, File]:
     files: dict[str, File] = {}
+    inside = cluster.in_container()
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
-        commands = node_commands(cluster, rank, variables)
         below = f"nodes/{node.name}"
+        commands = node_commands(cluster, rank, variables)
         bare = bare_script(cluster, rank, variables, commands, attention=attention)
         files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
+        fabric = fabric_script(cluster, rank, variables)
+        files[f"{below}/fabric.sh"] = File(fabric.encode(), _EXECUTABLE)
         if cluster.engine.image:
+            commands = node_commands(inside, rank, variables)
             docker = docker_script(cluster, rank, variables, commands, attention=attention)
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
             compose = compose_file(cluster, rank, variables, commands, attention=attention)
@@ -206,16 +247,24 @@ def _notes(
     environments: Sequence[dict[str, str]],
     statuses: dict[str, int],
 ) -> list[str]:
-    notes = environment_notes(cluster, environments)
+    notes = environment_notes(cluster, environments) + _flag_notes(cluster, engine)
+    if cluster.engine.release not in ("", engine.version):
+        notes.append(
+            f"the entries were chosen for {engine.name} {engine.version}, and the servers run "
+            f"{cluster.engine.release}: names of files and kernels may differ"
+        )
     if statuses.get("predicted"):
         notes.append(f"{statuses['predicted']} entries were predicted, not measured: run the sweep")
-    if cluster.engine.name != engine.name:
-        notes.append(
-            f"the entries were chosen with {engine.name} {engine.version}'s fused_moe_kernel, of "
-            f"which {cluster.engine.name}'s is a relative, and for the up product alone, while "
-            f"{cluster.engine.name} runs them for both: run the sweep"
-        )
     return notes
+
+
+def _flag_notes(cluster: Cluster, engine: Engine) -> list[str]:
+    """A note for each flag that the cluster's engine does not know, where it is on this disk."""
+    if cluster.engine.release not in ("", engine.version):
+        return []
+    name = f"{engine.name} {engine.version}"
+    found = unknown_flags(engine, cluster.engine.flags)
+    return [f"engine.flags hold a flag that {name} does not know: {flag}" for flag in found]
 
 
 def _identity(name: str, cluster: Cluster, device: Device) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def vllm_command(cluster: Cluster) -> Command:
 def ray_head(cluster: Cluster, address: str) -> Command:
     """The command of Ray's head. It returns at once; vLLM then waits for the workers' GPUs."""
     words = ["ray", "start", "--head", "--port", str(cluster.ports.ray)]
-    return (*words, *_ray_node(cluster.nodes[0].gpus, address), "--disable-usage-stats")
+    words += _ray_node(cluster.nodes[0].gpus, address)
+    return (*words, "--disable-usage-stats", *cluster.engine.ray_flags)
 
 
 def ray_worker(cluster: Cluster, head: str, gpus: int, address: str) -> Command:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.deploy.bundle.commands import Command, one_line
+from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import (
-    CONFIGS,
     HUB_CACHE,
     MOUNTED,
     container_name,
@@ -54,9 +54,9 @@ def compose_file(
 
 
 def _model_mounts(cluster: Cluster) -> list[dict[str, Any]]:
-    path = cluster.model.path
+    path, inside = cluster.model.path, cluster.model.container_path
     if is_folder(path):
-        return [_mount(without_variables(path), without_variables(path))]
+        return [_mount(without_variables(path), without_variables(inside))]
     cache = _mount("${HF_HOME:-${HOME}/.cache/huggingface}", HUB_CACHE)
     return [{**cache, "read_only": False}]
 

@@ -11,17 +11,25 @@ from tuner.engines.engine import Engine
 from tuner.problems.records import Winner
 
 
+def server_flags(cluster: Cluster) -> dict[str, str]:
+    """The flags and variables of the cluster's servers. Nodes' own variables are left aside."""
+    ranks = {"--ep-size": str(cluster.parallel.ep)}
+    return {**cluster.environment, **ranks, **flags_of(cluster.engine.flags)}
+
+
+def served_version(cluster: Cluster, engine: Engine) -> str:
+    """The version of the cluster's engine, or that of `engine` where the cluster names none."""
+    return cluster.engine.release or engine.version
+
+
 def dispatch_notes(
     winners: Sequence[Winner], cluster: Cluster, engine: Engine, device: Device
 ) -> list[str]:
     """One line for each kernel that the problems of the winners run.
 
-    `engine` is the engine that the winners were tuned for. A cluster that names no version has
-    that engine's, or the newest whose rules are known. Nodes' own variables are left aside.
+    Without a version, the rules of the newest release count that was read.
     """
-    name = cluster.engine.name
-    version = cluster.engine.version or (engine.version if name == engine.name else "")
-    ranks = {"--ep-size": str(cluster.parallel.ep)}
-    flags = {**cluster.environment, **ranks, **flags_of(cluster.engine.flags)}
     problems = (winner.problem for winner in winners)
-    return [runs.line() for runs in engine_runs(name, version, problems, device, flags)]
+    version, flags = served_version(cluster, engine), server_flags(cluster)
+    answers = engine_runs(cluster.engine.name, version, problems, device, flags)
+    return [runs.line() for runs in answers]

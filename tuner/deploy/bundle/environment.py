@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from tuner.deploy.cluster import Cluster, ClusterNode
 from tuner.deploy.preflight import PreflightReport
-from tuner.deploy.preflight.check_network import HOST_VARIABLES
+from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIABLES
 from tuner.deploy.preflight.network import is_ip
 from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as SGLANG_CONFIG_DIR
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
-from tuner.engines.vllm.package import CONFIG_DIR_VARIABLE as VLLM_CONFIG_DIR
+from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as VLLM_CONFIG_DIR
 from tuner.errors import MalformedCluster
 
 CONFIG_VARIABLES = {"sglang": SGLANG_CONFIG_DIR, "vllm": VLLM_CONFIG_DIR}
@@ -52,9 +52,10 @@ def _environment(
     cluster: Cluster, node: ClusterNode, proposed: Mapping[str, str]
 ) -> dict[str, str]:
     found: dict[str, str] = {}
+    if len(cluster.nodes) > 1:
+        found["NCCL_DEBUG"] = "INFO"
     if node.interface:
-        found["NCCL_SOCKET_IFNAME"] = node.interface
-        found["GLOO_SOCKET_IFNAME"] = node.interface
+        found.update(dict.fromkeys(INTERFACE_VARIABLES, node.interface))
     if node.rdma:
         # "=" makes NCCL match whole names; without it mlx5_1 also matches mlx5_10.
         found["NCCL_IB_HCA"] = "=" + ",".join(node.rdma)

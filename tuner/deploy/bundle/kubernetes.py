@@ -19,7 +19,8 @@ from tuner.deploy.bundle.commands import (
     vllm_command,
 )
 from tuner.deploy.bundle.environment import differing, folder_variables
-from tuner.deploy.bundle.scripts import CONFIGS, HUB_CACHE, MOUNTED, is_folder, uses_rdma
+from tuner.deploy.bundle.manifest import CONFIGS
+from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder, uses_rdma
 from tuner.deploy.bundle.yamltext import without_variables, yaml_text
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.check_network import HOST_VARIABLES
@@ -86,6 +87,7 @@ def object_name(name: str) -> str:
 
 def _commands(cluster: Cluster) -> tuple[list[Command], list[Command]]:
     """(the leader's commands, a worker's commands)."""
+    cluster = cluster.in_container()
     if cluster.engine.name == "sglang":
         escaped = _escaped(sglang_command(cluster, "\0leader", "\0size", "\0index"))
         return [escaped], [escaped]
@@ -153,7 +155,7 @@ def _container(
             {"name": "configs", "mountPath": MOUNTED, "readOnly": True},
             {
                 "name": "model",
-                "mountPath": path if is_folder(path) else HUB_CACHE,
+                "mountPath": cluster.model.container_path if is_folder(path) else HUB_CACHE,
                 "readOnly": is_folder(path),  # the hub's cache is written to
             },
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount, not a file

@@ -10,10 +10,11 @@ from typing import Any
 from tuner.deploy.bundle.archive import MODES, File, checked_path
 from tuner.errors import BundleRefused
 
+CONFIGS = "engine-configs"  # in the bundle
 NAME = "MANIFEST.json"
 SUMS = "SHA256SUMS"
 KIND = "engine-tuner bundle"
-FORMAT = 1
+FORMAT = 2
 _DIGEST = "digest"
 _FIELDS = {
     "kind": str,
@@ -24,6 +25,7 @@ _FIELDS = {
     "device": str,
     "configs": dict,
     "environments": list,
+    "keys": dict,
     "statuses": dict,
     "entries": list,
     "notes": list,

@@ -8,8 +8,10 @@ from importlib.metadata import version
 
 from tuner.deploy.bundle.commands import endpoint
 from tuner.deploy.bundle.environment import CONFIG_VARIABLES, folder_variables
+from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
-from tuner.deploy.bundle.scripts import CONFIGS, PLUGIN_IMPORT, container_name
+from tuner.deploy.bundle.manifest import CONFIGS
+from tuner.deploy.bundle.scripts import PLUGIN_IMPORT, container_name, is_folder
 from tuner.deploy.cluster import Cluster
 
 _TEXT = """\
@@ -19,6 +21,10 @@ _TEXT = """\
 
 {counts}
 {notes}
+| the servers ask for | in this bundle |
+|---|---|
+{keys}
+
 Put this folder at the same place on every node, e.g. `/opt/tuner/{name}`, after
 `tuner bundle verify {name}.tar.gz --key KEY.pub`. Without the tuner: `sha256sum -c SHA256SUMS`.
 
@@ -40,6 +46,14 @@ It exits with 1 if anything stands against a launch, and says how to mend it. Wh
 other variables than the scripts set, bundle again with `--node NAME=DIR` for each capture.
 `{variable}` must hold the same files on every node: hash {hash}.
 
+Then the network itself, beside what its cards can carry ({head} is the first node):
+
+```
+nodes/{head}/fabric.sh serve                          # on {head}; perftest must be installed
+nodes/{other}/fabric.sh bandwidth {address}           # on another node
+nodes/NAME/fabric.sh all-reduce                       # on every node at once
+```
+
 {attention}## 2. Launch
 
 `--print` shows the commands and runs nothing. {order}
@@ -52,10 +66,12 @@ other variables than the scripts set, bundle again with `--node NAME=DIR` for ea
 
 ```
 {logs} > server.log 2>&1
-tuner load-proof server.log
+tuner load-proof {name}.tar.gz server.log
 ```
 
-It names every config file the engine loaded, and every one that fell back or was not found{plugin}.
+It tells tuned files from the engine's own and from its defaults{plugin}. It also says
+whether NCCL uses RDMA (NET/IB) or TCP (NET/Socket), and whether the server is ready. Then ask it:
+`curl {url}/v1/models`.
 
 ## 4. Measure
 
@@ -64,7 +80,7 @@ It names every config file the engine loaded, and every one that fell back or wa
 tuner bench-report BEFORE after --release {name}.tar.gz
 ```
 
-The sweep asks {url}: 128 and 256 tokens in and out, 1 to 1024 requests in flight.
+The sweep asks {url} for 128 and 256 tokens in and out, 1 to 1024 requests in flight.
 Measure BEFORE the same way, without {variables}.
 
 ## What is here
@@ -74,6 +90,7 @@ Measure BEFORE the same way, without {variables}.
 | `{configs}/` | what {variables} {points} at; `provenance/`: where each entry comes from |
 | `nodes/NAME/` | one node's scripts |
 | `preflight.py`, `cluster.json` | the check, and what it holds the nodes against |
+| `fabric.py`, `nodes/NAME/fabric.sh` | the test of the network |
 | `sweep.sh` | the benchmark |
 | `MANIFEST.json`, `SHA256SUMS` | every file's hash; every entry's status and environment |
 | `sbom.cdx.json` | components, CycloneDX 1.5 |
@@ -100,8 +117,8 @@ not with `--enable-deterministic-inference`: they choose by the size of the batc
 _PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"
 _IMAGE = """Make an image of the engine's,
 name it in `engine.image`, and bundle again; for `bare.sh`, the same `pip install` on every node."""
-_PROOF = """,
-and each file that the plugin uses or refuses; if it names none, the plugin is not there"""
+_PROOF = """, and
+names each file that the plugin uses or refuses; if it names none, the plugin is not there"""
 _KUBERNETES = """
 Kubernetes, with the LeaderWorkerSet controller and NVIDIA's device plugin installed and this folder
 at `/opt/tuner/{name}` on each node:
@@ -122,6 +139,7 @@ def readme_text(
     folder_hash: str,
     statuses: Mapping[str, int],
     notes: Sequence[str],
+    keys: Keys,
     no_kubernetes: str,
     *,
     attention: bool,
@@ -142,6 +160,7 @@ def readme_text(
         tp=cluster.parallel.tp,
         counts=_counts(statuses),
         notes="".join(f"\n> {note}\n" for note in notes),
+        keys="\n".join(_key_row(asked, bundled) for asked, bundled in keys.rows()),
         variable=CONFIG_VARIABLES[cluster.engine.name],
         variables=" and ".join(f"`{variable}`" for variable in variables),
         points="points" if len(variables) == 1 else "point",
@@ -149,10 +168,20 @@ def readme_text(
         plugin=_PROOF if attention else "",
         hash=f"`{folder_hash}`",
         kubernetes=_kubernetes(name, cluster, no_kubernetes),
-        url=endpoint(cluster.nodes[0].host, cluster.ports.serve),
+        url=f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}",
         configs=CONFIGS,
         **_node_parts(cluster),
     )
+
+
+def _key_row(asked: str, bundled: str) -> str:
+    return f"| {f'`{asked}`' if asked else '-'} | {_same(asked, bundled)} |"
+
+
+def _same(asked: str, bundled: str) -> str:
+    if asked == bundled:
+        return "the same"
+    return f"`{bundled}`" if bundled else "**missing**"
 
 
 def _node_parts(cluster: Cluster) -> dict[str, str]:
@@ -161,6 +190,9 @@ def _node_parts(cluster: Cluster) -> dict[str, str]:
     image = cluster.engine.image
     order = "Start the head first, then the others. The first node is the head."
     return {
+        "head": names[0],
+        "other": names[-1],
+        "address": cluster.nodes[0].host,
         "captures": "\n".join(_capture(cluster, node) for node in names),
         "captured": " ".join(f"--node {node}=captures/{node}" for node in names),
         "order": order if len(names) > 1 else "",
@@ -203,7 +235,9 @@ def _counts(statuses: Mapping[str, int]) -> str:
 
 def _capture(cluster: Cluster, node: str) -> str:
     image = f" --image {shlex.quote(cluster.engine.image)}" if cluster.engine.image else ""
-    return f"python3 preflight.py --capture captures/{node} --config-dir {CONFIGS}{image}"
+    path = cluster.model.path
+    model = f" --model-dir {shlex.quote(path)}" if is_folder(path) else ""
+    return f"python3 preflight.py --capture captures/{node} --config-dir {CONFIGS}{model}{image}"
 
 
 def _launch(node: str, image: bool) -> str:

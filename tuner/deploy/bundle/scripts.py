@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from tuner.deploy.bundle.commands import Command, one_line
 from tuner.deploy.bundle.environment import folder_variables
+from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.cluster import Cluster
 from tuner.errors import MalformedCluster
 
-CONFIGS = "engine-configs"  # in the bundle
 MOUNTED = f"/opt/tuner/{CONFIGS}"  # in a container
 HUB_CACHE = "/root/.cache/huggingface"
 PLUGIN_IMPORT = "-c 'import tuner.engines.sglang.plugin'"  # arguments of the engine's python3
@@ -170,15 +170,18 @@ def model_mounts(cluster: Cluster) -> list[str]:
 
     Raises MalformedCluster for a folder that docker cannot mount.
     """
-    path = cluster.model.path
+    path, inside = cluster.model.path, cluster.model.container_path
     if not is_folder(path):
         return [
             f'--volume "${{HF_HOME:-$HOME/.cache/huggingface}}:{HUB_CACHE}"',
             "--env HF_TOKEN",  # from the operator's shell; never written to a file
         ]
-    if ":" in path:
-        raise MalformedCluster(f"model.path {path!r}: docker cannot mount a path with a colon")
-    return [f"--volume {quoted(f'{path}:{path}:ro')}"]
+    for field, value in (("path", path), ("container_path", inside)):
+        if ":" in value:
+            raise MalformedCluster(
+                f"model.{field} {value!r}: docker cannot mount a path with a colon"
+            )
+    return [f"--volume {quoted(f'{path}:{inside}:ro')}"]
 
 
 def quoted(word: str) -> str:

@@ -32,7 +32,10 @@ fi
 if [[ $print == no ]]; then
   mkdir -p -- "$out"
   out=$(cd -- "$out" && pwd -P)
+elif [[ $out != /* ]]; then
+  out=$PWD/$out  # docker takes a relative path for the name of a volume
 fi
+if [[ -n $sharegpt && $sharegpt != /* ]]; then sharegpt=$PWD/$sharegpt; fi
 if [[ $bare == no && $out$sharegpt == *:* ]]; then
   printf 'error: docker cannot mount a path with a colon: %s %s\n' "$out" "$sharegpt" >&2
   exit 2
@@ -53,7 +56,7 @@ for run in $(seq "$runs"); do
 done
 """
 _COMMON = """\
---base-url {url} --model {name} --tokenizer {model}
+--base-url {url} --model {name} --tokenizer "$tokenizer"
 "${{dataset[@]}}" --random-input-len "$length" --random-output-len "$length"
 --num-prompts "$prompts" --max-concurrency "$concurrency" --seed "$run"
 """
@@ -83,10 +86,12 @@ _VLLM = """\
 --result-filename "run-$run-length-$length-concurrency-$concurrency.json"
 """
 _CONTAINER = r"""
+tokenizer={model}
 if [[ $bare == yes ]]; then
   client=({client})
   results=$out
 else
+  tokenizer={inside}
   mounts=(--volume "$out:/results")
   if [[ -n $sharegpt ]]; then mounts+=(--volume "$sharegpt:/sharegpt.json:ro"); fi
   client=(
@@ -97,6 +102,7 @@ else
 fi
 """
 _BARE = r"""
+tokenizer={model}
 client=({client})
 results=$out
 """
@@ -108,7 +114,6 @@ def sweep_script(cluster: Cluster) -> str:
     url = f"http://{endpoint(cluster.nodes[0].host, cluster.ports.serve)}"
     common = _COMMON.format(
         url=quoted(url),
-        model=quoted(cluster.model.path),
         name=quoted(cluster.model.name),
     )
     arguments = common + (_SGLANG if sglang else _VLLM)
@@ -126,8 +131,11 @@ def _client(cluster: Cluster) -> str:
     """The part that sets the client: in the engine's image, or installed here with --bare."""
     sglang = cluster.engine.name == "sglang"
     client = "python3 -m sglang.bench_serving" if sglang else "vllm bench serve"
+    model, inside = quoted(cluster.model.path), quoted(cluster.model.container_path)
     if not cluster.engine.image:
-        return "\nbare=yes  # the cluster file names no image\n" + _BARE.format(client=client)
+        head = "\nbare=yes  # the cluster file names no image\n"
+        return head + _BARE.format(client=client, model=model)
     program, _, rest = client.partition(" ")
     lines = [*model_mounts(cluster), f"--entrypoint {program}", quoted(cluster.engine.image)]
-    return _CONTAINER.format(client=client, lines="\n".join(f"    {x}" for x in [*lines, rest]))
+    text = "\n".join(f"    {line}" for line in [*lines, rest])
+    return _CONTAINER.format(client=client, lines=text, model=model, inside=inside)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
+
+from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, Origin
+from tuner.deploy.load_proof.network import Network
 
 EVERY_KEY = "every key"
 ATTENTION, GEMM = "attention", "gemm"
@@ -42,6 +45,8 @@ class FileLoad:
     ranks: tuple[str, ...]  # as named in the log; empty where it names none
     lines: tuple[str, ...]  # FILE:LINE of each message
     reason: str = ""  # the plugin's
+    origin: str = ""  # of the file that was read: tuned, shipped or unknown
+    entries: str = ""  # of a tuned file, by status: "36 predicted"
 
 
 @dataclass(frozen=True)
@@ -64,18 +69,18 @@ class Hook:
 
 @dataclass(frozen=True)
 class LoadProof:
-    """Everything that a server's log tells about config files."""
+    """Everything that a server's log tells about config files, and about its network."""
 
     loads: tuple[FileLoad, ...]
     overrides: tuple[Override, ...]
     hooks: tuple[Hook, ...]
+    network: Network = field(default_factory=Network)
+    deployed: Deployed = UNKNOWN
 
     @property
     def ok(self) -> bool:
-        """Whether files were loaded, all of them the wanted ones, and no hook failed."""
-        return (
-            any(load.outcome is LoadOutcome.LOADED for load in self.loads) and not self.problems()
-        )
+        """Whether tuned files were loaded, all of them the wanted ones, and nothing failed."""
+        return not self.problems()
 
     def problems(self) -> list[str]:
         """One line for each deviation from the tuned files."""
@@ -92,11 +97,20 @@ class LoadProof:
             path = load.wanted if load.family in PLUGINS else ()
             outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
-        return found
+        return [*found, *_untuned(self.loads, self.deployed), *_launch(self)]
 
     def as_dict(self) -> dict[str, Any]:
         """Values for JSON."""
-        return {"ok": self.ok, "problems": self.problems(), **asdict(self)}
+        network = {**asdict(self.network), "devices": list(self.network.devices)}
+        network["control"] = list(self.network.control)
+        return {
+            "ok": self.ok,
+            "problems": self.problems(),
+            "loads": [asdict(load) for load in self.loads],
+            "overrides": [asdict(override) for override in self.overrides],
+            "hooks": [asdict(hook) for hook in self.hooks],
+            "network": network,
+        }
 
 
 def merged(loads: Iterable[FileLoad]) -> tuple[FileLoad, ...]:
@@ -130,3 +144,39 @@ def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
         if all(load.outcome is LoadOutcome.REFUSED for load in some):
             reasons = dict.fromkeys(load.reason for load in some)
             yield f"{phase}: every file was refused: {'; '.join(reasons)}"
+
+
+def _untuned(loads: Sequence[FileLoad], deployed: Deployed) -> Iterator[str]:
+    """A line for each file that is not known to be tuned, and for each tuned file not loaded.
+
+    With a bundle, the engine's own files count only where a tuned file has their name: a server may
+    have layers that nobody tuned.
+    """
+    if not loads:
+        yield "no line names a config file: the kernel was not reached, or INFO is not logged"
+        return
+    read = [load for load in loads if load.outcome is LoadOutcome.LOADED]
+    tuned = {load.key for load in read if load.origin == Origin.TUNED.value}
+    wanted = {path.rpartition("/")[2].removesuffix(".json") for path in deployed.tuned}
+    for load in read:
+        if load.origin == Origin.UNKNOWN.value:
+            yield f"{load.key}: whether it was tuned is not known: give the bundle before the log"
+        elif load.origin == Origin.SHIPPED.value and (load.key in wanted or not deployed.known):
+            yield f"{load.key}: the engine's own file was loaded, not a tuned one"
+    said = {load.key for load in loads}
+    for key in sorted(wanted - tuned - said):
+        yield f"{key}: in the bundle, but no line says that it was loaded"
+
+
+def _launch(proof: LoadProof) -> Iterator[str]:
+    """What stands against a launch of a bundle's cluster."""
+    if not proof.deployed.nodes:
+        return
+    if not proof.network.ready:
+        yield "no line says that the server is ready"
+    if proof.deployed.nodes == 1:
+        return
+    if proof.network.sockets:
+        yield f"NCCL uses TCP sockets between nodes, not RDMA ({proof.network.sockets})"
+    elif not proof.network.names:
+        yield "no line says which network NCCL uses: start the servers with NCCL_DEBUG=INFO"

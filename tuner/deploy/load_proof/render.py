@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tuner.deploy.load_proof.network import Network
 from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof
 from tuner.render import printable
 
@@ -15,7 +16,9 @@ def render_proof(proof: LoadProof) -> str:
         lines.append("no config file's message is in this log: the kernel was not reached yet, or")
         lines.append("the log level hides it (files that load are logged at INFO)")
     for load in proof.loads:
-        lines.append(f"{load.outcome.value:15} {load.family:11} {load.key}")
+        known = load.outcome is LoadOutcome.LOADED and load.origin not in ("", "unknown")
+        state = load.origin if known else load.outcome.value
+        lines.append(f"{state:15} {load.family:11} {load.key}")
         lines += [f"{'':16}{text}" for text in _details(load)]
     for override in proof.overrides:
         lines.append(
@@ -25,16 +28,33 @@ def render_proof(proof: LoadProof) -> str:
     for hook in proof.hooks:
         state = f"{hook.count} hook(s), from {hook.sources}" if hook.count else "FAILED"
         lines.append(f"{'plugin':15} {hook.target}: {state}")
-    if not proof.hooks:
-        lines.append(f"{'plugin':15} no hook was applied")
+    lines += _network(proof.network)
     problems = proof.problems()
-    verdict = "as tuned" if proof.ok else f"not as tuned: {len(problems)} problem(s)"
-    return "\n".join(printable(line) for line in [*lines, verdict]) + "\n"
+    lines += [f"{'problem':15} {problem}" for problem in problems]
+    lines.append("as tuned" if proof.ok else f"not as tuned: {_count(len(problems))}")
+    return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def _count(problems: int) -> str:
+    return "1 problem" if problems == 1 else f"{problems} problems"
+
+
+def _network(network: Network) -> Iterator[str]:
+    for name, where in network.names.items():
+        yield f"{'network':15} NET/{name} ({where})"
+    if network.devices:
+        control = f", control over {', '.join(network.control)}" if network.control else ""
+        yield f"{'':16}{', '.join(network.devices)}{control}"
+    if network.direct or network.staged:
+        yield f"{'':16}{network.direct} channels with GPUDirect RDMA, {network.staged} without"
+    yield f"{'ready':15} {network.ready or 'no line says so'}"
 
 
 def _details(load: FileLoad) -> Iterator[str]:
     if load.used:
         yield f"read {load.used}" + (f" (Triton {load.triton})" if load.triton else "")
+    if load.entries:
+        yield f"entries: {load.entries}"
     if load.reason:
         yield load.reason
     if load.outcome is not LoadOutcome.LOADED and load.family not in PLUGINS:

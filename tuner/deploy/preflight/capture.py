@@ -14,8 +14,9 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tuner.deploy.preflight.facts import Node
+from tuner.deploy.preflight.facts import Node, Weights
 from tuner.deploy.preflight.gpus import parse_nvidia_smi, parse_topology
+from tuner.deploy.preflight.kernel import parse_kernel
 from tuner.deploy.preflight.network import (
     parse_ahosts,
     parse_environment,
@@ -24,6 +25,7 @@ from tuner.deploy.preflight.network import (
     parse_listeners,
 )
 from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
+from tuner.deploy.preflight.weights import describe_weights
 from tuner.errors import MalformedCapture
 
 TIME_LIMIT_S = 60  # nvidia-smi takes tens of seconds without persistence mode
@@ -36,10 +38,23 @@ COMMANDS = {
     "ip-addr.json": ("ip", "-j", "addr"),
     "ip-route.json": ("ip", "-j", "route"),
     "hostname-addresses.txt": ("getent", "ahosts", "{hostname}"),
+    "lspci.txt": ("lspci", "-D", "-vvv"),
+    "iommu.txt": ("ls", "/sys/class/iommu"),
 }
-COPIES = {"tcp.txt": "/proc/net/tcp", "tcp6.txt": "/proc/net/tcp6"}
+COPIES = {
+    "tcp.txt": "/proc/net/tcp",
+    "tcp6.txt": "/proc/net/tcp6",
+    "modules.txt": "/proc/modules",
+    "cmdline.txt": "/proc/cmdline",
+    "nvidia-version.txt": "/proc/driver/nvidia/version",
+}
+# Sources that are empty where there is nothing to say, or that help one check alone.
+_OPTIONAL = ("lspci.txt", "iommu.txt", "modules.txt", "cmdline.txt", "nvidia-version.txt")
 # Only variables that the checks read, because an environment also holds secrets.
-VARIABLES = ("NCCL_", "GLOO_", "UCX_", "SGLANG_HOST_IP", "HOST_IP", "VLLM_HOST_IP", "SGLANG_MOE_")
+VARIABLES = (
+    *("NCCL_", "GLOO_", "TP_SOCKET_", "UCX_"),
+    *("SGLANG_HOST_IP", "HOST_IP", "VLLM_HOST_IP", "SGLANG_MOE_"),
+)
 _SYSFS_GLOBS = (
     "*/ports/*/state",
     "*/ports/*/phys_state",
@@ -49,17 +64,25 @@ _SYSFS_GLOBS = (
     "*/ports/*/gid_attrs/types/*",
     "*/ports/*/gid_attrs/ndevs/*",
     "*/device/numa_node",
+    "*/device/uevent",
     "*/device/current_link_*",
     "*/device/max_link_*",
 )
 
 
-def capture(folder: Path, image: str = "", config_dir: str = "", root: Path = Path("/")) -> None:
+def capture(
+    folder: Path,
+    image: str = "",
+    config_dir: str = "",
+    root: Path = Path("/"),
+    model_dir: str = "",
+) -> None:
     """Run the commands and store their outputs under `folder`.
 
     `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs
-    to hash. A tool that is missing, fails or takes too long is noted in capture.json. Raises
-    MalformedCapture where `folder` cannot be written.
+    to hash; `model_dir` is the model's folder, of which sizes and headers are read. A tool that is
+    missing, fails or takes too long is noted in capture.json. Raises MalformedCapture where
+    `folder` cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,6 +94,8 @@ def capture(folder: Path, image: str = "", config_dir: str = "", root: Path = Pa
         lines = [f"{name}={value}\n" for name, value in sorted(kept.items()) if "\n" not in value]
         (folder / "environment.txt").write_text("".join(lines), encoding="utf-8")
         _write_json(folder / "versions.json", _versions(image, config_dir))
+        if model_dir:
+            _write_json(folder / "weights.json", describe_weights(Path(model_dir)))
         _write_json(folder / "capture.json", {"hostname": socket.gethostname(), "notes": notes})
     except OSError as error:
         raise MalformedCapture(f"cannot capture into {folder}: {error.strerror}") from None
@@ -174,7 +199,19 @@ def read_capture(name: str, folder: Path) -> Node:
     node.versions = _read_versions(folder / "versions.json")
     node.devices, gids = read_sysfs(folder / "sys/class/infiniband")
     node.gids = node.gids or gids
-    node.missing = tuple(source for source, text in texts.items() if not text.strip())
+    absent = {source for source, text in texts.items() if not text.strip()}
+    node.missing = tuple(s for s in texts if s in absent and s not in _OPTIONAL)
+    seen = node.ports or node.gids or node.devices or node.gpus or node.topology.gpus
+    node.nothing_found = not seen
+    node.kernel = parse_kernel(
+        texts["modules.txt"],
+        texts["cmdline.txt"],
+        texts["iommu.txt"],
+        texts["lspci.txt"],
+        texts["nvidia-version.txt"],
+        node.versions.get("kernel", ""),
+    )
+    node.weights = _read_weights(folder / "weights.json")
     parsed = {
         "ibdev2netdev.txt": node.ports,
         "show_gids.txt": node.gids,
@@ -183,7 +220,7 @@ def read_capture(name: str, folder: Path) -> Node:
         "ip-addr.json": node.interfaces,
     }
     node.unread = tuple(s for s, value in parsed.items() if texts[s].strip() and not value)
-    if not any(texts.values()) and not node.devices:
+    if not any(texts.values()) and not node.devices and node.weights is None:
         raise MalformedCapture(f"{folder} holds no captured output of node {name}")
     return node
 
@@ -208,6 +245,15 @@ def _read(path: Path) -> str:
             return file.read(LARGEST_OUTPUT).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _read_weights(path: Path) -> Weights | None:
+    try:
+        value = json.loads(_read(path) or "null")
+        faults = tuple(str(fault) for fault in value["faults"])
+        return Weights(str(value["path"]), str(value.get("digest", "")), faults)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _read_versions(path: Path) -> dict[str, str]:

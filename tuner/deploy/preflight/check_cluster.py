@@ -119,4 +119,4 @@ def _placements(nodes: Sequence[tuple[Node, Links]]) -> Iterator[Finding]:
         for name, near in near_gpus.items():
             if near != usual:
                 origin = Switch(list(near), [device])
-                yield misplaced_finding(captured[name], device, origin, Switch(list(usual), []))
+                yield misplaced_finding(captured[name], (device,), origin, Switch(list(usual), []))

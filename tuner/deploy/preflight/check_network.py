@@ -15,9 +15,11 @@ from tuner.errors import did_you_mean
 # counts.
 HOST_VARIABLES = {
     "sglang": ("SGLANG_HOST_IP", "HOST_IP"),
-    "vllm": ("VLLM_HOST_IP",),
+    # vLLM reads the first alone; the second is for what else runs there.
+    "vllm": ("VLLM_HOST_IP", "HOST_IP"),
 }
-_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+# The variables with the management interface: of NCCL, of Gloo and of PyTorch's TensorPipe.
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _ON_HEAD = ("rendezvous", "ray")
 
 
@@ -50,7 +52,7 @@ def _named_interfaces(
     if not node.interfaces:
         return
     names = [i.name for i in node.interfaces]
-    asked = [(v, environment[v]) for v in _INTERFACE_VARIABLES if environment.get(v)]
+    asked = [(v, environment[v]) for v in INTERFACE_VARIABLES if environment.get(v)]
     if expected_node and expected_node.interface:
         asked.append(("interface", expected_node.interface))
     for variable, value in asked:
@@ -111,7 +113,9 @@ def _announced(
     if not held:
         return
     engine = expected.engine if expected else ""
-    variables = HOST_VARIABLES.get(engine, sum(HOST_VARIABLES.values(), ()))
+    variables = HOST_VARIABLES.get(engine) or tuple(
+        dict.fromkeys(v for some in HOST_VARIABLES.values() for v in some)
+    )
     given = [(v, environment[v]) for v in variables if environment.get(v)]
     fix = f"set {' and '.join(variables)} to {links.address or 'the management address'}"
     for variable, value in given:

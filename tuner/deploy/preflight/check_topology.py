@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tuner.deploy.preflight.cards import card_of
 from tuner.deploy.preflight.facts import Finding, Node, Topology, joined, natural
 from tuner.deploy.preflight.links import Links
 
+Card = tuple[str, ...]  # the RDMA devices of a card
 # Relations of two devices on one PCIe switch, or on one processor socket.
 SWITCH = ("PIX", "PXB")
 SOCKET = ("PIX", "PXB", "PHB", "NODE")
@@ -52,54 +54,65 @@ def find_switches(
     return switches
 
 
-def misplaced(node: Node, links: Links) -> list[tuple[str, Switch, Switch]]:
-    """(device, the switch that it is under, the switch that lacks it) for each misplaced device.
+def misplaced(node: Node, links: Links) -> list[tuple[Card, Switch, Switch]]:
+    """(card, the switch that it is under, the switch that lacks it) for each misplaced card.
 
-    A switch's share of the devices is in proportion to its GPUs. A device is misplaced where one
-    switch has less than its share, and the device is under a switch with more, or under none.
-    With fewer devices than switches, sockets are compared instead.
+    A switch's share of the devices is in proportion to its GPUs. A card is misplaced where one
+    switch has less than its share, and the card is under a switch with more, or under none. The
+    management link's card stays where it is. With fewer devices than switches, sockets are
+    compared instead.
     """
-    switches = find_switches(node.topology, links.compute)
-    present = sum(d in node.topology.nics for d in links.compute)
-    if present < len(switches):
-        switches = find_switches(node.topology, links.compute, SOCKET)
+    devices = movable(node, links)
+    switches = find_switches(node.topology, devices)
+    present = [d for d in devices if d in node.topology.nics]
+    if len(present) < len(switches):
+        switches = find_switches(node.topology, devices, SOCKET)
     if len({len(s.nics) / len(s.gpus) for s in switches}) < 2:
         return []  # evenly spread: other devices serve another purpose
     gpus = sum(len(s.gpus) for s in switches)
     placed = {n for s in switches for n in s.nics}
-    nowhere = [d for d in links.compute if d in node.topology.nics and d not in placed]
+    nowhere = [d for d in present if d not in placed]
     total = len(placed) + len(nowhere)
     found = []
     for lacking in switches:
         while len(lacking.nics) < total * len(lacking.gpus) // gpus:
-            taken = _surplus(switches, nowhere, total, gpus)
+            taken = _surplus(node, switches, nowhere, total, gpus)
             if taken is None:
                 break
-            device, origin = taken
+            card, origin = taken
             before = Switch(list(origin.gpus), list(origin.nics), lacking.kind)
-            found.append((device, before, lacking))
-            origin.nics.remove(device)
-            lacking.nics.append(device)
+            found.append((card, before, lacking))
+            for device in card:
+                origin.nics.remove(device)
+                lacking.nics.append(device)
     return found
 
 
+def movable(node: Node, links: Links) -> Card:
+    """The devices for collectives that are not on the management link's card."""
+    fixed = card_of(node, links.device) if links.device else ()
+    return tuple(d for d in links.compute if d not in fixed)
+
+
 def _surplus(
-    switches: list[Switch], nowhere: list[str], total: int, gpus: int
-) -> tuple[str, Switch] | None:
-    """A device to move: one under no GPU's switch, or the last of the fullest switch."""
+    node: Node, switches: list[Switch], nowhere: list[str], total: int, gpus: int
+) -> tuple[Card, Switch] | None:
+    """A card to move: one under no GPU's switch, or the last of the fullest switch."""
     if nowhere:
-        return nowhere[0], Switch([], nowhere)
-    full = max(switches, key=lambda s: len(s.nics) / len(s.gpus))
-    if len(full.nics) <= -(-total * len(full.gpus) // gpus):  # its share, rounded up
-        return None
-    return max(full.nics, key=natural), full
+        origin, device = Switch([], nowhere), nowhere[0]
+    else:
+        origin = max(switches, key=lambda s: len(s.nics) / len(s.gpus))
+        if len(origin.nics) <= -(-total * len(origin.gpus) // gpus):  # its share, rounded up
+            return None
+        device = max(origin.nics, key=natural)
+    return tuple(d for d in card_of(node, device) if d in origin.nics), origin
 
 
 def check_topology(node: Node, links: Links) -> Iterator[Finding]:
     """Every finding about misplaced devices, and about switches without devices."""
     wrong = misplaced(node, links)
-    for device, origin, lacking in wrong:
-        yield misplaced_finding(node, device, origin, lacking)
+    for card, origin, lacking in wrong:
+        yield misplaced_finding(node, card, origin, lacking)
     if wrong:
         return
     yield from _unused(node, links)
@@ -118,12 +131,17 @@ def check_topology(node: Node, links: Links) -> Iterator[Finding]:
 
 
 def far_devices(node: Node, links: Links) -> list[str]:
-    """Devices that are under no GPU's switch, where every GPU's switch has other devices."""
+    """Devices that are under no GPU's switch, where every GPU's switch has other devices; and the
+    other ports of the management link's card, where other devices work.
+    """
+    others = movable(node, links)
+    ports = [d for d in links.compute if d not in others and any(u in others for u in links.usable)]
     switches = find_switches(node.topology, links.compute)
     if not switches or not all(s.nics for s in switches):
-        return []
+        return ports
     placed = {n for s in switches for n in s.nics}
-    return [d for d in links.compute if d in node.topology.nics and d not in placed]
+    nics = node.topology.nics
+    return [d for d in links.compute if d in ports or (d in nics and d not in placed)]
 
 
 def _unused(node: Node, links: Links) -> Iterator[Finding]:
@@ -131,7 +149,8 @@ def _unused(node: Node, links: Links) -> Iterator[Finding]:
     if far:
         yield node.info(
             "hca-far",
-            f"{joined(far)} shares no PCIe switch with a GPU and is left out of NCCL_IB_HCA",
+            f"left out of NCCL_IB_HCA: {joined(far)}, under no GPU's PCIe switch or on the card of "
+            "the management link",
             "nothing to do, unless it was meant for collectives",
             tuple(node.topology.lines[d] for d in far if d in node.topology.lines),
         )
@@ -149,17 +168,19 @@ def _uneven(node: Node, switches: list[Switch]) -> Iterator[Finding]:
         )
 
 
-def misplaced_finding(node: Node, device: str, origin: Switch, lacking: Switch) -> Finding:
-    """The finding for one misplaced device."""
+def misplaced_finding(node: Node, card: Card, origin: Switch, lacking: Switch) -> Finding:
+    """The finding for one misplaced card."""
     numa = node.topology.numa.get(lacking.gpus[0], "")
     target = f"{lacking}{f' (NUMA node {numa})' if numa else ''}"
-    others = [n for n in origin.nics if n != device] if origin.gpus else []
+    others = [n for n in origin.nics if n not in card] if origin.gpus else []
     either = f" (or one of {joined(others)}, which share it)" if others else ""
-    rows = [device, *sorted(lacking.gpus, key=natural)]
+    ports = f"{joined(card)} are" if len(card) > 1 else f"{card[0]} is"
+    moved = f"the card of {joined(card)}" if len(card) > 1 else card[0]
+    rows = [*card, *sorted(lacking.gpus, key=natural)]
     return node.error(
         "nic-wrong-switch",
-        f"{device} is under {origin}, while {lacking} has fewer RDMA devices than its share",
-        f"move {device}{either} to a slot below {target}; until then leave {device} out of "
+        f"{ports} under {origin}, while {lacking} has fewer RDMA devices than its share",
+        f"move {moved}{either} to a slot below {target}; until then leave {joined(card)} out of "
         "NCCL_IB_HCA",
         tuple(node.topology.lines[r] for r in rows if r in node.topology.lines),
     )

@@ -78,6 +78,7 @@ class RdmaDevice:
     interface: str = ""
     numa_node: int | None = None
     pcie: PcieLink | None = None
+    slot: str = ""  # PCI address without the function: 0000:17:00
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,28 @@ class Listener:
     port: int
 
 
+@dataclass(frozen=True)
+class KernelFacts:
+    """What matters to GPUDirect RDMA."""
+
+    modules: tuple[str, ...] = ()  # loaded ones; empty: not captured
+    cmdline: tuple[str, ...] = ()  # words of the boot command line
+    iommu: tuple[str, ...] = ()  # IOMMUs that are on
+    redirecting_bridges: tuple[str, ...] = ()  # PCI addresses of bridges with ACS on
+    hidden_bridges: bool = False  # lspci ran and showed no ACS: it was not run as root
+    open_modules: bool = False  # NVIDIA's open kernel modules
+    release: tuple[int, int] | None = None  # of Linux
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's folder, by the sizes and headers of its files."""
+
+    path: str
+    digest: str = ""
+    faults: tuple[str, ...] = ()
+
+
 @dataclass
 class Node:
     """Everything captured from one node. A field that was not captured is empty."""
@@ -149,7 +172,10 @@ class Node:
     hostname_addresses: tuple[str, ...] = ()  # addresses that the node's hostname resolves to
     environment: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # image, engine, triton, config hashes
+    kernel: KernelFacts = field(default_factory=KernelFacts)
+    weights: Weights | None = None  # None: not captured
     missing: tuple[str, ...] = ()  # sources that were not captured
+    nothing_found: bool = False  # neither a GPU nor an RDMA device was seen
     unread: tuple[str, ...] = ()  # sources that were captured but not understood
 
     def error(self, check: str, message: str, fix: str, evidence: tuple[str, ...] = ()) -> Finding:

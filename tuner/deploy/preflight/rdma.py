@@ -96,6 +96,7 @@ def _device(device: Path, port: Path, interface: str) -> RdmaDevice:
         interface,
         int(numa) if re.fullmatch(r"[0-9]{1,4}", numa) else None,  # -1: unknown to the firmware
         _pcie(device / "device"),
+        _slot(device / "device" / "uevent"),
     )
 
 
@@ -116,6 +117,11 @@ def _port_gids(device: str, port: Path) -> Iterator[Gid]:
         yield Gid(
             device, int(port.name[:3]), int(name), gid, mapped_ipv4(gid), version, interface, line
         )
+
+
+def _slot(uevent: Path) -> str:
+    match = re.search(r"^PCI_SLOT_NAME=([0-9a-f:]{12})\.[0-7]$", _word(uevent), re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def _pcie(folder: Path) -> PcieLink | None:

@@ -9,10 +9,16 @@ from typing import Any
 
 from tuner.deploy.preflight.capture import read_capture
 from tuner.deploy.preflight.check_cluster import check_cluster
+from tuner.deploy.preflight.check_gpudirect import check_gpudirect
 from tuner.deploy.preflight.check_gpus import check_gpus
-from tuner.deploy.preflight.check_network import HOST_VARIABLES, check_network
+from tuner.deploy.preflight.check_network import (
+    HOST_VARIABLES,
+    INTERFACE_VARIABLES,
+    check_network,
+)
 from tuner.deploy.preflight.check_rdma import check_rdma
 from tuner.deploy.preflight.check_topology import check_topology, far_devices, misplaced
+from tuner.deploy.preflight.check_weights import check_equal_weights, check_weights
 from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.facts import Finding, Node, Severity, natural
 from tuner.deploy.preflight.links import Links, common_gid_index, find_links, hca_list
@@ -67,9 +73,12 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
         findings += check_rdma(node, links, expected_node)
         findings += check_topology(node, links)
         findings += check_gpus(node, expected, expected_node)
+        findings += check_gpudirect(node, links)
+        findings += check_weights(node)
         findings += check_network(node, links, expected)
         findings += _unread(node)
     findings += check_cluster(linked, expected)
+    findings += check_equal_weights(nodes)
     gid_index = common_gid_index(linked)
     reports = tuple(
         NodeReport(node.name, links, _propose(node, links, gid_index, expected))
@@ -90,7 +99,17 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 
 def _unread(node: Node) -> list[Finding]:
-    found = [
+    found = []
+    if node.nothing_found:
+        found.append(
+            node.error(
+                "nothing-to-check",
+                "neither a GPU nor an RDMA device was found, so nothing says that a launch works",
+                "run it on a GPU node with NVIDIA's driver (nvidia-smi must answer), or give the "
+                "outputs captured there: --node NAME=DIR",
+            )
+        )
+    found += [
         node.warning(
             "not-understood",
             f"the output in {source} was not understood: nothing in it was checked",
@@ -118,7 +137,7 @@ def _propose(
     expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
     if expected_node is None or expected_node.rdma is None:  # none named in the cluster file
-        leave_out = [device for device, _, _ in misplaced(node, links)]
+        leave_out = [device for card, _, _ in misplaced(node, links) for device in card]
         leave_out += far_devices(node, links)
     hcas = hca_list(node, links, leave_out)
     if hcas.strip("="):
@@ -126,8 +145,7 @@ def _propose(
         if gid_index is not None:
             proposed["NCCL_IB_GID_INDEX"] = str(gid_index)
     if links.interface:
-        proposed["NCCL_SOCKET_IFNAME"] = links.interface
-        proposed["GLOO_SOCKET_IFNAME"] = links.interface
+        proposed.update(dict.fromkeys(INTERFACE_VARIABLES, links.interface))
     if links.address:
         engine = expected.engine if expected else "sglang"
         proposed.update(dict.fromkeys(HOST_VARIABLES.get(engine, ()), links.address))

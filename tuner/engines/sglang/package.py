@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.errors import UnsupportedKernel
 
-# The version to use if several are unpacked and none is installed: `make install` unpacks it, and
+# The version to use if several are added and none is installed: `make install` adds it, and
 # it was measured. The newest version would depend on what the tests have unpacked.
 DEFAULT_VERSION = "0.5.16"
 

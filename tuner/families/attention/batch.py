@@ -22,7 +22,7 @@ from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
-from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
+from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.points import Config, Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
@@ -170,4 +170,4 @@ def _run(batch: Batch, kernels: Sequence[BoundKernel], config: Config) -> None:
     inputs.output.fill_(float("nan"))
     tensors = batch.tensors(inputs, config)
     for kernel in kernels:
-        kernel.compiled[blocks(kernel.grid)](*launch_values(kernel.binding, tensors))
+        kernel.launch(launch_values(kernel.binding, tensors))

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tuner.compile import CompileJob, Farm
 from tuner.compile.candidates import fit
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
-from tuner.families.attention.engine import AttentionEngine, AttentionKernels, attention_engine
+from tuner.families.attention.engine import (
+    AttentionEngine,
+    AttentionKernels,
+    Remedy,
+    attention_engine,
+)
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import smaller_configs
 from tuner.problems.points import Candidate, Config, Point
@@ -39,6 +47,7 @@ class AttentionCheck:
     engine: str  # e.g. "sglang 0.5.16"
     kernels: Sequence[CheckedKernel]
     runs: Sequence[Runs] = ()  # what the engine runs for these problems
+    remedy: Remedy | None = None  # what helps, where an extend launch does not fit
 
     @property
     def fits(self) -> bool:
@@ -65,6 +74,7 @@ class AttentionCheck:
                 for checked in self.kernels
             ],
             "runs": [runs.as_json() for runs in self.runs],
+            "remedy": self.remedy.as_json() if self.remedy else None,
         }
 
     def as_text(self) -> str:
@@ -85,7 +95,23 @@ class AttentionCheck:
         verdict = f"{bad} would crash" if bad else "all fit"
         many = "kernel" if len(rows) == 1 else "kernels"
         where = f"{len(rows)} {many} of {self.engine} on {self.device.name}"
-        return f"{table(headers, rows)}\n\n{where}: {verdict}"
+        lines = [table(headers, rows), "", f"{where}: {verdict}"]
+        return "\n".join([*lines, *(remedy_lines(self.remedy, self.engine) if self.remedy else ())])
+
+
+def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
+    """What an operator can do, one step a line."""
+    first, last = remedy.lines
+    lines = [f"the constants stand in {remedy.file}, lines {first} to {last}"]
+    if remedy.fits_since:
+        lines.append(f"sglang {remedy.fits_since} and later choose smaller ones: upgrade, or")
+    if remedy.flags:
+        lines.append(f"start the server with {' or '.join(remedy.flags)}: another kernel, or")
+    if remedy.patched:
+        lines.append(
+            f"add --write-patch FILE, then: patch -p1 -d {remedy.root} < FILE (with it, all fit)"
+        )
+    return [*lines, *remedy.notes]
 
 
 def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
@@ -102,17 +128,65 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
         for problem in problems
         for point in (_point(problem, stage) for stage in problem.parts)
     ]
-    with Farm() as farm:
+    with Farm(triton=triton_for(engine)) as farm:
         found = _compile(farm, kernels, device, defaults)
         checked = [
             _checked(farm, kernels, device, asked, compiled)
             for asked, compiled in zip(defaults, found, strict=True)
         ]
+        too_large = [
+            asked for asked, compiled in zip(defaults, found, strict=True) if _too_large(compiled)
+        ]
+        remedy = _remedy(farm, attention, device, too_large)
     runs = engine_runs(engine.name, engine.version, problems, device)
-    return AttentionCheck(device, kernels.origin, checked, runs)
+    return AttentionCheck(device, kernels.origin, checked, runs, remedy)
 
 
 _Asked = tuple[Attention, Candidate]
+
+
+def _too_large(compiled: Compiled) -> bool:
+    return compiled.status is Status.OUT_OF_RESOURCES
+
+
+def _remedy(
+    farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[_Asked]
+) -> Remedy | None:
+    """What helps for the launches that do not fit. With its patch, all of them fit."""
+    problems = [problem for problem, _ in too_large if problem.phase is Phase.EXTEND]
+    remedy = attention.remedy(device) if problems else None
+    if remedy is None or _fit_patched(farm, attention, device, remedy, problems):
+        return remedy
+    return replace(remedy, patched="")
+
+
+def fit_patched(
+    engine: Engine, device: Device, remedy: Remedy, problems: Sequence[Attention]
+) -> bool:
+    """Whether the engine's extend launches for the problems fit with the remedy's patch."""
+    with Farm() as farm:
+        return _fit_patched(farm, attention_engine(engine), device, remedy, problems)
+
+
+def _fit_patched(
+    farm: Farm,
+    attention: AttentionEngine,
+    device: Device,
+    remedy: Remedy,
+    problems: Sequence[Attention],
+) -> bool:
+    if not remedy.patched:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        patched = Path(folder, remedy.file.name)
+        patched.write_bytes(remedy.patched.encode("utf-8"))
+        kernels = attention.lift(device.target.backend, {Phase.EXTEND: patched})
+        points = [(problem, _point(problem, Stage.EXTEND)) for problem in problems]
+        asked = [
+            (problem, Candidate(point, kernels.default_config(problem, point, device.target)))
+            for problem, point in points
+        ]
+        return all(compiled.ok for compiled in _compile(farm, kernels, device, asked))
 
 
 def _checked(
@@ -120,7 +194,7 @@ def _checked(
 ) -> CheckedKernel:
     problem, default = asked
     smaller = None
-    if compiled.status is Status.OUT_OF_RESOURCES:
+    if _too_large(compiled):
         tries = [
             (problem, Candidate(default.point, config))
             for config in smaller_configs(default.config)

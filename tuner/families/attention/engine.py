@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import Engine, engine_module
 from tuner.families.attention.problem import Attention, Phase
@@ -62,11 +67,52 @@ class AttentionKernels(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Remedy:
+    """What an operator can do where an engine's own extend launch does not fit a GPU."""
+
+    root: Path  # the folder that holds the engine's package: where `patch -p1` is run
+    file: Path
+    lines: tuple[int, int]  # the first and last line that choose the constants, from 1
+    fits_since: str  # the first release of those read whose constants fit; "" where none is known
+    flags: tuple[str, ...]  # of the server: with one of them another kernel runs
+    notes: tuple[str, ...]  # sentences
+    patched: str  # the file's text with constants that fit; "" where its layout is not known
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "file": str(self.file),
+            "lines": list(self.lines),
+            "fits_since": self.fits_since or None,
+            "flags": list(self.flags),
+            "notes": list(self.notes),
+            "patch": self.patch() or None,
+        }
+
+    def patch(self) -> str:
+        """A unified diff for `patch -p1` in `root`; empty where there is none."""
+        if not self.patched:
+            return ""
+        name = self.file.relative_to(self.root).as_posix()
+        before, after = self.file.read_bytes().decode("utf-8"), self.patched
+        old, new = (io.StringIO(text, newline="\n").readlines() for text in (before, after))
+        return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
+
+
 class AttentionEngine(Protocol):
     """The attention of one engine version on disk."""
 
-    def lift(self, backend: str = CUDA) -> AttentionKernels:
-        """The kernels for a backend, "cuda" or "hip". Using them may raise UnsupportedKernel."""
+    def lift(
+        self, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
+    ) -> AttentionKernels:
+        """The kernels for a backend, "cuda" or "hip". Using them may raise UnsupportedKernel.
+
+        `sources` has files to read instead of the engine's own, such as a patched copy.
+        """
+        ...
+
+    def remedy(self, device: Device) -> Remedy | None:
+        """What helps where the engine's extend launch does not fit; None where nothing is known."""
         ...
 
     def file_name(self, problem: Attention, device_name: str) -> str:

@@ -11,13 +11,13 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
-from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.batch import Batches, check
 from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.splits import BOTH, MOST, launched
 from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, race, time_graph
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -40,7 +40,7 @@ class AttentionOnGpu:
 
     def __init__(self, problem: Attention, request: Fields) -> None:
         properties = torch.cuda.get_device_properties(0)
-        self._target = cuda_target(properties.major, properties.minor)
+        self._target = local_target()
         self._problem = problem
         engine = attention_engine(find_engine(request["engine"]))
         self._kernels = engine.lift(self._target.backend)
@@ -53,7 +53,7 @@ class AttentionOnGpu:
             max(MOST, self._engines_splits) if problem.chooses_splits else problem.most_splits,
             request["seed"],
             properties.multi_processor_count,
-            properties.L2_cache_size,
+            last_cache_bytes(),
         )
         self._default_error: dict[Point, float] = {}  # of the engine's constants
         points = [read_point(fields) for fields in request["points"]]

@@ -39,11 +39,11 @@ def find_baselines(
     path = engine.find_file(engine.package_root, problem, device)
     keys = [key for file in corpus if file.path == path for key in file.entries]
     found: dict[Point, dict[str, Config]] = {}
-    near = set()
+    near, backend = set(), device.target.backend
     for size in sorted({*BATCH_SIZES, *batch_sizes, *keys}):
         point = Point(size, Gemm.DENSE)
         by_name = engine.incumbents(problem, device, size)
-        found[point] = {name: launch_config(config) for name, config in by_name.items()}
+        found[point] = {name: launch_config(config, backend) for name, config in by_name.items()}
         if any(size <= NEAR * key and key <= NEAR * size for key in keys):
             near.add(point)
     return Baselines(found, frozenset(near))

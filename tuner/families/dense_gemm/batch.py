@@ -7,9 +7,8 @@ weights of a layer are not when a server comes to it. This takes one of three wa
 - otherwise each launch has its own copy;
 - where all copies together would stay in L2, they are pushed out before a graph is timed.
 
-A race times its candidates at several places in memory. How the pages of the tensors spread over
-the channels of the HBM changes the ratio of two candidates' times, by up to 3 % on an H100, and a
-server's tensors lie elsewhere again.
+A race times its candidates at several places in memory, because the ratio of two candidates' times
+depends on the places, and a server's tensors lie elsewhere again.
 """
 
 from __future__ import annotations

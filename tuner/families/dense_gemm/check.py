@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file, read_lenient
 from tuner.engines.dispatch import Runs, engine_runs
@@ -132,7 +133,7 @@ def check_files(
     before it compiles anything.
     """
     gemm = gemm_engine(engine)
-    return _check([_read(path, gemm) for path in files], device, gemm)
+    return _check([_read(path, gemm) for path in files], device, engine)
 
 
 def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> GemmFileCheck:
@@ -141,17 +142,17 @@ def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine
     Raises UnsupportedKernel if the engine has no kernel for a problem.
     """
     gemm = gemm_engine(engine)
-    return _check(
-        [_shipped_or_default(problem, device, gemm) for problem in problems], device, gemm
-    )
+    plans = [_shipped_or_default(problem, device, gemm) for problem in problems]
+    return _check(plans, device, engine)
 
 
-def _check(plans: Sequence[_Plan], device: Device, gemm: GemmEngine) -> GemmFileCheck:
-    with Farm() as farm:
+def _check(plans: Sequence[_Plan], device: Device, engine: Engine) -> GemmFileCheck:
+    gemm = gemm_engine(engine)
+    with Farm(triton=triton_for(engine)) as farm:
         entries = [entry for plan in plans for entry in _checked(farm, gemm, device, plan)]
     of_files = [plan for plan in plans if plan.is_file]
     warnings = {plan.file: text for plan in of_files if (text := ladder_warning(plan.entries))}
-    runs = engine_runs(gemm.name, gemm.version, (plan.problem for plan in plans), device)
+    runs = engine_runs(engine.name, engine.version, (plan.problem for plan in plans), device)
     return GemmFileCheck(device, entries, warnings, runs)
 
 
@@ -204,6 +205,8 @@ def _shipped_or_default(problem: DenseGemm, device: Device, gemm: GemmEngine) ->
 def _checked(farm: Farm, gemm: GemmEngine, device: Device, plan: _Plan) -> Iterator[CheckedEntry]:
     target, problem = device.target, plan.problem
     kernels = gemm.lift(target.backend)
+    # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
+    kernels.default_config(problem, 1, target)
     refused: dict[int, Compiled] = {}
     asked: dict[Candidate, int] = {}
     for size, config in plan.entries.items():

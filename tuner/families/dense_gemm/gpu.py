@@ -9,17 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
-from tuner.devices.target import Target, cuda_target
+from tuner.devices.target import Target
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import PLACES, WORST_ERROR, Batch, Batches
+from tuner.families.dense_gemm.batch import WORST_ERROR, Batch, Batches
 from tuner.families.dense_gemm.engine import GemmLaunch, gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import Variant
 from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture_chains, race, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
@@ -32,12 +32,11 @@ class GemmOnGpu:
     """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
 
     def __init__(self, problem: DenseGemm, request: Fields) -> None:
-        properties = torch.cuda.get_device_properties(0)
-        self._target = cuda_target(properties.major, properties.minor)
+        self._target = local_target()
         self._problem = problem
         self._kernels = gemm_engine(find_engine(request["engine"])).lift(self._target.backend)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
-        self._batches = Batches(problem, request["seed"], properties.L2_cache_size)
+        self._batches = Batches(problem, request["seed"], last_cache_bytes())
         largest = max(read_point(fields).batch_size for fields in request["points"])
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(largest)}
 
@@ -61,7 +60,7 @@ class GemmOnGpu:
         """Time several candidates of one point in turn, at several places in memory."""
         point = read_point(request)
         loaded = [self._loaded(point, Config(fields)) for fields in request["configs"]]
-        rounds = -(-request["rounds"] // PLACES)
+        rounds = -(-request["rounds"] // 2)  # at each place
         samples = [
             self._race_at(batch, loaded, rounds) for batch in self._batches.places(point.batch_size)
         ]

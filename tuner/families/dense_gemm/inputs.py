@@ -15,7 +15,7 @@ from torch import Tensor
 from tuner.families.dense_gemm.engine import GemmLaunch
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.values import launch_values
-from tuner.measure.quantise import quantise, random_matrix, spread
+from tuner.measure.quantise import quantise, random_matrix, spread, stored_type
 from tuner.problems.dtypes import Dtype
 
 TYPES = {
@@ -24,7 +24,6 @@ TYPES = {
     "fp32": torch.float32,
     "i32": torch.int32,
 }
-STORED_TYPES = {Dtype.FP8_W8A8: torch.float8_e4m3fn, Dtype.INT8_W8A8: torch.int8}
 OUTPUT_TYPES = {Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
 CHUNK = 4096  # columns of C whose weights are dequantised at once
 
@@ -103,5 +102,5 @@ def reference(a: Quantised, b: Quantised, rows: Tensor | slice = slice(None)) ->
 
 
 def _quantised(x: Tensor, tile: tuple[int, int], problem: DenseGemm) -> Quantised:
-    values, scale = quantise(x, tile, STORED_TYPES[problem.dtype])
+    values, scale = quantise(x, tile, stored_type(problem.dtype, x.device.type))
     return Quantised(values, scale, tile)

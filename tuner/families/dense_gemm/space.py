@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from tuner.devices.table import Device
+from tuner.devices.target import HIP
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.triton import triton_defaults
 from tuner.tuning.space import Rule, Space
 
 # Values that mean the same as an absent key. Kernels that do not take a key refuse it, so the
 # neutral value is never written.
 UNSAID = {"SWAP_AB": 0, "SPLIT_K": 1}
-_GROUPS = (1, 16, 32, 64)
 # The grid of sglang's script (benchmark/kernels/quantization/tuning_block_wise_kernel.py), with
 # two warps for small tiles and a sixth stage, which won on an H100 and on cards with 99 KB of
 # shared memory.
@@ -22,9 +22,18 @@ _BLOCKS: Mapping[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_N": (32, 64, 128, 256),
     "BLOCK_SIZE_K": (32, 64, 128),
-    "GROUP_SIZE_M": _GROUPS,
+    "GROUP_SIZE_M": (1, 16, 32, 64),
     "num_warps": (2, 4, 8),
     "num_stages": (2, 3, 4, 5, 6),
+}
+# The values that sglang 0.5.23 ships for MI300X, MI325X and MI455X, with neighbours.
+_ROCM_BLOCKS: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128),
+    "GROUP_SIZE_M": (1, 4, 8, 16, 32),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (1, 2, 3),
 }
 # The values that sglang 0.5.23 ships for an L40S.
 _CHANNELS: Mapping[str, tuple[int, ...]] = {
@@ -50,7 +59,8 @@ def gemm_space(
     `choices`: further keys, from `GemmKernels.choices`. `loaded`: `GemmEngine.effective`, for
     which BLOCK_SIZE_K alone matters.
     """
-    axes = dict(_BLOCKS if problem.block else _CHANNELS)
+    blocks = _ROCM_BLOCKS if device.target.backend == HIP else _BLOCKS
+    axes = dict(blocks if problem.block else _CHANNELS)
     tile = {name: values[0] for name, values in axes.items()}
 
     def stays(depth: int) -> bool:
@@ -79,12 +89,14 @@ def _depth_is_right(problem: DenseGemm, depth: int) -> bool:
 def _space(
     device: Device, blocks: bool, aligned: bool, axes: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> Space:
+    options = device.architecture.launch_options
+    compiler_defaults = {name: values[0] for name, values in options}
     return Space(
         dict(axes),
         tuple(_rules(device, blocks, aligned)),
         growing=GROWING,
-        defaults={**TRITON_DEFAULTS, "GROUP_SIZE_M": 1},
-        unsaid=UNSAID,
+        defaults={**triton_defaults(device.target.backend), "GROUP_SIZE_M": 1},
+        unsaid={**UNSAID, **compiler_defaults},
     )
 
 
@@ -98,9 +110,9 @@ def _rules(device: Device, blocks: bool, aligned: bool) -> Iterator[Rule]:
         lambda c: _tile(c) <= most * warp * c["num_warps"],
     )
     yield Rule(
-        "two warps for the smallest tiles alone",
-        "sglang's script has four and eight; a larger tile has more work than two warps issue",
-        lambda c: c["num_warps"] > 2 or _tile(c) <= 1024,
+        "64 threads for the smallest tiles alone",
+        "sglang's script has four warps and eight; a larger tile is more work than two issue",
+        lambda c: c["num_warps"] * warp > 64 or _tile(c) <= 1024,
     )
     yield Rule(
         "eight warps have four accumulators a thread",
@@ -131,18 +143,21 @@ def _pipelined_bytes(config: Config) -> int:
 
 def space_at(space: Space, problem: DenseGemm, device: Device, batch_size: int) -> Space:
     """The part of a problem's space that can win at a batch size."""
+    groups = space.axes.get("GROUP_SIZE_M", (1,))
 
     def least_group(config: Mapping[str, int]) -> Mapping[str, int]:
         if "GROUP_SIZE_M" not in config:
             return config
         tiles = _row_tiles(config, batch_size)
-        enough = next((group for group in _GROUPS if group >= tiles), _GROUPS[-1])
+        enough = next((group for group in groups if group >= tiles), groups[-1])
         return {**config, "GROUP_SIZE_M": min(config["GROUP_SIZE_M"], enough)}
 
-    return space.narrowed(_rules_at(problem, device, batch_size), least_group)
+    return space.narrowed(_rules_at(problem, device, batch_size, groups), least_group)
 
 
-def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:
+def _rules_at(
+    problem: DenseGemm, device: Device, M: int, groups: tuple[int, ...]
+) -> Iterator[Rule]:
     tallest = max(LEAST_TALL, 1 << (M - 1).bit_length())
     yield Rule(
         "a tile is not much taller than the batch",
@@ -157,7 +172,7 @@ def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:
     yield Rule(
         "a group is not larger than the rows of tiles need",
         "the kernel limits a group to the rows of tiles that are left, so larger ones are the same",
-        lambda c: c.get("GROUP_SIZE_M", 1) == 1 or _smaller_group(c) < _row_tiles(c, M),
+        lambda c: c.get("GROUP_SIZE_M", 1) == 1 or _smaller_group(c, groups) < _row_tiles(c, M),
     )
     yield Rule(
         "K is split only to fill multiprocessors that would idle",
@@ -170,8 +185,8 @@ def _row_tiles(config: Mapping[str, int], M: int) -> int:
     return -(-M // config["BLOCK_SIZE_M"])
 
 
-def _smaller_group(config: Config) -> int:
-    return _GROUPS[_GROUPS.index(config["GROUP_SIZE_M"]) - 1]
+def _smaller_group(config: Config, groups: tuple[int, ...]) -> int:
+    return groups[groups.index(config["GROUP_SIZE_M"]) - 1]
 
 
 def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> float:

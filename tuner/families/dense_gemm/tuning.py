@@ -31,9 +31,9 @@ from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 PREDICT_KERNELS = {Effort.QUICK: 20, Effort.STANDARD: 40, Effort.EXHAUSTIVE: 1000}
 FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
 RELATIVES = 3  # the number that earlier GEMMs of the same model may add
-# A smaller gain than this is no gain: how much the ratio of two configurations' times still differs
-# between two processes, although a race times them at several places in memory.
-GAIN = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+# A smaller gain than this is no gain: the ratio of two raced times differs by more between two
+# processes at one in a hundred points (docs/benchmarks.md has the table).
+GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
 # costs more than measuring, so a point first tries what is best at its neighbours. TPE does not
 # take part, because the parent would spend more time on it than the GPU on measuring.
@@ -199,7 +199,9 @@ class GemmRun(TuningRun):
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
-        return list(self._engine.shipped())
+        vendor = self.request.device.vendor
+        every = self._engine.shipped(nvidia_only=False)
+        return [file for file in every if file.key.device.startswith(vendor)]
 
     def _check_request(self) -> None:
         if self.request.source.routing is not None:

@@ -29,7 +29,10 @@ def baseline_configs(
     for size in sorted({*BATCH_SIZES, *batch_sizes, *shipped}):
         by_name = engine.incumbents(problem, device, size, triton)
         for gemm in gemms:
-            configs = {name: launch_config(pair[gemm]) for name, pair in by_name.items()}
+            configs = {
+                name: launch_config(pair[gemm], device.target.backend)
+                for name, pair in by_name.items()
+            }
             found[Point(size, gemm)] = configs
     return found
 
@@ -39,5 +42,5 @@ def _shipped_sizes(engine: MoeEngine, problem: FusedMoe, device: Device, triton:
     for gemm in Gemm:
         path = engine.find_file(engine.package_root, problem, device, gemm, triton)
         if path:
-            sizes.update(read_lenient(path).entries)
+            sizes.update(read_lenient(path, engine.fields).entries)
     return sizes

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner.compile import Farm, KernelCompiler
+from tuner.compile.environment import triton_for
 from tuner.devices.table import Device
-from tuner.engines.config_files import launch_config, read_config_file
+from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.engine import FileKey, MoeEngine, MoeKernels, moe_engine
+from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.problems.dtypes import Dtype
+from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled
 from tuner.render import table
@@ -118,12 +119,18 @@ def check_files(
     """
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
-    plans = [_read(path, layer, options) for path in files]
-    with Farm() as farm:
+    plans = [_read(path, layer, options, device.target.backend) for path in files]
+    with Farm(triton=triton_for(engine)) as farm:
+        compilers = [
+            KernelCompiler(farm, kernels.binder(problem, device.target), device)
+            for problem, _ in plans
+        ]
+        for compiler, (_, parts) in zip(compilers, plans, strict=True):
+            compiler.compile_ahead(candidate for _, candidate in parts)  # no core waits for a file
         entries = [
             entry
-            for problem, parts in plans
-            for entry in _compile(farm, kernels, device, problem, parts)
+            for compiler, (_, parts) in zip(compilers, plans, strict=True)
+            for entry in _compile(compiler, parts)
         ]
     runs = engine_runs(engine.name, engine.version, (problem for problem, _ in plans), device)
     return ConfigFileCheck(device, entries, runs)
@@ -132,12 +139,14 @@ def check_files(
 _Parts = list[tuple[Path, Candidate]]
 
 
-def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[FusedMoe, _Parts]:
+def _read(
+    path: Path, engine: MoeEngine, options: Mapping[str, Any], backend: str
+) -> tuple[FusedMoe, _Parts]:
     key = engine.read_file_name(path.name)
     problem = _problem(
         key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
     )
-    entries = read_config_file(path).entries
+    entries = read_config_file(path, fields_on(engine.fields, backend)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files
         entries = {size: config.replace(USE_TMA=0) for size, config in entries.items()}
@@ -145,14 +154,14 @@ def _read(path: Path, engine: MoeEngine, options: Mapping[str, Any]) -> tuple[Fu
         if not (engine.has_down_files() and down_file.exists()):
             gemms.append(Gemm.DOWN)
     return problem, [
-        (path, Candidate(Point(size, gemm), launch_config(entries[size])))
+        (path, Candidate(Point(size, gemm), launch_config(entries[size], backend)))
         for gemm in gemms
         for size in sorted(entries)
     ]
 
 
 def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
-    dtype = Dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
+    dtype = parse_dtype(key.dtype) if key.dtype else Dtype.BFLOAT16
     block = key.block_shape
     if block is None and dtype is Dtype.INT4_W4A16:
         block = (0, 128)  # file names leave out groups along k
@@ -168,10 +177,7 @@ def _problem(key: FileKey, hidden_size: int, top_k: int) -> FusedMoe:
     )
 
 
-def _compile(
-    farm: Farm, kernels: MoeKernels, device: Device, problem: FusedMoe, parts: _Parts
-) -> Iterator[CheckedEntry]:
-    compiler = KernelCompiler(farm, kernels.binder(problem, device.target), device)
+def _compile(compiler: KernelCompiler, parts: _Parts) -> Iterator[CheckedEntry]:
     compiler.submit([candidate for _, candidate in parts])
     results: dict[Candidate, Compiled] = {}
     while batch := compiler.poll(wait=True):

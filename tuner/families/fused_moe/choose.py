@@ -85,7 +85,9 @@ class MoeChooser:
         return choose(trials, self.incumbents, self.policy, self.requested, self.blocks)
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        return finalists(trials, self.incumbents, entries, self.requested, self.blocks)
+        return finalists(
+            trials, self.incumbents, entries, self.requested, self.blocks, self.policy.one_config
+        )
 
 
 def choose(
@@ -126,9 +128,12 @@ def finalists(
     entries: Sequence[Entry],
     requested: Collection[int],
     blocks: Mapping[int, int] | None = None,
+    one_config: bool = False,
 ) -> list[Trial]:
     """The trials worth timing again. At each requested point these are the incumbents, the choices
     there and at the neighbouring batch sizes, and the fastest with the two best BLOCK_SIZE_M.
+
+    `one_config`: the fastest are those of both gemms together.
     """
     found: list[Trial] = []
     sizes = sorted(requested)
@@ -138,15 +143,32 @@ def finalists(
             continue
         at = sizes.index(field.batch_size)
         near = sizes[max(at - 1, 0) : at + 2]
-        best = _best_blocks(field)
+        best = _best_together(field) if one_config else _best_of_blocks(field)
         for gemm, timed in field.trials.items():
             wanted = {pair[gemm] for pair in field.incumbents.values()}
             wanted.update(chosen[Point(size, gemm)] for size in near)
-            for block in best:
-                wanted.update(_fastest_of(timed, block))
+            wanted.update(best[gemm])
             some = [timed[config] for config in sorted(wanted) if config in timed]
             found += [trial for trial in some if trial.measurement.timed]
     return found
+
+
+def _best_together(field: _SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
+    """The fastest configurations of both gemms."""
+    totals = [(field.total_us(choice), choice) for choice in _choices(field, one_config=True)]
+    timed = [(total, choice) for total, choice in totals if total is not None]
+    timed.sort(key=lambda item: (item[0], next(iter(item[1].values())).key))
+    best = timed[: FINAL_BLOCKS * FINALISTS]
+    return {gemm: [choice[gemm] for _, choice in best] for gemm in field.trials}
+
+
+def _best_of_blocks(field: _SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
+    """Each gemm's fastest configurations with the best values of BLOCK_SIZE_M."""
+    best = _best_blocks(field)
+    return {
+        gemm: [config for block in best for config in _fastest_of(timed, block)]
+        for gemm, timed in field.trials.items()
+    }
 
 
 def _best_blocks(field: _SizeTrials) -> list[int]:

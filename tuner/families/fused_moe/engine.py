@@ -9,8 +9,9 @@ from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
+from tuner.engines.config_files import EntryFields
 from tuner.engines.engine import Engine, engine_module
-from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
 from tuner.problems.dtypes import Dtype
@@ -22,17 +23,18 @@ class FileKey:
     """The facts in the name of an engine's config file."""
 
     E: int
-    N: int  # columns of the down weight; int4_w4a16 packs two elements into one
+    N: int  # columns of the down weight
     device: str  # as the driver names it, "_" for " "
     dtype: str | None = None  # None: 16-bit weights
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
     gemm: Gemm = Gemm.UP
+    packed: bool = True  # N counts bytes, which hold two elements each of int4_w4a16
 
     @property
     def intermediate_size(self) -> int:
         """The problem's N in elements."""
-        return self.N * 2 if self.dtype == Dtype.INT4_W4A16.value else self.N
+        return self.N * 2 if self.packed and self.dtype == Dtype.INT4_W4A16.value else self.N
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class ShippedFile:
     triton: str | None  # the version in its folder's name; None without version folders
     entries: Mapping[int, Config]  # in the file's order; empty if the file is unreadable
     oddities: tuple[str, ...]  # faults for which a strict reading refuses the file
+
+    @property
+    def nvidia(self) -> bool:
+        return self.key.device.startswith("NVIDIA")
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,25 @@ class MoeKernels(Protocol):
         ...
 
 
+def binder_of(
+    kernels: MoeKernels, problem: FusedMoe, target: Target
+) -> Callable[[Candidate], tuple[Lifted, Binding]]:
+    """`MoeKernels.binder`, the same for all engines."""
+
+    def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
+        point = candidate.point
+        return kernels.lifted, kernels.bind(
+            problem, gemm_of(point), point.batch_size, candidate.config, target
+        )
+
+    return bound
+
+
 class MoeEngine(Protocol):
     """The fused-MoE layer of one engine version on disk.
 
-    A `root` argument is a folder that holds `configs/`; `triton` is a version such as "3.6.0".
+    A `root` argument is `package_root`, or the folder that servers are pointed at instead; `triton`
+    is a version such as "3.6.0".
     All methods may raise UnsupportedKernel if the version's source has an unknown layout.
     """
 
@@ -101,6 +122,11 @@ class MoeEngine(Protocol):
     @property
     def config_dir_variable(self) -> str | None:
         """The environment variable for another root; None if the engine has none."""
+        ...
+
+    @property
+    def fields(self) -> EntryFields:
+        """The fields that entries of its files may have."""
         ...
 
     def config_dir(self, root: Path, triton: str) -> Path:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import config_file_text, read_config_file, read_lenient
+from tuner.engines.config_files import (
+    EntryFields,
+    config_file_text,
+    fields_on,
+    read_config_file,
+    read_lenient,
+)
 from tuner.errors import ExportRefused
 from tuner.export.files import PROVENANCE, provenance_row, read_sidecar, sidecar_fields
 from tuner.export.selection import refuse_shared_files
@@ -29,22 +36,17 @@ class ConfigFileExport:
     """One engine file to write: a gemm of a problem for a device and a Triton version."""
 
     path: Path
+    sidecar: Path
     problem: FusedMoe
     gemm: Gemm
     triton: str
-    entries: Mapping[int, Config]
-    provenance: Mapping[str, Any]  # the sidecar's JSON
-    statuses: Mapping[int, Status]
+    fields: EntryFields
+    entries: Mapping[int, Config] = dataclasses.field(default_factory=dict)
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the sidecar's JSON
+    statuses: Mapping[int, Status] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
-        return config_file_text(self.entries)
-
-    @property
-    def sidecar(self) -> Path:
-        """`<root>/provenance/<folder under configs/>/<name>`."""
-        parts = list(self.path.parts)
-        last = len(parts) - 1 - parts[::-1].index("configs")
-        return Path(*parts[:last], PROVENANCE, *parts[last + 1 :])
+        return config_file_text(self.entries, self.fields)
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner export --json` that only this family has."""
@@ -95,7 +97,8 @@ def verify_moe(file: ConfigFileExport, engine: MoeEngine, device: Device, root: 
     found = engine.find_file(root, file.problem, device, file.gemm, file.triton)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
-    entries = read_config_file(found).entries
+    fields = fields_on(engine.fields, device.target.backend)
+    entries = read_config_file(found, fields).entries
     for batch_size, config in file.entries.items():
         picked = engine.pick(entries, batch_size)
         if picked != config:
@@ -142,7 +145,7 @@ def _entries_there(
         if (folder / "configs").is_dir():
             path = engine.find_file(folder, problem, device, gemm, triton)
             if path is not None and path.name == name:
-                return read_lenient(path).entries
+                return read_lenient(path, engine.fields).entries
     return {}
 
 
@@ -162,18 +165,24 @@ def _plan(winners: list[Winner], engine: MoeEngine, device: Device, root: Path) 
     gemm = gemm_of(winners[0].entry.point)
     path = engine.config_dir(root, triton) / engine.file_name(problem, device, gemm)
     rows = {winner.entry.point.batch_size: provenance_row(winner) for winner in winners}
-    file = ConfigFileExport(path, problem, gemm, triton, {}, {}, {})
+    file = ConfigFileExport(path, _sidecar(path, root), problem, gemm, triton, engine.fields)
     kept = _measured_earlier(file, max(winners, key=lambda winner: winner.published_at))
     rows |= {size: row for size, row in kept.items() if _is_weaker(rows.get(size), row)}
     entries = {size: Config(row["config"]) for size, row in sorted(rows.items())}
     provenance = {
-        **sidecar_fields(path.name, config_file_text(entries)),
+        **sidecar_fields(path.name, config_file_text(entries, engine.fields)),
         "problem": problem.spec(),
         "gemm": gemm.value,
         "entries": {str(size): rows[size] for size in sorted(rows)},
     }
     statuses = {size: Status(rows[size]["status"]) for size in entries}
-    return ConfigFileExport(path, problem, gemm, triton, entries, provenance, statuses)
+    return replace(file, entries=entries, provenance=provenance, statuses=statuses)
+
+
+def _sidecar(path: Path, root: Path) -> Path:
+    """`<root>/provenance/<folder under configs/>/<name>`; not all engines have configs/ there."""
+    parts = path.relative_to(root).parts
+    return root.joinpath(PROVENANCE, *(parts[1:] if parts[0] == "configs" else parts))
 
 
 def _measured_earlier(file: ConfigFileExport, newest: Winner) -> dict[int, dict[str, Any]]:

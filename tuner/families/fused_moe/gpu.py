@@ -11,7 +11,6 @@ import torch
 import triton
 
 from tuner.compile.kernel import compile_kernel
-from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import grid_size
@@ -20,6 +19,7 @@ from tuner.families.fused_moe.problem import FusedMoe, gemm_of
 from tuner.families.fused_moe.routing import load_routing
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.routing_file import RoutingFile
+from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, race, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
@@ -31,12 +31,11 @@ class MoeOnGpu:
     """Checks and times candidates. `tuner.measure.gpu_child` describes the requests."""
 
     def __init__(self, problem: FusedMoe, request: Fields) -> None:
-        properties = torch.cuda.get_device_properties(0)
-        self._target = cuda_target(properties.major, properties.minor)
+        self._target = local_target()
         self._kernels = moe_engine(find_engine(request["engine"])).lift(self._target.backend)
         self._source = self._kernels.lifted.write(Path(request["lifted_dir"]))
         captured = _captured(request["routing"], problem) if request["routing"] else None
-        self._layer = Layer(problem, request["seed"], properties.L2_cache_size, captured)
+        self._layer = Layer(problem, request["seed"], last_cache_bytes(), captured)
         self._copy_rate = copy_bytes_per_us()
         largest = max(read_point(fields).batch_size for fields in request["points"])
         self.ready: Fields = {"needed_bytes": self._layer.needed_bytes(largest)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.kernels.binding import Binding, Constant, Integer
+from tuner.kernels.binding import Binding, Constant, Integer, Pointer
 from tuner.kernels.values import launch_values
 from tuner.measure.quantise import (
     pack_nibbles,
@@ -22,12 +22,12 @@ from tuner.measure.quantise import (
     quantise_unsigned,
     random_matrix,
     spread,
+    stored_type,
     unpack_nibbles,
 )
 from tuner.problems.dtypes import Dtype
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-STORED_TYPES = {Dtype.FP8_W8A8: torch.float8_e4m3fn, Dtype.INT8_W8A8: torch.int8}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Routing:
 class Slots:
     """A routing sorted by expert. Each expert's slots are padded to whole blocks."""
 
-    sorted_ids: Tensor  # (EM,) int32: token * top_k + choice; M * top_k for padding
+    # (EM,) int32: token * top_k + choice; M * top_k for padding. None: unsorted, one slot a block
+    sorted_ids: Tensor | None
     expert_ids: Tensor  # (ceil(EM / BLOCK_SIZE_M),) int32
     used: Tensor  # (1,) int32: slots in blocks with rows, including their padding
 
@@ -131,13 +132,13 @@ def make_activations(
     rows = batch_size if gemm is Gemm.UP else batch_size * problem.top_k
     k = problem.gemm_shape(gemm)[1]
     x = random_matrix((rows, k), device, torch.Generator(device).manual_seed(seed))
-    if problem.dtype not in STORED_TYPES:
+    if problem.dtype.activation_bits == 16:
         return Activations(x.to(TORCH_TYPES[compute]), None, (1, 1))
     if problem.block_shape:
         tile = (1, problem.block_shape[1])
     else:
         tile = (1, k) if problem.per_channel_quant else (rows, k)
-    a, scale = quantise(x, tile, STORED_TYPES[problem.dtype])
+    a, scale = quantise(x, tile, stored_type(problem.dtype, device))
     return Activations(a, scale.view(-1) if tile[0] > 1 else scale, tile)
 
 
@@ -170,8 +171,24 @@ def align(routing: Routing, experts: int, block_m: int, slots: int) -> Slots:
     return Slots(sorted_ids, expert_ids, padded.sum().to(torch.int32).view(1))
 
 
+def unsorted(routing: Routing, block_m: int) -> Slots:
+    """Each slot as a block, unsorted: what an engine runs for few tokens and many experts."""
+    ids = routing.ids.flatten()
+    used = torch.full((1,), ids.numel() * block_m, dtype=torch.int32, device=ids.device)
+    return Slots(None, ids, used)
+
+
+def slots_for(binding: Binding, routing: Routing, experts: int) -> Slots:
+    """A routing as a bound kernel wants it."""
+    numbers = _numbers(binding)
+    if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):
+        return unsorted(routing, numbers["BLOCK_SIZE_M"])
+    return align(routing, experts, numbers["BLOCK_SIZE_M"], numbers["EM"])
+
+
 def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:
     """The activations with rows in slot order, which a down gemm with TMA reads."""
+    assert slots.sorted_ids is not None  # TMA reads sorted rows
     valid = (slots.sorted_ids < activations.a.shape[0]).nonzero().view(-1)
     source = slots.sorted_ids[valid].long()
 
@@ -213,13 +230,18 @@ def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) 
 
 def grid_size(binding: Binding) -> int:
     """The blocks of a launch: the tiles of C with EM rows."""
-    number = {
+    number = _numbers(binding)
+    rows = -(-number["EM"] // number["BLOCK_SIZE_M"])
+    return rows * -(-number["N"] // number["BLOCK_SIZE_N"])
+
+
+def _numbers(binding: Binding) -> dict[str, int]:
+    """The arguments that are whole numbers."""
+    return {
         name: argument.value
         for name, argument in binding.arguments.items()
         if isinstance(argument, Integer | Constant) and isinstance(argument.value, int)
     }
-    rows = -(-number["EM"] // number["BLOCK_SIZE_M"])
-    return rows * -(-number["N"] // number["BLOCK_SIZE_N"])
 
 
 def reference(
@@ -261,7 +283,7 @@ def _quantise_weight(
             b, zero = pack_nibbles(b, 1), None if zero is None else pack_nibbles(zero, 0)
         return b, scale, zero
     tile = _weight_tile(problem, (x.shape[0], x.shape[1]))
-    b, scale = quantise(x, tile, STORED_TYPES.get(problem.dtype, torch.int8))
+    b, scale = quantise(x, tile, stored_type(problem.dtype, x.device.type))
     if problem.block_shape or problem.per_channel_quant:
         return b, scale, None  # (blocks, blocks) or (n, 1)
     return b, scale.view(-1) if problem.dtype is Dtype.INT8_W8A16 else scale.view(()), None

@@ -20,20 +20,20 @@ from tuner.families.fused_moe.inputs import (
     Routing,
     Slots,
     Weights,
-    align,
     make_activations,
     make_weights,
     operands,
     random_routing,
     reference,
+    slots_for,
     sort_activations,
 )
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.families.fused_moe.slots import padded_slots, sorted_slots
-from tuner.kernels.binding import Descriptor
+from tuner.families.fused_moe.slots import sorted_slots
+from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
-from tuner.measure.timing import LAUNCHES, BoundKernel, blocks
+from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -62,7 +62,7 @@ class PointInputs:
     activations: Activations
     routings: Sequence[Routing]
     output: Tensor  # C (M * top_k, n)
-    _slots: dict[int, list[Slots]] = field(default_factory=dict)
+    _slots: dict[tuple[Argument, ...], list[Slots]] = field(default_factory=dict)
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
     @cached_property
@@ -72,10 +72,11 @@ class PointInputs:
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
-        block_m = config["BLOCK_SIZE_M"]
-        slots = self._slots_of(block_m)
+        slots = self._slots_of(kernel.binding)
         tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
-        rows = self._sorted_of(block_m) if tma else [self.activations] * len(self.routings)
+        rows = [self.activations] * len(self.routings)
+        if tma:
+            rows = self._sorted_of(config["BLOCK_SIZE_M"], slots)
         return [
             launch_values(
                 kernel.binding,
@@ -86,19 +87,19 @@ class PointInputs:
             for i, routing in enumerate(self.routings)
         ]
 
-    def _slots_of(self, block_m: int) -> list[Slots]:
-        if block_m not in self._slots:
-            problem = self.weights[0].problem
-            em = padded_slots(self.point.batch_size * problem.top_k, problem.E, block_m)
-            self._slots[block_m] = [align(r, problem.E, block_m, em) for r in self.routings]
-        return self._slots[block_m]
+    def _slots_of(self, binding: Binding) -> list[Slots]:
+        arguments = binding.arguments
+        key = tuple(arguments[n] for n in ("BLOCK_SIZE_M", "EM", "sorted_token_ids_ptr"))
+        if key not in self._slots:
+            experts = self.weights[0].problem.E
+            self._slots[key] = [slots_for(binding, r, experts) for r in self.routings]
+        return self._slots[key]
 
-    def _sorted_of(self, block_m: int) -> list[Activations]:
+    def _sorted_of(self, block_m: int, slots: Sequence[Slots]) -> list[Activations]:
         if block_m not in self._sorted:
             experts = self.weights[0].problem.E
             valid = self.activations.a.shape[0]
             rows = sorted_slots(valid, experts, block_m)
-            slots = self._slots_of(block_m)
             self._sorted[block_m] = [sort_activations(self.activations, s, rows) for s in slots]
         return self._sorted[block_m]
 
@@ -179,7 +180,7 @@ def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]
     worst = 0.0
     for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
-        kernel.compiled[blocks(kernel.grid)](*launches[i])
+        kernel.launch(launches[i])
         worst = max(worst, worst_error(inputs.output, expected))
     return worst
 

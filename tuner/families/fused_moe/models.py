@@ -34,7 +34,8 @@ def resolve(text: str, serving: Serving) -> Resolved:
     A warning line has the sizes of one rank, so tp, ep and fuse_shared do not apply to it.
     Raises UnknownModel, MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
-    for name in _engines():
+    # Engines call some files alike, so the one that is asked for says first what a name means.
+    for name in sorted(_engines(), key=lambda name: name != serving.engine):
         found: Resolved | None = _rules(name).resolve_warning(text, serving)
         if found is not None:
             return found

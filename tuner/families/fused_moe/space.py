@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from tuner.devices.table import Device
+from tuner.devices.target import CUDA, HIP
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.points import Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.triton import triton_defaults
 from tuner.tuning.space import Rule, Space
 
 
@@ -16,12 +17,15 @@ def space_for(
 ) -> Space:
     """The space of `gemm`. `tma`: the engine's down kernel is correct when it loads through TMA.
 
-    The default grid comes from sglang's tuning script, benchmark/kernels/fused_moe_triton/
-    common_utils.py:get_configs_compute_bound. The wide grid contains it.
+    The default grids come from sglang's tuning script, benchmark/kernels/fused_moe_triton/
+    common_utils.py: get_configs_compute_bound and get_rocm_configs_compute_bound. The wide grids
+    contain them, and on AMD's GPUs the options of Triton's AMD compiler.
     """
-    axes = _DEFAULT_GRID
+    default, wider = _GRIDS[device.target.backend]
+    options = dict(device.architecture.launch_options)
+    axes = default
     if wide:
-        axes = _WIDE_GRID
+        axes = {**wider, **options}
         if gemm is Gemm.DOWN and tma and device.architecture.has_tma:
             axes = {**axes, "USE_TMA": (0, 1)}
     if problem.block_shape is not None and problem.block_shape[0] and problem.block_shape[1] < 64:
@@ -30,7 +34,8 @@ def space_for(
         axes,
         tuple(_rules(problem, device, gemm)),
         growing=frozenset({"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_stages"}),
-        defaults=TRITON_DEFAULTS,
+        defaults=triton_defaults(device.target.backend),
+        unsaid={name: values[0] for name, values in options.items()},
     )
 
 
@@ -49,15 +54,23 @@ _WIDE_GRID: Mapping[str, tuple[int, ...]] = {
     "num_warps": (2, 4, 8, 16),
     "num_stages": (1, 2, 3, 4, 5, 6, 7),
 }
+# With BLOCK_SIZE_M of 16, which sglang's script lacks and vLLM's has.
+_ROCM_GRID: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128, 256),
+    "GROUP_SIZE_M": (1, 4, 8, 16, 32),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (2,),
+}
+_GRIDS = {
+    CUDA: (_DEFAULT_GRID, _WIDE_GRID),
+    HIP: (_ROCM_GRID, {**_ROCM_GRID, "num_stages": (1, 2, 3)}),
+}
 
 
 def _rules(problem: FusedMoe, device: Device, gemm: Gemm) -> Iterator[Rule]:
-    warp = device.target.warp_size
-    yield Rule(
-        "at most 256 accumulators a thread",
-        "measured: a tile of 65,536 with 4 warps spills, and compiles for minutes",
-        lambda c: c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 256 * warp * c["num_warps"],
-    )
+    yield from _ACCUMULATORS[device.target.backend](device.target.warp_size)
     if problem.block_shape is not None:
         yield from _block_rules(problem, problem.block_shape, gemm)
     least = _shared_floor(problem, gemm)
@@ -67,6 +80,30 @@ def _rules(problem: FusedMoe, device: Device, gemm: Gemm) -> Iterator[Rule]:
         "asynchronously; a floor, which all 624 kernels of the H200 recording and 96 others keep",
         lambda c: least(c) <= device.shared_optin_bytes,
     )
+
+
+def _cuda_accumulators(warp: int) -> Iterator[Rule]:
+    yield Rule(
+        "at most 256 accumulators a thread",
+        "measured: a tile of 65,536 with 4 warps spills, and compiles for minutes",
+        lambda c: c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 256 * warp * c["num_warps"],
+    )
+
+
+def _hip_accumulators(warp: int) -> Iterator[Rule]:
+    yield Rule(
+        "at most 128 accumulators a thread",
+        "all entries that sglang 0.5.23 and vLLM 0.33.0 ship for MI cards keep it",
+        lambda c: c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 128 * warp * c["num_warps"],
+    )
+    yield Rule(
+        "one warp for the smallest tiles alone",
+        "larger tiles compile for more than a minute; sglang 0.5.23 ships none above 2,048",
+        lambda c: c["num_warps"] > 1 or c["BLOCK_SIZE_M"] * c["BLOCK_SIZE_N"] <= 2048,
+    )
+
+
+_ACCUMULATORS = {CUDA: _cuda_accumulators, HIP: _hip_accumulators}
 
 
 def _block_rules(problem: FusedMoe, block: tuple[int, int], gemm: Gemm) -> Iterator[Rule]:

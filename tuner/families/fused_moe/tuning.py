@@ -11,6 +11,7 @@ from tuner.errors import BadInput, UnwritableOutput
 from tuner.families.fused_moe.baselines import baseline_configs
 from tuner.families.fused_moe.choose import MoeChooser, Policy
 from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
+from tuner.families.fused_moe.one_config import OneConfigStrategy
 from tuner.families.fused_moe.predict.predictor import CLEAR_GAIN, Predictor
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
@@ -127,9 +128,8 @@ class MoeRun(TuningRun):
         request = self.request
         predictor = Predictor(request.device, self._problem, self._corpus)
         legal = {point: self._legal(point) for point in self.points}
-        one_config = not self._engine.has_down_files()
         chosen = predictor.shortlist_all(
-            legal, PREDICT_KERNELS[request.effort], one_config=one_config
+            legal, PREDICT_KERNELS[request.effort], one_config=self._one_config
         )
         listed = [
             Candidate(point, config)
@@ -156,16 +156,26 @@ class MoeRun(TuningRun):
                     for config in self._spaces[point.part].configs()
                 ]
             )
+        points, spaces = self.points, self._spaces
+        if self._one_config:  # the up gemm's points stand for both
+            points = tuple(point for point in points if point.part is Gemm.UP)
+            spaces = {Gemm.UP: spaces[Gemm.UP].narrowed(spaces[Gemm.DOWN].rules)}
         seeds = seeds_for(
-            self.points,
+            points,
             self._problem,
             request.device,
-            self._spaces,
+            spaces,
             self._corpus,
             known=self._known(),
             foreseen=self._foreseen(),
         )
-        return Search(self._spaces, self.points, seeds, self._budget, request.seed)
+        search = Search(spaces, points, seeds, self._budget, request.seed)
+        return OneConfigStrategy(search) if self._one_config else search
+
+    @property
+    def _one_config(self) -> bool:
+        """Whether both gemms are tuned, for an engine that runs them with one configuration."""
+        return not self._engine.has_down_files() and len(self._gemms) > 1
 
     @cached_property
     def _budget(self) -> Budget:
@@ -178,7 +188,7 @@ class MoeRun(TuningRun):
         policy = Policy(
             noise=CLEAR_GAIN if predicted else NOISE[source],
             tie=0.0 if predicted else None,  # CLEAR_GAIN guards against losses; it is no tie
-            one_config=not self._engine.has_down_files() and len(self._gemms) > 1,
+            one_config=self._one_config,
             trust_shipped=predicted,
         )
         return Plan(
@@ -211,10 +221,10 @@ class MoeRun(TuningRun):
         grids: dict[Part, Space] = {
             g: space_for(self._problem, request.device, g) for g in self._gemms
         }
-        return {
-            point: predictor.shortlist(point, grids[point.part].configs(), FORESEEN)
-            for point in self.points
-        }
+        grids_at = {point: grids[point.part].configs() for point in self.points}
+        if self._one_config:
+            return predictor.shortlist_both(grids_at, FORESEEN)
+        return {p: predictor.shortlist(p, grid, FORESEEN) for p, grid in grids_at.items()}
 
     def _known(self) -> dict[Point, Sequence[Config]]:
         found = {point: list(self._baselines[point].values()) for point in self.points}
@@ -225,7 +235,9 @@ class MoeRun(TuningRun):
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
-        return list(self._engine.shipped())
+        vendor = self.request.device.vendor
+        every = self._engine.shipped(nvidia_only=False)
+        return [file for file in every if file.key.device.startswith(vendor)]
 
     def _file_names(self) -> dict[Part, str]:
         gemms = [g for g in self._gemms if g is Gemm.UP or self._engine.has_down_files()]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from tuner.devices.table import Device
 from tuner.devices.target import CUDA
 from tuner.engines.sglang.attention.binding import SGLangAttentionKernels, lift_attention
 from tuner.engines.sglang.attention.delivery import AttentionDelivery
 from tuner.engines.sglang.attention.kv_splits import engine_kv_splits, takes_kv_splits
+from tuner.engines.sglang.attention.remedy import find_remedy
 from tuner.engines.sglang.attention.serving import serving_notes
 from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.files import file_name
-from tuner.families.attention.problem import Attention
+from tuner.families.attention.engine import Remedy
+from tuner.families.attention.problem import Attention, Phase
 
 __all__ = ["open_delivery", "open_family", "serving_notes", "takes_kv_splits"]
 
@@ -22,8 +27,13 @@ class SGLangAttention:
 
     engine: SGLang
 
-    def lift(self, backend: str = CUDA) -> SGLangAttentionKernels:
-        return lift_attention(self.engine, backend)
+    def lift(
+        self, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
+    ) -> SGLangAttentionKernels:
+        return lift_attention(self.engine, backend, sources)
+
+    def remedy(self, device: Device) -> Remedy | None:
+        return find_remedy(self.engine, device)
 
     def file_name(self, problem: Attention, device_name: str) -> str:
         return file_name(problem, device_name)

@@ -8,7 +8,7 @@ neither lengths nor the batch size as numbers, so one compiled kernel serves all
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIO
 from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.problem import Attention, Phase, Stage
-from tuner.kernels.binding import Argument, Binding, Constant, Float, Integer, Pointer, bind
-from tuner.kernels.launcher import Launch, Launcher, TensorSpec
+from tuner.kernels.binding import Binding, Constant, argument_of, bind
+from tuner.kernels.launcher import Launch, Launcher
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 
@@ -47,6 +47,7 @@ class SGLangAttentionKernels:
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
     backend: str = CUDA
+    sources: Mapping[Phase, Path] = field(default_factory=dict)  # instead of the engine's files
     _launches: dict[tuple[Attention, Point, Target], Launch] = field(default_factory=dict)
     _launchers: dict[tuple[Phase, Target], Launcher] = field(default_factory=dict)
 
@@ -76,7 +77,7 @@ class SGLangAttentionKernels:
         for leader, follower in FOLLOWERS.items():
             if leader in changed and launch.arguments.get(follower) == default[leader]:
                 changed[follower] = changed[leader]
-        known = {name: _argument(name, value) for name, value in launch.arguments.items()}
+        known = {name: argument_of(name, value) for name, value in launch.arguments.items()}
         known |= {
             name: Constant(bool(v) if name in FLAGS else v)
             for name, v in changed.items()
@@ -142,8 +143,7 @@ class SGLangAttentionKernels:
     def _lifted(self) -> dict[Phase, Lifted]:
         engine, origin = self.engine, self.origin
         return {
-            p: lift(launcher_source(engine, p), KERNELS[p], engine.root, origin, self.backend)
-            for p in Phase
+            p: lift(self._source(p), KERNELS[p], engine.root, origin, self.backend) for p in Phase
         }
 
     @cached_property
@@ -157,10 +157,13 @@ class SGLangAttentionKernels:
         given = launcher_arguments(problem, point, target, takes, self.indices)
         return {name: value for name, value in given.items() if name in takes}
 
+    def _source(self, phase: Phase) -> Path:
+        return self.sources.get(phase) or launcher_source(self.engine, phase)
+
     def _launcher(self, phase: Phase, target: Target) -> Launcher:
         key = phase, target
         if key not in self._launchers:
-            source = launcher_source(self.engine, phase)
+            source = self._source(phase)
             self._launchers[key] = Launcher(source, self.engine.root, self.origin, target)
         return self._launchers[key]
 
@@ -171,12 +174,16 @@ def launcher_source(engine: SGLang, phase: Phase) -> Path:
     return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
 
 
-def lift_attention(engine: SGLang, backend: str = CUDA) -> SGLangAttentionKernels:
+def lift_attention(
+    engine: SGLang, backend: str = CUDA, sources: Mapping[Phase, Path] | None = None
+) -> SGLangAttentionKernels:
     """The attention kernels of an engine on disk for a backend, "cuda" or "hip".
 
-    Their methods raise UnsupportedKernel, this function does not.
+    `sources` has files to read instead of the engine's own. The methods of the result raise
+    UnsupportedKernel, this function does not.
     """
-    return SGLangAttentionKernels(engine, f"{engine.name} {engine.version}", backend)
+    origin = f"{engine.name} {engine.version}"
+    return SGLangAttentionKernels(engine, origin, backend, sources or {})
 
 
 def _stage(point: Point) -> Stage:
@@ -188,15 +195,3 @@ def _stage_of(phase: Phase, kernel: str) -> Stage:
     if phase is not Phase.DECODE:
         return Stage(phase.value)
     return Stage.REDUCE if kernel.endswith("stage2") else Stage.DECODE
-
-
-def _argument(name: str, value: object) -> Argument:
-    if isinstance(value, TensorSpec):
-        return Pointer(value.dtype, value.name)
-    if value is None or isinstance(value, bool | str):
-        return Constant(value)
-    if isinstance(value, int):
-        return Integer(value)
-    if isinstance(value, float):
-        return Float(value)
-    raise UnsupportedKernel(f"{name} is a {type(value).__name__}, which cannot be bound")

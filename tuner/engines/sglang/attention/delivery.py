@@ -19,9 +19,11 @@ from tuner.engines.sglang.attention.server_flags import (
     with_advised_flags,
 )
 from tuner.engines.sglang.package import SGLang
-from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE
+from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE, file_name
 from tuner.export.delivery import PlannedFile
 from tuner.export.selection import refuse_shared_files
+from tuner.families.attention.problem import Attention
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 
 
@@ -37,6 +39,11 @@ class AttentionDelivery:
     )
     engine_root = None
     variable = CONFIG_DIR_VARIABLE
+    by_plugin = True
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, Attention)
+        return [file_name(problem, device.name)]
 
     def obstacle(self, *, into_engine: bool) -> str:
         if not self.engine.loads_plugins():

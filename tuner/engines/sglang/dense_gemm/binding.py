@@ -12,29 +12,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tuner.devices.target import CUDA, HIP, Target
-from tuner.engines.config_files import LAUNCH_OPTIONS, REQUIRED_FIELDS, launch_config
+from tuner.devices.table import architecture
+from tuner.devices.target import CUDA, Target
+from tuner.engines.config_files import REQUIRED_FIELDS, launch_config, launch_options
 from tuner.engines.sglang.dense_gemm.launchers import GemmLaunchers
 from tuner.engines.sglang.dense_gemm.sources import lift_kernels
-from tuner.engines.sglang.plugin.gemm_loaders import AMD_OPTIONS
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.dense_gemm.engine import GemmLaunch
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.binding import (
     Argument,
     Binding,
-    Constant,
-    Float,
-    Integer,
     Pointer,
-    TypeConstant,
+    argument_of,
     bind,
 )
 from tuner.kernels.launcher import Followed, Launch, TensorSpec
 from tuner.kernels.lift import Lifted
-from tuner.kernels.stand_ins import TritonType
 from tuner.problems.points import Candidate, Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.triton import TRITON_DEFAULTS, triton_defaults
 
 OUTPUT = "c"
 _SPLITS = (1, 2, 4, 8, 16, 32)
@@ -63,11 +59,11 @@ class SGLangGemmKernels:
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
         launch = self._followed(problem, batch_size, None, target).launches[0]
         tiles = {k: launch.arguments[k] for k in REQUIRED_FIELDS if k in launch.arguments}
-        return launch_config(Config({**tiles, **launch.options}))
+        return launch_config(Config({**tiles, **launch.options}), target.backend)
 
     def choices(self, problem: DenseGemm, target: Target) -> Mapping[str, tuple[int, ...]]:
         taken = self._optional_keys(problem, target)
-        found: dict[str, tuple[int, ...]] = {}
+        found = dict(architecture(target).launch_options) if problem.block else {}
         if "SWAP_AB" in taken:
             found["SWAP_AB"] = (0, 1)
         if "SPLIT_K" in taken and problem.block:
@@ -85,7 +81,7 @@ class SGLangGemmKernels:
         ):
             entry = None
         followed = self._followed(problem, batch_size, entry, target)
-        return [self._launch(launch, followed) for launch in followed.launches]
+        return [self._launch(launch, followed, target) for launch in followed.launches]
 
     def binder(
         self, problem: DenseGemm, target: Target
@@ -107,7 +103,7 @@ class SGLangGemmKernels:
             )
         return followed
 
-    def _launch(self, launch: Launch, followed: Followed) -> GemmLaunch:
+    def _launch(self, launch: Launch, followed: Followed, target: Target) -> GemmLaunch:
         parameters = self.lifted.parameters(launch.kernel)
         constants = {p.name for p in parameters if p.constexpr}
         operands = _operands(followed)
@@ -120,18 +116,16 @@ class SGLangGemmKernels:
                 if not value.name and operand != OUTPUT:
                     scratch[operand] = value.shape, value.dtype
             else:
-                known[name] = _argument(name, value, constant=name in constants)
-        self._check_options(launch)
-        options = {**TRITON_DEFAULTS, **launch.options}
+                known[name] = argument_of(name, value, constant=name in constants)
+        self._check_options(launch, target)
+        options = {**triton_defaults(target.backend), **launch.options}
         binding = bind(self.launchers.origin, launch.kernel, parameters, known, options)
         return GemmLaunch(binding, launch.grid, scratch)
 
     def _check(self, problem: DenseGemm, config: Config, target: Target) -> None:
         tiles = REQUIRED_FIELDS if problem.block else REQUIRED_FIELDS[:3]
         needed = tiles if problem.block else (*tiles, *TRITON_DEFAULTS)
-        options = LAUNCH_OPTIONS if problem.block else tuple(TRITON_DEFAULTS)
-        if problem.block and target.backend == HIP:
-            options = (*options, *AMD_OPTIONS)
+        options = launch_options(target.backend) if problem.block else tuple(TRITON_DEFAULTS)
         known = {*tiles, *options, *self._optional_keys(problem, target)}
         what = f"{self.launchers.origin}: {problem.spec()} on {target.name}"
         for key in config:
@@ -142,8 +136,8 @@ class SGLangGemmKernels:
         if missing := [key for key in needed if key not in config]:
             raise UnsupportedKernel(f"{what} needs {', '.join(missing)}")
 
-    def _check_options(self, launch: Launch) -> None:
-        known = (*LAUNCH_OPTIONS, *AMD_OPTIONS)
+    def _check_options(self, launch: Launch, target: Target) -> None:
+        known = launch_options(target.backend)
         if unknown := [name for name in launch.options if name not in known]:
             raise UnsupportedKernel(
                 f"{self.launchers.origin}: {launch.kernel} has no {', '.join(unknown)}"
@@ -186,15 +180,3 @@ def _operands(followed: Followed) -> dict[int, str]:
                 scratch += not value.name
                 names[id(value)] = value.name or f"scratch{scratch}"
     return names
-
-
-def _argument(name: str, value: object, *, constant: bool) -> Argument:
-    if isinstance(value, TritonType):
-        return TypeConstant(value.dtype)
-    if value is None or isinstance(value, bool | str):
-        return Constant(value)
-    if isinstance(value, int):
-        return Constant(value) if constant else Integer(value)
-    if isinstance(value, float):
-        return Float(value)
-    raise UnsupportedKernel(f"{name} is a {type(value).__name__}, which cannot be bound")

@@ -33,6 +33,7 @@ from tuner.families.dense_gemm.export import (
     verify_gemm,
 )
 from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.triton import version_folder
 
@@ -84,10 +85,16 @@ class GemmDelivery:
         "where it runs its Triton kernel"
     )
     variable = CONFIG_DIR_VARIABLE
+    by_plugin = True
 
     @property
     def engine_root(self) -> Path:
         return self.gemm.package_root
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, DenseGemm)
+        self.gemm.file_name(problem, device)  # the plugin is asked where the engine's loader is
+        return [gemm_file_name(problem, device.name)]
 
     def obstacle(self, *, into_engine: bool) -> str:
         engine = self.gemm.engine

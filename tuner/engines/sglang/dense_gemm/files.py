@@ -80,7 +80,8 @@ class SGLangDenseGemm:
         """What the engine runs: "default" without a file, "shipped" with the file of the package
         or of `root`. A null entry, with which the engine runs CUTLASS, is neither.
         """
-        found = {"default": self.lift().default_config(problem, batch_size, device.target)}
+        kernels = self.lift(device.target.backend)
+        found = {"default": kernels.default_config(problem, batch_size, device.target)}
         path = self.find_file(root or self.package_root, problem, device)
         entries = read_lenient(path, fields_of(problem.block)).entries if path else {}
         if entries and (entry := self.pick(entries, batch_size)):

@@ -131,8 +131,8 @@ class GemmLaunchers:
     def _operands(self, problem: DenseGemm, M: int, target: Target) -> dict[str, Any]:
         """The launcher's tensors: A (M, K), B (N, K), and float32 scales."""
         N, K = problem.N, problem.K
-        fp8 = architecture(target).fp8_type
-        kind = fp8 if problem.dtype is Dtype.FP8_W8A8 else "i8"
+        fp8 = problem.dtype is Dtype.FP8_W8A8
+        kind = architecture(target).require_fp8() if fp8 else "i8"
         out = _ELEMENTS[problem.out]
         if problem.block is None:  # its launcher gets B transposed
             return {

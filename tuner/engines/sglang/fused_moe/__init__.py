@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from tuner.engines.sglang.fused_moe.delivery import MoeDelivery
 from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
 from tuner.engines.sglang.fused_moe.warning_line import parse_config_name, resolve_warning
 from tuner.engines.sglang.package import SGLang
+from tuner.families.fused_moe.delivery import MoeDelivery
+
+# The program that `tuner prove` runs.
+PROVING_CHILD = f"{__name__}.engine_layer"
 
 __all__ = [
+    "PROVING_CHILD",
     "open_delivery",
     "open_family",
     "parse_config_name",
@@ -24,4 +28,4 @@ def open_family(engine: SGLang) -> SGLangFusedMoe:
 
 def open_delivery(engine: SGLang) -> MoeDelivery:
     """How a layer's winners reach the servers of one copy of sglang."""
-    return MoeDelivery(SGLangFusedMoe(engine))
+    return MoeDelivery(SGLangFusedMoe(engine), replaces_packaged=True)

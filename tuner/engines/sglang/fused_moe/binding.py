@@ -1,8 +1,9 @@
 """Bind sglang's fused-MoE kernels the way its `invoke_fused_moe_kernel` launches them.
 
 Source of every value: `invoke_fused_moe_kernel` and `_fused_moe_kernel_sequence` in sglang
-0.4.4 to 0.5.23 on CUDA, for one rank without LoRA. SGLANG_MOE_PADDING (for AMD, off by
-default) is assumed to be off, so K is the whole reduced length.
+0.4.4 to 0.5.23 on CUDA and HIP, for one rank without LoRA. SGLANG_MOE_PADDING, which AMD's
+images may set, is assumed to be off. It makes rows of weights longer, by a multiple of 16 elements,
+and leaves K as it is, so machine code stays the same.
 
 One compiled variant serves many batch sizes. Only EM (slots after padding) and num_valid_tokens
 (M * top_k) change with the batch size, and Triton specialises them only on "is 1" and "is a
@@ -19,10 +20,11 @@ from dataclasses import dataclass
 
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import LAUNCH_OPTIONS
+from tuner.engines.config_files import AMD_OPTIONS, launch_options
 from tuner.engines.sglang.package import SGLang, find_source
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
-from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.families.fused_moe.engine import binder_of
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.slots import padded_slots, sorted_slots
 from tuner.families.fused_moe.swap_ab import swaps_ab
 from tuner.kernels.binding import (
@@ -39,7 +41,7 @@ from tuner.kernels.binding import (
 from tuner.kernels.lift import Lifted, lift
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
-from tuner.problems.triton import TRITON_DEFAULTS
+from tuner.problems.triton import triton_defaults
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
@@ -91,14 +93,15 @@ class FusedMoeKernels:
         parameters = self.lifted.parameters(function)
         names = {parameter.name for parameter in parameters}
         self._check(launch, function, names)
+        allowed = launch_options(target.backend)
         known = {
             **_shared(launch, filter_expert),
             **(_grouped(launch, zero_points) if function == GROUPED else _dense(launch)),
-            **{k: Constant(v) for k, v in config.items() if k not in LAUNCH_OPTIONS},
+            **{k: Constant(v) for k, v in config.items() if k not in allowed},
         }
         options: dict[str, int | bool] = {
-            **TRITON_DEFAULTS,
-            **{name: value for name, value in config.items() if name in LAUNCH_OPTIONS},
+            **triton_defaults(target.backend),
+            **{name: value for name, value in config.items() if name in allowed},
         }
         if "USE_GDC" in names and architecture(target).has_pdl:  # is_arch_support_pdl()
             known |= {
@@ -112,23 +115,24 @@ class FusedMoeKernels:
         self, problem: FusedMoe, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
         """`bind` as a function of a candidate, for the compiler."""
+        return binder_of(self, problem, target)
 
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            point = candidate.point
-            return self.lifted, self.bind(
-                problem, gemm_of(point), point.batch_size, candidate.config, target
-            )
-
-        return bound
+    def has_tma(self) -> bool:
+        """Whether this release's kernel can read through TMA: 0.5.12's and later ones can."""
+        return any(parameter.name == "a_desc" for parameter in self.lifted.parameters(DENSE))
 
     def _check(self, launch: _Launch, function: str, names: set[str]) -> None:
         origin = self.lifted.origin
         tiles = {name for name in names if name.startswith(("BLOCK_SIZE_", "GROUP_SIZE_"))}
-        choices = {*tiles, *LAUNCH_OPTIONS, *({"USE_TMA"} if "a_desc" in names else ())}
+        options = launch_options(launch.target.backend)
+        choices = {*tiles, *options, *({"USE_TMA"} if "a_desc" in names else ())}
         for key in launch.config:
             if key not in choices:
-                near = did_you_mean(key, choices)
-                raise UnsupportedKernel(f"{origin}: {function} takes no config key {key!r}{near}")
+                where = f" on {launch.target.name}" if key in AMD_OPTIONS else ""
+                near = "" if where else did_you_mean(key, choices)
+                raise UnsupportedKernel(
+                    f"{origin}: {function} takes no config key {key!r}{where}{near}"
+                )
         missing = tiles - set(launch.config)
         if missing:
             raise UnsupportedKernel(f"{origin}: {function} needs {', '.join(sorted(missing))}")
@@ -237,13 +241,7 @@ def _dense(launch: _Launch) -> dict[str, Argument]:
     """Parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
     problem, config = launch.problem, launch.config
     n, k = problem.gemm_shape(launch.gemm)
-    fp8 = architecture(launch.target).fp8_type
-    operand = {
-        Dtype.FP8_W8A8: (fp8, fp8),
-        Dtype.INT8_W8A8: ("i8", "i8"),
-        Dtype.INT8_W8A16: (launch.compute, "i8"),
-    }
-    a, b = operand.get(problem.dtype, (launch.compute, launch.compute))
+    a, b = _operands(launch)
     blocks = (config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config["BLOCK_SIZE_K"])
     group_n, group_k = problem.block_shape or (0, 0)
     return {
@@ -277,6 +275,19 @@ def _dense(launch: _Launch) -> dict[str, Argument]:
         "LORA_PRESERVE_BASE": Constant(False),
         "ROUTER_TOPK": Constant(1 if launch.gemm is Gemm.UP else problem.top_k),
     }
+
+
+def _operands(launch: _Launch) -> tuple[str, str]:
+    """Triton's types of A and B. Raises UnsupportedKernel for fp8 on a target without it."""
+    match launch.problem.dtype:
+        case Dtype.FP8_W8A8:
+            fp8 = architecture(launch.target).require_fp8()
+            return fp8, fp8
+        case Dtype.INT8_W8A8:
+            return "i8", "i8"
+        case Dtype.INT8_W8A16:
+            return launch.compute, "i8"
+    return launch.compute, launch.compute
 
 
 def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:

@@ -9,27 +9,26 @@ from pathlib import Path
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
-from tuner.engines.config_files import ConfigFile, nearest_entry, read_lenient
+from tuner.engines.config_files import TILES, EntryFields, nearest_entry, read_lenient
 from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, takes_tma
 from tuner.engines.sglang.fused_moe.file_names import (
     engine_dtype,
     file_key,
-    format_file_name,
-    parse_file_name,
     weight_columns,
 )
-from tuner.engines.sglang.fused_moe.heuristic import default_heuristic
+from tuner.engines.sglang.fused_moe.heuristic import run_heuristic
 from tuner.engines.sglang.fused_moe.loader_rules import (
     CONFIG_DIR_VARIABLE,
     LoaderRules,
     read_loader_rules,
 )
 from tuner.engines.sglang.package import SGLang
-from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.errors import UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.file_names import format_file_name, parse_file_name
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.shipped import shipped_files
 from tuner.problems.points import Config
-from tuner.problems.triton import folder_version
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,10 @@ class SGLangFusedMoe:
     @property
     def config_dir_variable(self) -> str | None:
         return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
+
+    @property
+    def fields(self) -> EntryFields:
+        return TILES
 
     def config_dir(self, root: Path, triton: str) -> Path:
         """The folder under a root for a Triton version such as "3.6.0"."""
@@ -105,8 +108,6 @@ class SGLangFusedMoe:
 
         It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
-        rules = self.rules
-        heuristic = default_heuristic(rules.tree, rules.source, rules.engine, device)
         columns, reduced = weight_columns(problem)
         arguments = {
             "M": batch_size,
@@ -118,7 +119,9 @@ class SGLangFusedMoe:
             "is_marlin": False,
             "block_shape": list(problem.block_shape) if problem.block_shape else None,
         }
-        return Config(heuristic(arguments))
+        rules = self.rules
+        found = run_heuristic(rules.source, self.engine.root, rules.engine, device, arguments)
+        return Config(found)
 
     def incumbents(
         self,
@@ -166,26 +169,11 @@ class SGLangFusedMoe:
 
     def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
         """All fused-MoE files in the package, sorted by path. Other kernels' files are skipped."""
-        for path in sorted((self.package_root / "configs").rglob("*.json")):
-            try:
-                key = parse_file_name(path.name)
-            except MalformedConfigFile:
-                continue
-            if key.device.startswith("NVIDIA") or not nvidia_only:
-                yield _read_shipped(path, key)
+        found = shipped_files(self.package_root / "configs", parse_file_name, self.fields)
+        return (file for file in found if file.nvidia or not nvidia_only)
 
     def takes_tma(self, problem: FusedMoe) -> bool:
-        return takes_tma(problem)
+        return takes_tma(problem) and self.lift().has_tma()
 
     def lift(self, backend: str = CUDA) -> FusedMoeKernels:
         return lift_fused_moe(self.engine, backend)
-
-
-def _read_shipped(path: Path, key: FileKey) -> ShippedFile:
-    try:
-        file = read_lenient(path)
-    except MalformedConfigFile as error:
-        file = ConfigFile(path, {}, (str(error),))
-    folder = path.parent.name
-    triton = folder_version(folder) if folder != "configs" else None
-    return ShippedFile(path, key, triton, file.entries, file.oddities)

@@ -32,7 +32,6 @@ class LoaderRules:
 
     engine: str  # e.g. "sglang 0.5.16", for messages
     source: Path  # the file that defines both functions; configs/ lies beside it
-    tree: ast.Module
     config_dir_env: bool  # SGLANG_MOE_CONFIG_DIR replaces the packaged tree
     version_folders: bool  # files lie in configs/triton_X_Y_Z/
     # Triton versions that are tried after the running one; None: all on disk.
@@ -88,12 +87,12 @@ def read_loader_rules(root: Path, engine: str) -> LoaderRules:
         tree = ast.parse(source.read_text(encoding="utf-8"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         if _LOADER in functions and _CHOOSER in functions:
-            return _rules(engine, source, tree, functions[_LOADER], functions[_CHOOSER])
+            return _rules(engine, source, functions[_LOADER], functions[_CHOOSER])
     raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where a known version does")
 
 
 def _rules(
-    engine: str, source: Path, tree: ast.Module, loader: ast.FunctionDef, chooser: ast.FunctionDef
+    engine: str, source: Path, loader: ast.FunctionDef, chooser: ast.FunctionDef
 ) -> LoaderRules:
     texts = {n.value for n in ast.walk(loader) if isinstance(n, ast.Constant)}
     calls = {ast.unparse(n.func) for n in ast.walk(loader) if isinstance(n, ast.Call)}
@@ -101,7 +100,6 @@ def _rules(
     return LoaderRules(
         engine=engine,
         source=source,
-        tree=tree,
         config_dir_env=CONFIG_DIR_VARIABLE in texts,
         version_folders="triton_" in texts,
         fallback=None if "os.listdir" in calls else _listed_versions(loader),

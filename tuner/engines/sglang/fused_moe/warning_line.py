@@ -1,22 +1,12 @@
-"""Find the problem for which an engine warned that it has no config file.
-
-The line names E, N, the dtype and the GPU. It lacks the hidden size K and top_k; these come from
-the presets that divide into the same E and N.
-"""
+"""The fused-MoE config file that sglang names in a line, and the problem that it is for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tuner.engines.sglang.fused_moe.file_names import NAME
-from tuner.engines.sglang.fused_moe.shared_experts import NEWEST, fuses_in_some_release
-from tuner.engines.versions import Release, release_of
-from tuner.errors import BadProblem
-from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.engines.sglang.fused_moe.shared_experts import fuses_in_some_release
+from tuner.engines.versions import Release
+from tuner.families.fused_moe.warning_line import MissingFile, find_config_name, resolve_missing
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import presets
-from tuner.problems.dtypes import Dtype, parse_dtype
 
 # Folders in which releases kept their config files, and the first release without each.
 _LAYOUTS: tuple[tuple[str, Release], ...] = (
@@ -25,137 +15,26 @@ _LAYOUTS: tuple[tuple[str, Release], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class MissingFile:
-    """The facts in the path of an engine's config file."""
-
-    E: int
-    N: int
-    device_name: str
-    dtype: Dtype | None  # None: unquantised weights, for which the name has no type
-    block_shape: tuple[int, int] | None
-    per_channel_quant: bool
-    gemm: Gemm
-    file_name: str
-    before: Release | None  # the engine is older than this release, according to the folder
-
-
 def parse_config_name(text: str) -> MissingFile | None:
-    """Find an engine's config file name in a line or a path; None if there is none.
+    """Find a config file's name in a line or a path; None if there is none.
 
     Raises BadProblem for an unknown dtype.
     """
-    match = NAME.search(text)
-    if not match:
-        return None
     path = text.replace("\\", "/")
-    dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
-    block = (int(match["n"]), int(match["k"])) if match["n"] else None
-    return MissingFile(
-        E=int(match["E"]),
-        N=int(match["N"]),
-        device_name=match["device"],
-        dtype=dtype,
-        block_shape=block,
-        # int8_w8a8 without blocks is always per channel; older releases' names do not say so.
-        per_channel_quant=bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block),
-        gemm=Gemm.DOWN if match["down"] else Gemm.UP,
-        file_name=match[0],
-        before=next((version for folder, version in _LAYOUTS if folder in path), None),
-    )
-
-
-@dataclass(frozen=True)
-class Match:
-    """A preset that can be divided into a file's E and N."""
-
-    model: Model
-    tp: int
-    ep: int
-    fused: int  # shared experts among E
-
-    @property
-    def top_k(self) -> int:
-        return self.model.top_k + (self.model.n_shared_experts if self.fused else 0)
-
-
-def matches(missing: MissingFile) -> tuple[Match, ...]:
-    """The presets whose experts divide into the file's E and N. Matches without expert
-    parallelism exclude others, and so do matches whose tp is a power of two.
-    """
-    with_experts = [model for model in presets() if model.E]
-    found = [match for model in with_experts for match in _divisions(model, missing)]
-    found = [match for match in found if match.ep == 1] or found
-    return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
-
-
-def _divisions(model: Model, missing: MissingFile) -> list[Match]:
-    if missing.before and (not model.since or release_of(model.since) >= missing.before):
-        return []
-    if not missing.N or model.intermediate % missing.N:
-        return []
-    moe_tp = model.intermediate // missing.N
-    fusions = {0}
-    if fuses_in_some_release(model.architecture):
-        # Before 0.4.7 there was one copy for each rank.
-        old = missing.before is not None and missing.before <= (0, 4, 7)
-        fusions.add(moe_tp if old else model.n_shared_experts)
-    found = []
-    for fused in sorted(fusions):
-        routed = missing.E - fused
-        if routed > 0 and model.E % routed == 0:
-            ep = model.E // routed
-            found.append(Match(model, moe_tp * ep, ep, fused))
-    return found
-
-
-def choose(
-    missing: MissingFile, hidden_size: int | None, top_k: int | None
-) -> tuple[int, int, str]:
-    """(K, top_k, their origin). A given hidden size or top_k excludes other presets.
-
-    Raises BadProblem, which names the matching presets, if they disagree or none matches.
-    """
-    if hidden_size and top_k:
-        return hidden_size, top_k, "hidden size and top_k as given"
-    found = [
-        match
-        for match in matches(missing)
-        if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k)
-    ]
-    shapes = sorted({(match.model.hidden, match.top_k) for match in found})
-    if len(shapes) == 1:
-        names = " and ".join(f"{m.model.name} at tp={m.tp}" for m in found)
-        return *shapes[0], f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
-    these = "; ".join(f"{m.model.name} ({m.model.hidden}, {m.top_k})" for m in found)
-    these = these or f"no preset up to {NEWEST} matches"
-    raise BadProblem(
-        f"{missing.file_name} names neither the hidden size nor top_k",
-        cli=f": add --hidden-size and --top-k ({these})",
-        api=f": add hidden_size and top_k ({these})",
-    )
+    before = next((version for folder, version in _LAYOUTS if folder in path), None)
+    return find_config_name(text, packed=True, before=before)
 
 
 def resolve_warning(text: str, serving: Serving) -> Resolved | None:
     """The problem whose file a line names; None if it names no file. Raises BadProblem."""
     missing = parse_config_name(text)
-    if missing is None:
-        return None
-    dtype, options = serving.dtype, serving.options
-    if dtype and missing.dtype and dtype is not missing.dtype:
-        raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
-    block_shape = options.get("block_shape")
-    K, top_k, origin = choose(missing, options.get("hidden_size"), options.get("top_k"))
-    problem = FusedMoe(
-        E=missing.E,
-        N=missing.N,
-        K=K,
-        top_k=top_k,
-        dtype=missing.dtype or dtype or Dtype.BFLOAT16,
-        block_shape=missing.block_shape or block_shape,
-        per_channel_quant=missing.per_channel_quant and not block_shape,
-    )
-    notes = [origin]
-    if missing.per_channel_quant and "per_channel_quant" not in missing.file_name:
-        notes.append("int8_w8a8 without blocks is quantised per channel")
-    return Resolved((problem,), tuple(notes), missing.device_name or None)
+    return resolve_missing(missing, serving, _fusions) if missing else None
+
+
+def _fusions(model: Model, missing: MissingFile, moe_tp: int) -> set[int]:
+    """The numbers of shared experts that a release may have appended."""
+    if not fuses_in_some_release(model.architecture):
+        return set()
+    # Before 0.4.7 there was one copy for each rank.
+    old = missing.before is not None and missing.before <= (0, 4, 7)
+    return {moe_tp if old else model.n_shared_experts}

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.engines.config_files import LAUNCH_OPTIONS, REQUIRED_FIELDS, EntryFields
+from tuner.engines.config_files import (
+    AMD_OPTIONS,
+    LAUNCH_OPTIONS,
+    REQUIRED_FIELDS,
+    ZERO_OPTIONS,
+    EntryFields,
+)
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.triton import TRITON_DEFAULTS
@@ -22,12 +28,11 @@ PACKAGES = (
 )
 
 FLAGS = frozenset({"SWAP_AB"})  # true or false in files and for kernels, 1 or 0 in a Config
-AMD_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 BLOCK_FIELDS = EntryFields(
     REQUIRED_FIELDS,
     (*REQUIRED_FIELDS, *LAUNCH_OPTIONS, "SWAP_AB", "SPLIT_K", *AMD_OPTIONS),
     flags=FLAGS,
-    zero=frozenset({"waves_per_eu"}),
+    zero=ZERO_OPTIONS,
 )
 _CHANNEL = (*REQUIRED_FIELDS[:3], *TRITON_DEFAULTS)
 CHANNEL_FIELDS = EntryFields(_CHANNEL, _CHANNEL, null=True)  # null: CUTLASS is faster

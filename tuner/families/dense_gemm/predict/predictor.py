@@ -31,6 +31,7 @@ class GemmPredictor:
     ) -> None:
         self._device, self._problem, self._constants = device, problem, constants
         self._model = GemmModel(device, problem.dtype, _rescales(problem), constants)
+        self._unmodelled = {name for name, _ in device.architecture.launch_options}
         self._footprints = lru_cache(maxsize=None)(self._estimate)
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
@@ -49,8 +50,12 @@ class GemmPredictor:
 
         Kernels read A's rows modulo M. So a tile that is taller than the batch reads rows again and
         again, and where M is 1 not even in vectors. The model knows nothing of that: on an H100 it
-        preferred tiles of 64 rows at M = 1, which took up to three times the best time.
+        preferred tiles of 64 rows at M = 1, which took up to three times the best time. It knows
+        nothing of the options of AMD's compiler either, and AMD's cards copy nothing to LDS behind
+        a kernel's back: with few exceptions, engines ship them two stages.
         """
+        if self._unmodelled and (self._unmodelled & config.keys() or config["num_stages"] != 2):
+            return False
         return config["BLOCK_SIZE_M"] <= max(LEAST_TILE, 1 << (point.batch_size - 1).bit_length())
 
     def shortlist(self, point: Point, configs: Iterable[Config], n: int) -> list[Config]:

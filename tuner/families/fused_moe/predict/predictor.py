@@ -13,7 +13,7 @@ from tuner.families.fused_moe.engine import ShippedFile
 from tuner.families.fused_moe.predict.corpus import Prior
 from tuner.families.fused_moe.predict.device_model import DeviceModel, estimate
 from tuner.families.fused_moe.predict.shortlist import needs, summed
-from tuner.families.fused_moe.problem import FusedMoe, gemm_of
+from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status
 from tuner.tuning.shortlist import Kernel, cover
@@ -45,6 +45,7 @@ class Predictor:
         self._model = DeviceModel(device, problem, constants)
         self._prior = Prior(problem, device, corpus)
         self._corpus_weight = corpus_weight
+        self._unmodelled = {name for name, _ in device.architecture.launch_options}
         self._footprints = lru_cache(maxsize=None)(partial(estimate, problem, device))
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
@@ -70,8 +71,14 @@ class Predictor:
 
         Footprints are estimates, so some of these may not fit.
         """
-        scores = self.estimate_all(point, configs)
-        return sorted(scores, key=lambda config: (scores[config], config.key))[:n]
+        return _best(self.estimate_all(point, configs), n)
+
+    def shortlist_both(
+        self, configs: Mapping[Point, Iterable[Config]], n: int
+    ) -> dict[Point, list[Config]]:
+        """Like `shortlist`, by the sum of both gemms' times, at the points of the up gemm."""
+        scores = {point: self.estimate_all(point, some) for point, some in configs.items()}
+        return {point: _best(some, n) for point, some in summed(scores, Gemm.UP).items()}
 
     def shortlist_all(
         self, configs: Mapping[Point, Sequence[Config]], budget: int, *, one_config: bool = False
@@ -101,9 +108,14 @@ class Predictor:
         }
 
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
-        """Scores by estimated footprint, for the configurations that will probably fit."""
+        """Scores by estimated footprint, for the configurations that will probably fit.
+
+        Those with options of AMD's compiler have none, because the model knows nothing of them.
+        """
         scores = {}
         for config in configs:
+            if self._unmodelled & config.keys():
+                continue
             footprint = self._footprints(config)
             if footprint.shared_bytes <= self._device.shared_optin_bytes:
                 scores[config] = self._score(point, config, footprint)
@@ -113,3 +125,7 @@ class Predictor:
         shortfall = min(self._prior.shortfall(point, config), MOST_SHORTFALL)
         model_us = self._model.predict(point, config, footprint).total_us
         return model_us * math.exp(self._corpus_weight * shortfall)
+
+
+def _best(scores: Mapping[Config, float], n: int) -> list[Config]:
+    return sorted(scores, key=lambda config: (scores[config], config.key))[:n]

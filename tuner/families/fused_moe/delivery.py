@@ -1,4 +1,4 @@
-"""How tuned fused-MoE configurations reach sglang's servers: as files that its loader reads."""
+"""How tuned fused-MoE configurations reach servers: as files that the engine's loader reads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.devices.table import Device
-from tuner.engines.sglang.fused_moe.files import SGLangFusedMoe
 from tuner.export.delivery import PlannedFile, ServerAdvice
+from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.export import (
     ConfigFileExport,
     packaged_files,
     plan_moe,
     verify_moe,
 )
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 
 
@@ -22,9 +24,12 @@ from tuner.problems.records import Winner
 class MoeDelivery:
     """See `export.delivery.Delivery`."""
 
-    layer: SGLangFusedMoe
+    layer: MoeEngine
+    # Whether servers that are pointed at another root read no packaged file.
+    replaces_packaged: bool
 
     note = ""
+    by_plugin = False
 
     @property
     def engine_root(self) -> Path:
@@ -33,6 +38,11 @@ class MoeDelivery:
     @property
     def variable(self) -> str | None:
         return self.layer.config_dir_variable
+
+    def asked(self, problem: Problem, device: Device) -> Sequence[str]:
+        assert isinstance(problem, FusedMoe)
+        gemms = Gemm if self.layer.has_down_files() else (Gemm.UP,)
+        return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
 
     def obstacle(self, *, into_engine: bool) -> str:
         return ""
@@ -48,7 +58,7 @@ class MoeDelivery:
             verify_moe(file, self.layer, device, root)
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
-        return packaged_files(self.layer)
+        return packaged_files(self.layer) if self.replaces_packaged else iter(())
 
     def advice(self, files: Sequence[PlannedFile]) -> Sequence[ServerAdvice]:
         return ()

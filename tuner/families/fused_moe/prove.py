@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.sglang.fused_moe.file_names import parse_file_name
-from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
-from tuner.engines.sglang.plugin.gemm_files import FOLDER as GEMM_FOLDER
+from tuner.engines.engine import engine_module
 from tuner.errors import BadInput, MeasurerFailed
 from tuner.export.files import PROVENANCE
-from tuner.families.fused_moe.problem import FusedMoe, parse_fused_moe
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.problems.registry import parse_problem
 from tuner.render import table
 
-CHILD_MODULE = "tuner.engines.sglang.fused_moe.engine_layer"
 SLOWER = 0.995  # a smaller gain means slower than without the files, beyond the noise
 WORSE = 1.05  # the layer's error may grow at most by this factor
 
@@ -74,37 +71,39 @@ class Proof:
         return table(headers, cells)
 
 
-def prove(root: Path, device_name: str) -> Proof:
-    """Run every exported problem of a device through the engine's layer.
+def prove(root: Path, device_name: str, engine: str) -> Proof:
+    """Run every problem that was exported for a device and an engine through the engine's layer.
 
     Raises BadInput if nothing was exported for it, and MeasurerFailed if the engine cannot be
     imported or its layer fails.
     """
-    exported = _exported(root, device_name)
+    exported = _exported(root, device_name, engine)
     if not exported:
-        raise BadInput(f"nothing exported for {device_name} under {root}: run `tuner export` first")
-    rows = []
-    with tempfile.TemporaryDirectory() as nothing:
-        (Path(nothing) / "configs").mkdir()
-        for problem, sizes in exported.items():
-            rows += _run(problem, root, nothing, sizes)
-    return Proof(rows)
+        raise BadInput(
+            f"nothing exported for {device_name} and {engine} under {root}: run `tuner export` "
+            "first"
+        )
+    return Proof(
+        [row for problem, sizes in exported.items() for row in _run(engine, problem, root, sizes)]
+    )
 
 
-def _exported(root: Path, device_name: str) -> dict[FusedMoe, list[int]]:
+def _exported(root: Path, device_name: str, engine: str) -> dict[FusedMoe, list[int]]:
     found: dict[FusedMoe, list[int]] = {}
     for sidecar in sorted((root / PROVENANCE).rglob("*.json")):
-        if sidecar.relative_to(root / PROVENANCE).parts[0] in (ATTENTION_FOLDER, GEMM_FOLDER):
-            continue
-        if parse_file_name(sidecar.name).device != device_name:
-            continue
         about = json.loads(sidecar.read_text(encoding="utf-8"))
-        found[parse_fused_moe(about["problem"])] = sorted(int(size) for size in about["entries"])
+        problem = parse_problem(about["problem"])
+        if not isinstance(problem, FusedMoe):
+            continue
+        environments = [row["environment"] for row in about["entries"].values()]
+        if {(e["device"], e["engine"]) for e in environments} == {(device_name, engine)}:
+            found[problem] = sorted(int(size) for size in about["entries"])
     return found
 
 
-def _run(problem: FusedMoe, root: Path, nothing: str, sizes: Sequence[int]) -> list[ProofRow]:
-    command = [sys.executable, "-m", CHILD_MODULE, problem.spec(), str(root.resolve()), nothing]
+def _run(engine: str, problem: FusedMoe, root: Path, sizes: Sequence[int]) -> list[ProofRow]:
+    child: str = engine_module(engine, "fused_moe").PROVING_CHILD
+    command = [sys.executable, "-m", child, problem.spec(), str(root.resolve())]
     done = subprocess.run(  # noqa: S603 (our own module)
         [*command, *map(str, sizes)], capture_output=True, text=True
     )

@@ -1,0 +1,236 @@
+"""Problems by device: what is tuned, predicted, stale or missing, kept up to date in memory.
+
+A store may hold half a million winners. They are summed up once; later, only what was published
+since is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import chain, islice
+from typing import Any
+
+from anyio import to_thread
+
+from tuner.errors import TunerError
+from tuner.jobs.job import JobRequest
+from tuner.jobs.names import models_of
+from tuner.jobs.workers import WorkerStatus
+from tuner.problems.points import Problem
+from tuner.problems.registry import family_of, parse_problem
+from tuner.problems.results import Status
+from tuner.store.lookups import Extent, Lookups, StoredSummary
+from workers.coverage import WatchState, stored_rows
+from workers.watches import Watch
+
+log = logging.getLogger("tuner.api")
+
+FRESH_S = 1.0  # an answer may be so old
+WATCHED_S = 30.0  # an unchanged watch list is resolved again after so long
+_MOST_WATCHED = 5000  # requests of the watch list that are looked at
+
+
+class CellState(str, Enum):
+    """What there is for a problem on a device."""
+
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+    STALE = "stale"  # the device has a newer environment
+    UNTUNED = "untuned"  # only the engine's own choices, without a time
+    MISSING = "missing"  # it is watched, and nothing is stored
+
+
+class Order(str, Enum):
+    """The order of the problems."""
+
+    NAME = "name"
+    SPEEDUP = "speedup"
+    NEWEST = "newest"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem in an engine, and what there is for each device."""
+
+    problem: str
+    engine: str
+    family: str
+    models: Sequence[str]
+    cells: Mapping[str, Mapping[str, Any]]  # by device
+
+    def as_json(self, devices: Iterable[str]) -> dict[str, Any]:
+        """The row as the API shows it, with the cells of some devices."""
+        cells = [self.cells[name] for name in devices if name in self.cells]
+        return {**vars(self), "models": list(self.models), "cells": cells}
+
+    def best(self, name: str) -> Any:  # noqa: ANN401 (a number or a time)
+        """The largest value of a field of its cells; None without any."""
+        return max((c[name] for c in self.cells.values() if c[name] is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows to show. An empty value leaves nothing out."""
+
+    text: str = ""  # each word stands in the problem or in a model's name
+    family: str = ""
+    state: CellState | None = None
+    devices: frozenset[str] = frozenset()
+    order: Order = Order.NAME
+
+    def has(self, row: Row) -> bool:
+        """Whether a row is shown."""
+        if self.family and row.family != self.family:
+            return False
+        if self.devices and not self.devices & row.cells.keys():
+            return False
+        if self.state and all(c["state"] != self.state for c in self._cells(row)):
+            return False
+        said = f"{row.problem} {row.engine} {' '.join(row.models)}".casefold()
+        return all(word in said for word in self.text.casefold().split())
+
+    def _cells(self, row: Row) -> Iterable[Mapping[str, Any]]:
+        return (c for name, c in row.cells.items() if not self.devices or name in self.devices)
+
+    def sorted(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows in order; those that lack what they are sorted by come last."""
+        by_name = sorted(rows, key=lambda row: (not row.models, row.models, row.problem))
+        if self.order is Order.NAME:
+            return by_name
+        name = self.order.value
+        some = [row for row in by_name if row.best(name) is not None]
+        return [
+            *sorted(some, key=lambda row: row.best(name), reverse=True),
+            *(row for row in by_name if row.best(name) is None),
+        ]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was read of the store."""
+
+    extents: Mapping[int, Extent] = field(default_factory=dict)
+    summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
+    watches: Sequence[Watch] = ()
+    watched: Sequence[JobRequest] = ()
+    rows: Sequence[Row] = ()
+
+
+class Matrix:
+    """The rows of one store. Threads may share it."""
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        watches: Callable[[], Sequence[Watch]],
+        workers: Callable[[], Sequence[WorkerStatus]],
+    ) -> None:
+        """`watches` reads the watch list, `workers` the known workers."""
+        self._lookups, self._read_watches, self._workers = lookups, watches, workers
+        self._lock = threading.Lock()
+        self._known = _Known()
+        self._fresh_until = self._watched_until = 0.0
+
+    def find(self, wanted: Wanted) -> list[Row]:
+        """The rows that are wanted, in order. Raises UnusableStore."""
+        return wanted.sorted(row for row in self.rows() if wanted.has(row))
+
+    def rows(self) -> Sequence[Row]:
+        """All rows, at most FRESH_S old. Raises UnusableStore."""
+        with self._lock:
+            if time.monotonic() >= self._fresh_until:
+                self._refresh()
+                self._fresh_until = time.monotonic() + FRESH_S
+            return self._known.rows
+
+    async def warm(self) -> None:
+        """Sum up the store before somebody asks."""
+        try:
+            await to_thread.run_sync(self.rows, abandon_on_cancel=True)
+        except TunerError as error:  # whoever asks is told
+            log.info("the coverage was not summed up: %s", error)
+
+    def _refresh(self) -> None:
+        known, watches = self._known, tuple(self._read_watches())
+        watched = known.watched
+        if watches != known.watches or time.monotonic() >= self._watched_until:
+            watched = list(islice(_requests(watches, self._workers()), _MOST_WATCHED))
+            self._watched_until = time.monotonic() + WATCHED_S
+        found, extents = self._lookups.changed_summaries(known.extents)
+        if not found and watched == known.watched:
+            self._known = replace(known, watches=watches)
+            return
+        summaries = {**known.summaries, **{one.cursor: one for one in found}}
+        devices = {one.environment.device for one in summaries.values()}
+        stored = stored_rows(summaries.values(), self._lookups.environments(devices))
+        rows = _rows(stored, watched)
+        self._known = _Known(extents, summaries, watches, watched, rows)
+
+
+def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iterator[JobRequest]:
+    every = chain.from_iterable(watch.requests(workers) for watch in watches)
+    return (one for one in every if isinstance(one, JobRequest))
+
+
+def counts_of(rows: Iterable[Row]) -> dict[str, int]:
+    """The number of cells in each state."""
+    found = Counter(cell["state"] for row in rows for cell in row.cells.values())
+    return {state.value: found[state] for state in CellState}
+
+
+def devices_of(rows: Iterable[Row]) -> list[str]:
+    """The devices that have a cell, by name."""
+    return sorted({name for row in rows for name in row.cells})
+
+
+def _rows(stored: Iterable[Mapping[str, Any]], watched: Iterable[JobRequest]) -> list[Row]:
+    places: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = defaultdict(dict)
+    for one in stored:
+        cells = places[one["problem"], one["environment"]["engine"]]
+        cells.setdefault(one["device"], []).append(_cell(one))
+    for request in watched:
+        engine = request.engine.partition("==")[0]
+        cells = places[request.problem.spec(), engine]
+        cells.setdefault(request.device, []).append(_missing(request.device))
+    return [
+        _row(parse_problem(problem), engine, cells) for (problem, engine), cells in places.items()
+    ]
+
+
+def _row(problem: Problem, engine: str, cells: Mapping[str, list[Mapping[str, Any]]]) -> Row:
+    best = {device: max(some, key=_rank) for device, some in cells.items()}
+    family = family_of(problem).name
+    return Row(problem.spec(), engine, family, tuple(models_of(problem)), best)
+
+
+def _rank(cell: Mapping[str, Any]) -> tuple[object, ...]:
+    """Of several results for a device, the one with the highest rank is shown."""
+    order = ("missing", "untuned", "stale", "predicted", "measured")
+    return order.index(cell["state"]), cell["newest"] or ""
+
+
+def _cell(stored: Mapping[str, Any]) -> dict[str, Any]:
+    points = stored["points"]
+    if stored["standing"] == WatchState.STALE.value:
+        state = CellState.STALE
+    elif points.get(Status.OK.value):
+        state = CellState.MEASURED
+    elif points.get(Status.PREDICTED.value):
+        state = CellState.PREDICTED
+    else:
+        state = CellState.UNTUNED
+    shown = ("device", "why", "points", "speedup", "newest")
+    version = stored["environment"]["engine_version"]
+    return {"state": state, "engine_version": version, **{n: stored[n] for n in shown}}
+
+
+def _missing(device: str) -> dict[str, Any]:
+    why = "it is watched, and nothing is stored"
+    nothing: dict[str, Any] = {"points": {}, "speedup": None, "newest": None, "engine_version": ""}
+    return {"state": CellState.MISSING, "device": device, "why": why, **nothing}

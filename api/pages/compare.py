@@ -1,0 +1,124 @@
+"""Two results of one problem side by side: two devices, or two environments of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field
+from starlette.exceptions import HTTPException
+
+from api.auth import Caller, Reader
+from api.pages.charts import Chart, chart_of
+from api.pages.forms import asked
+from api.pages.names import device_short
+from api.pages.points import Entry, entries_of
+from api.pages.render import page
+from api.routes.results import get_result
+from api.schemas_in import ResultOf
+from api.state import Api, ApiDep
+from api.text import EngineName, Name
+from tuner.problems.fields import Strict
+
+router = APIRouter(include_in_schema=False)
+
+_MOST = 60  # problems that are offered
+_Side = Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*(:[0-9]{1,3})?$")]
+
+
+class Sides(Strict):
+    """Which results to compare: each is a device, or DEVICE:NUMBER of one of its environments."""
+
+    problem: Name | None = None
+    engine: EngineName = "sglang"
+    left: _Side | None = None
+    right: _Side | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the results of a problem."""
+
+    key: str  # as Sides names it
+    device: str
+    history: Mapping[str, Any]
+    entries: Mapping[tuple[str, str], Entry]  # by part and size; where two count, the better one
+
+    @property
+    def name(self) -> str:
+        place = self.history["environment"]
+        return f"{device_short(self.device)}, {place['engine']} {place['engine_version']}"
+
+
+@router.get("/compare")
+def show_comparison(
+    request: Request, wanted: Annotated[Sides, Depends(asked(Sides))], caller: Reader, api: ApiDep
+) -> Response:
+    """Times of two results by size, and how many times as fast the one is as the other."""
+    if wanted.problem is None:
+        several = [row for row in api.matrix.rows() if len(row.cells) > 1]
+        return page(request, "compare", wanted=wanted, several=several[:_MOST], sides=[])
+    devices = _devices_of(wanted.problem, wanted.engine, api)
+    if not devices:
+        raise HTTPException(404, "nothing is published for this problem")
+    left, mine = _side(wanted, wanted.left or devices[0], caller, api)
+    other = next((name for name in devices if name != left.device), devices[0])
+    right, others = _side(wanted, wanted.right or other, caller, api)
+    sides = list({side.key: side for side in (*mine, *others)}.values())
+    both = [key for key in left.entries if key in right.entries]
+    return page(
+        request,
+        "compare",
+        wanted=wanted,
+        several=[],
+        sides=sides,
+        devices=[name for name in devices if name not in (left.device, right.device)],
+        left=left,
+        right=right,
+        pairs=[(*key, left.entries[key], right.entries[key]) for key in both],
+        charts=_charts(left, right),
+    )
+
+
+def _devices_of(problem: str, engine: str, api: Api) -> list[str]:
+    """The devices with a result of the problem."""
+    rows = (r for r in api.matrix.rows() if r.problem == problem and r.engine == engine)
+    return sorted(name for row in rows for name, cell in row.cells.items() if cell["newest"])
+
+
+def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list[Side]]:
+    """The result that a key names, and all results of its device, the newest first."""
+    device, _, number = key.partition(":")
+    which = ResultOf(problem=wanted.problem or "", device=device, engine=wanted.engine)
+    result = get_result(which, caller, api)
+    sides = [
+        Side(
+            f"{result['device']}:{number}",
+            result["device"],
+            history,
+            {(one.part, one.size): one for one in entries_of(history["winners"])},
+        )
+        for number, history in enumerate(result["environments"])
+    ]
+    if int(number or 0) >= len(sides):
+        raise HTTPException(404, f"there are {len(sides)} results for this problem on {device}")
+    return sides[int(number or 0)], sides
+
+
+def _charts(left: Side, right: Side) -> list[Chart]:
+    parts = dict.fromkeys(part for part, _ in (*left.entries, *right.entries))
+    charts = []
+    for part in parts:
+        series = {
+            (side.name, kind): {
+                size: entry.winner["median_us"]
+                for (its_part, size), entry in side.entries.items()
+                if its_part == part and entry.winner["median_us"]
+            }
+            for side, kind in ((left, "tuned"), (right, "other"))
+        }
+        if chart := chart_of(part, series):
+            charts.append(chart)
+    return charts

@@ -1,0 +1,66 @@
+"""Errors as pages: for browsers, problem details become a page, and a missing key the log in."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import MEDIA_TYPE
+from api.pages.places import here, is_page
+from api.pages.render import go, page
+
+_OWN = ("content-type", "content-length", "content-encoding")  # of the answer that is replaced
+
+
+class ShowErrors:
+    """ASGI middleware: turns problem details into pages where a browser asked for one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _wants_page(scope):
+            await self._app(scope, receive, send)
+            return
+        started: Message | None = None
+        body = b""
+
+        async def send_page(message: Message) -> None:
+            nonlocal started, body
+            if message["type"] == "http.response.start":
+                if Headers(raw=message["headers"]).get("content-type") == MEDIA_TYPE:
+                    started = message
+                    return
+            elif started is not None:
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    answer = _answer(Request(scope), started["status"], json.loads(body))
+                    _keep_headers(started, answer)
+                    await answer(scope, receive, send)
+                return
+            await send(message)
+
+        await self._app(scope, receive, send_page)
+
+
+def _wants_page(scope: Scope) -> bool:
+    accept = Headers(scope=scope).get("accept", "")
+    return "text/html" in accept and not scope["path"].startswith("/v1/")
+
+
+def _answer(request: Request, status: int, problem: dict[str, str]) -> Response:
+    if status == 401 and request.method == "GET" and is_page(request.scope["path"]):
+        return go(request, "login?" + urlencode({"next": here(request)}))
+    return page(request, "error", status, problem=problem)
+
+
+def _keep_headers(started: Message, answer: Response) -> None:
+    headers = MutableHeaders(raw=answer.raw_headers)
+    for name, value in Headers(raw=started["headers"]).items():
+        if name not in _OWN:
+            headers.setdefault(name, value)

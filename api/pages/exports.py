@@ -1,0 +1,95 @@
+"""What can be deployed: the exports of each device, and the files in one."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Reader
+from api.matrix import devices_of
+from api.pages.forms import asked
+from api.pages.render import page
+from api.routes.results import ExportDevice, download_export
+from api.schemas_in import ExportIn
+from api.state import ApiDep
+from tuner.errors import ExportRefused, UnknownEngine
+
+router = APIRouter(prefix="/exports", include_in_schema=False)
+
+_LEFT_OUT = "provenance/left_out,"  # the beginning of the name of the list of what it lacks
+
+
+@router.get("")
+def show_exports(request: Request, caller: Reader, api: ApiDep) -> Response:
+    """The devices that something is stored for."""
+    rows = api.matrix.rows()
+    counts = {
+        device: Counter(row.cells[device]["state"].value for row in rows if device in row.cells)
+        for device in devices_of(rows)
+    }
+    stored = {device: some for device, some in counts.items() if set(some) - {"missing"}}
+    return page(request, "exports", counts=stored)
+
+
+@router.get("/{device}")
+async def show_export(
+    device: ExportDevice,
+    request: Request,
+    wanted: Annotated[ExportIn, Depends(asked(ExportIn))],
+    caller: Reader,
+    api: ApiDep,
+) -> Response:
+    """The files of an export, and what it lacks."""
+    try:
+        answer = await download_export(device, caller, api, wanted, request)
+    except (ExportRefused, UnknownEngine) as error:
+        refused = error.in_api_words()
+        return page(request, "export", device=device, wanted=wanted, refused=refused, files=None)
+    files = await run_in_threadpool(_read, bytes(answer.body))
+    return page(
+        request,
+        "export",
+        device=device,
+        wanted=wanted,
+        refused="",
+        files=files,
+        size=len(answer.body),
+    )
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is in an export: files with results of this store, the engine's own, and what lacks."""
+
+    made: Sequence[tuple[str, int]]  # names and bytes
+    engine_s: Sequence[tuple[str, int]]
+    records: Sequence[tuple[str, int]]
+    left_out: Sequence[Mapping[str, Any]]
+
+
+def _read(archive: bytes) -> Files:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        sizes = {one.name.partition("/")[2]: one.size for one in tar.getmembers() if one.isfile()}
+        left_out: list[Mapping[str, Any]] = []
+        for one in tar.getmembers():
+            if one.name.partition("/")[2].startswith(_LEFT_OUT):
+                text = tar.extractfile(one)
+                assert text is not None
+                left_out += [json.loads(line) for line in text.read().splitlines()]
+    records = {name for name in sizes if name.startswith("provenance/")}
+    stems = {PurePath(name).stem.partition(".")[0] for name in records}
+    made = {n for n in set(sizes) - records if PurePath(n).stem in stems}
+    rest = set(sizes) - records - made
+    made_of, others, about = (
+        [(name, sizes[name]) for name in sorted(some)] for some in (made, rest, records)
+    )
+    return Files(made_of, others, about, left_out)

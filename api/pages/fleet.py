@@ -1,0 +1,152 @@
+"""Workers, nights, watches and keys: what the service does by itself, and who may use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import ValidationError
+
+from api.auth import Admin, Reader
+from api.pages.forms import Posted, asked, mistakes_in
+from api.pages.render import go, page
+from api.routes.coverage import (
+    WatchId,
+    add_watch,
+    list_watched,
+    list_watches,
+    remove_watch,
+)
+from api.routes.keys import list_keys
+from api.routes.nights import list_nights, run_night
+from api.routes.tables import list_devices, list_models
+from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
+from api.schemas_in import NightIn, Page, WatchedPage, WatchIn
+from api.state import ApiDep
+from tuner.errors import BadInput
+from tuner.problems.dtypes import Dtype
+
+router = APIRouter(include_in_schema=False)
+
+_LISTS = ("models", "devices", "tp", "dtypes")
+
+
+@router.get("/workers")
+def show_workers(request: Request, caller: Reader, api: ApiDep) -> Response:
+    """Who works on what."""
+    return page(request, "workers", workers=list_workers(caller, api)["workers"])
+
+
+@router.post("/workers/{name}/drain")
+def drain(name: WorkerName, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Let a worker finish its job and take no more."""
+    drain_workers(name, caller, api)
+    return go(request, "workers")
+
+
+@router.post("/workers/{name}/resume")
+def resume(
+    name: WorkerName, request: Request, form: Posted, caller: Admin, api: ApiDep
+) -> Response:
+    """Let a worker take jobs again."""
+    resume_workers(name, caller, api)
+    return go(request, "workers")
+
+
+@router.get("/nights")
+def show_nights(
+    request: Request, wanted: Annotated[Page, Depends(asked(Page))], caller: Reader, api: ApiDep
+) -> Response:
+    """What the nights planned, did and could not do."""
+    found = list_nights(wanted, caller, api)
+    return page(request, "nights", found=found, planned=None)
+
+
+@router.post("/nights")
+def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Do tonight's round now, or say what it would queue."""
+    if form.get("dry_run") == "true":
+        planned = run_night(caller, api, NightIn(dry_run=True))
+        return page(
+            request, "nights", found=list_nights(Page(limit=50), caller, api), planned=planned
+        )
+    run_night(caller, api, NightIn(force=form.get("force") == "true"))
+    return go(request, "nights")
+
+
+@router.get("/watches")
+def show_watches(
+    request: Request,
+    wanted: Annotated[WatchedPage, Depends(asked(WatchedPage))],
+    caller: Reader,
+    api: ApiDep,
+) -> Response:
+    """What is kept tuned."""
+    return _watches(request, wanted, caller, api, {}, {})
+
+
+@router.post("/watches")
+def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
+    """Keep models tuned; with a mistake, show the form again and say what it is."""
+    body = _body_of(form)
+    try:
+        add_watch(WatchIn.model_validate(body), caller, api)
+    except ValidationError as error:
+        said = mistakes_in(error, body)
+    except BadInput as error:
+        said = {"models": error.in_api_words()}
+    else:
+        return go(request, "watches")
+    return _watches(request, WatchedPage(limit=20), caller, api, form, said)
+
+
+@router.post("/watches/{watch_id}/remove")
+def remove(
+    watch_id: WatchId, request: Request, form: Posted, caller: Admin, api: ApiDep
+) -> Response:
+    """Stop keeping its models tuned."""
+    remove_watch(watch_id, caller, api)
+    return go(request, "watches")
+
+
+@router.get("/keys")
+def show_keys(request: Request, caller: Admin, api: ApiDep) -> Response:
+    """Who may use the service."""
+    return page(request, "keys", keys=list_keys(caller, api)["keys"])
+
+
+def _watches(
+    request: Request,
+    wanted: WatchedPage,
+    caller: Reader,
+    api: ApiDep,
+    given: Mapping[str, str],
+    mistakes: Mapping[str, str],
+) -> Response:
+    return page(
+        request,
+        "watches",
+        422 if mistakes else 200,
+        watches=list_watches(caller, api)["watches"],
+        watched=list_watched(wanted, caller, api),
+        wanted=wanted,
+        given=given,
+        mistakes=mistakes,
+        devices=list_devices(caller)["devices"],
+        models=list_models(caller)["models"],
+        dtypes=[one.value for one in Dtype],
+    )
+
+
+def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
+    body: dict[str, Any] = dict(form)
+    for name in _LISTS:
+        if name in form:
+            # A problem's text has commas, so models stand on lines.
+            parts = re.split(r"[\r\n]+" if name == "models" else r"[\s,]+", form[name])
+            body[name] = [part.strip() for part in parts if part.strip()]
+    if "tp" in body:
+        body["tp"] = [int(one) if one.isascii() and one.isdigit() else one for one in body["tp"]]
+    return body

@@ -1,0 +1,64 @@
+"""Forms: each proves that it was filled in on a page of this server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar, get_origin
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from api.errors import mistakes_of
+from api.pages.sessions import is_proof, is_same_origin
+
+
+async def _posted(request: Request) -> Mapping[str, str]:
+    """The fields of a form that are filled in. Raises HTTPException 403 without its proof."""
+    state = request.scope["state"]
+    fields: dict[str, str] = state["form"]
+    if not is_same_origin(request.headers):
+        raise HTTPException(403, "this form was not sent by a page of this server")
+    if not is_proof(fields.pop("proof", ""), state.get("session")):
+        raise HTTPException(403, "this form is too old: open its page again, and send it again")
+    return {name: value.strip() for name, value in fields.items() if value.strip()}
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency: a page's query, without the fields of its form that were left empty.
+
+    It raises RequestValidationError, as FastAPI does for the API's queries.
+    """
+    fields = model.model_fields.items()
+    lists = {name for name, field in fields if get_origin(field.annotation) is list}
+
+    async def read(request: Request) -> T:
+        given: dict[str, Any] = {}
+        for name, value in request.query_params.multi_items():
+            if value and name in lists:
+                given.setdefault(name, []).append(value)
+            elif value:
+                given[name] = value
+        try:
+            return model.model_validate(given)
+        except ValidationError as error:
+            found = [{**one, "loc": ("query", *one["loc"])} for one in error.errors()]
+            raise RequestValidationError(found) from None
+
+    return read
+
+
+def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with the body that a form became, by the field of the form."""
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+    found: dict[str, str] = {}
+    for one in mistakes_of(errors, body):
+        found.setdefault(one.pointer[1:].partition("/")[0], one.detail)
+    return found
+
+
+Posted = Annotated[Mapping[str, str], Depends(_posted)]

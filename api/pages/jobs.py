@@ -1,0 +1,203 @@
+"""Jobs: the list, one job as it happens, and the form for a new one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Reader, Submitter
+from api.pages.forms import Posted, asked, mistakes_in
+from api.pages.points import charts_of, entries_of, harmonic_speedup, size_of
+from api.pages.render import as_time, go, page
+from api.routes.jobs import cancel_job, get_job, list_jobs
+from api.routes.results import get_progress, list_trials, list_winners
+from api.routes.retry import retry_job
+from api.routes.submissions import submit_job
+from api.routes.tables import list_devices, list_models
+from api.schemas_in import JobPage, Page, SubmitJob
+from api.state import ApiDep
+from api.text import JobId
+from tuner.errors import BadInput, OptionsRefused
+from tuner.jobs.job import JobState
+from tuner.problems.dtypes import Dtype
+from tuner.problems.results import Status
+from tuner.store.api_key import Scope
+from tuner.tuning.request import Effort
+
+router = APIRouter(prefix="/jobs", include_in_schema=False)
+
+MOST_EVENTS = 1000  # of a job's page; further ones arrive as they happen
+MOST_FAILURES = 3  # reasons that a page names
+_SOME_TRIALS = Page(limit=200)  # that it looks at for them
+MOST_TRIALS = 12  # steps of trials that a page lists
+LEAST_TIME = timedelta(seconds=2)  # before that, a rate says nothing
+_NUMBERS = ("tp", "ep", "seed")
+_WHOLE = re.compile(r"[0-9]{1,15}")
+
+
+@router.get("")
+def show_jobs(
+    request: Request,
+    wanted: Annotated[JobPage, Depends(asked(JobPage))],
+    caller: Reader,
+    api: ApiDep,
+) -> Response:
+    """The jobs, the newest first."""
+    found = list_jobs(wanted, caller, api)
+    devices = [one["name"] for one in list_devices(caller)["devices"]]
+    return page(request, "jobs", found=found, wanted=wanted, states=list(JobState), devices=devices)
+
+
+@router.get("/new")
+def show_form(request: Request, caller: Submitter) -> Response:
+    """The form for a job, with the fields that the address gives."""
+    return _form(request, caller, dict(request.query_params))
+
+
+@router.post("")
+def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
+    """Queue the job of a form; with a mistake, show the form again and say what it is."""
+    body = _body_of(form)
+    try:
+        job = submit_job(SubmitJob.model_validate(body), request, Response(), caller, api)
+    except ValidationError as error:
+        return _form(request, caller, form, mistakes_in(error, body))
+    except OptionsRefused as error:
+        return _form(request, caller, form, error.by_field)
+    except BadInput as error:
+        return _form(request, caller, form, {"model": error.in_api_words()})
+    return go(request, f"jobs/{job['id']}")
+
+
+@router.get("/{job_id}")
+async def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Response:
+    """A job and its steps."""
+    job = await get_job(job_id, caller, request, api)
+    return await run_in_threadpool(_show_job, job, request, caller, api)
+
+
+def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: ApiDep) -> Response:
+    job_id = job["id"]
+    events = [event.as_json() for event in api.jobs.events(job_id, 0, MOST_EVENTS)]
+    progress = get_progress(job_id, caller, api)
+    winners = list_winners(job_id, caller, api) if job["state"] == "done" else None
+    entries = entries_of(winners["winners"]) if winners else []
+    mine = [one for one in entries if one.winner["run_id"] == job["run_id"]]
+    timed = [one for one in mine if one.winner["median_us"] is not None]
+    untuned = len({one.size for one in mine} - {one.size for one in timed})
+    state = JobState(job["state"])
+    owns = caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
+    return page(
+        request,
+        "job",
+        job=job,
+        problem=job["request"]["problem"],
+        seen=events[-1]["seq"] if events else 0,
+        steps=_newest_first(events),
+        progress=progress,
+        best=[{**one, "size": size_of(one)} for one in progress["best"]],
+        tried=sum(progress["trials"].values()),
+        failures=_failures(list_trials(job_id, _SOME_TRIALS, caller, api)["trials"]),
+        rate=_rate(events),
+        totals=next((e["data"]["totals"] for e in events[::-1] if e["kind"] == "done"), None),
+        environment=winners["environment"] if winners else None,
+        entries=timed,
+        untuned=untuned,
+        charts=charts_of(timed),
+        speedup=harmonic_speedup(timed),
+        finished=state.finished,
+        may_cancel=not state.finished and owns and caller.scope >= Scope.SUBMIT,
+        may_retry=state in (JobState.FAILED, JobState.DEAD, JobState.CANCELLED)
+        and owns
+        and caller.scope >= Scope.SUBMIT,
+    )
+
+
+@router.post("/{job_id}/cancel")
+def cancel(
+    job_id: JobId, request: Request, form: Posted, caller: Submitter, api: ApiDep
+) -> Response:
+    """Withdraw from a job, or end it for all of its clients."""
+    cancel_job(job_id, Response(), caller, api, everyone=form.get("everyone") == "true")
+    return go(request, f"jobs/{job_id}")
+
+
+@router.post("/{job_id}/retry")
+def retry(
+    job_id: JobId, request: Request, form: Posted, caller: Submitter, api: ApiDep
+) -> Response:
+    """Queue a job again that ended without a result."""
+    retry_job(job_id, request, caller, api)
+    return go(request, f"jobs/{job_id}")
+
+
+def _form(
+    request: Request,
+    caller: Submitter,
+    given: Mapping[str, str],
+    mistakes: Mapping[str, str] | None = None,
+) -> Response:
+    return page(
+        request,
+        "job_form",
+        422 if mistakes else 200,
+        given=given,
+        mistakes=mistakes or {},
+        devices=list_devices(caller)["devices"],
+        models=list_models(caller)["models"],
+        dtypes=[one.value for one in Dtype],
+        efforts=[one.value for one in Effort],
+    )
+
+
+def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
+    """The body that the API takes. What is no number stays text, and the API says so."""
+    body: dict[str, Any] = dict(form)
+    for name in _NUMBERS:
+        if _WHOLE.fullmatch(form.get(name, "")):
+            body[name] = int(form[name])
+    if "batch_sizes" in form:
+        parts = [part for part in re.split(r"[\s,]+", form["batch_sizes"]) if part]
+        body["batch_sizes"] = [int(one) if _WHOLE.fullmatch(one) else one for one in parts]
+    if "urgent" in form:
+        body["urgent"] = form["urgent"] == "true"
+    return body
+
+
+def _newest_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A job's steps without its older trials, of which there are hundreds."""
+    trials = [event["seq"] for event in events if event["kind"] == "trials"]
+    first = trials[-MOST_TRIALS:][0] if trials else 0
+    shown = (e for e in events[::-1] if e["kind"] != "trials" or e["seq"] >= first)
+    return list(shown)
+
+
+def _failures(trials: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
+    """The status, the first line of the detail and the number of the most frequent failures."""
+    found = Counter(
+        (Status(trial["status"]).value, trial["detail"].strip().partition("\n")[0])
+        for trial in trials
+        if trial["median_us"] is None and trial["detail"]
+    )
+    return [(*what, count) for what, count in found.most_common(MOST_FAILURES)]
+
+
+def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
+    """Trials a minute since the run began."""
+    began = next((event["at"] for event in events[::-1] if event["kind"] == "running"), None)
+    if began is None:
+        return None
+    tried = [event for event in events if event["kind"] == "trials" and began < event["at"]]
+    first, last = as_time(began), as_time(tried[-1]["at"] if tried else None)
+    if first is None or last is None or last - first < LEAST_TIME:
+        return None
+    minutes = (last - first).total_seconds() / 60
+    count: int = sum(event["data"]["tried"] for event in tried)
+    return count / minutes

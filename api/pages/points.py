@@ -1,0 +1,90 @@
+"""Winners as rows of a page: which part and size, and what the engine would have run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from api.pages.charts import Chart, chart_of
+
+_INCUMBENTS = ("default", "shipped")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A winner of the API's answers."""
+
+    number: int  # among the winners of its environment
+    winner: Mapping[str, Any]
+
+    @property
+    def part(self) -> str:
+        return str(self.winner.get("gemm") or self.winner.get("part") or "")
+
+    @property
+    def size(self) -> str:
+        """The batch size, and the tokens of attention: `8`, or `4×512+8192`."""
+        return size_of(self.winner)
+
+    @property
+    def running(self) -> str:
+        """What the engine would run: the file that it ships, else its default."""
+        incumbents = self.winner["incumbents"]
+        return next((name for name in reversed(_INCUMBENTS) if name in incumbents), "")
+
+    @property
+    def alone_us(self) -> float | None:
+        """The time of what the engine would run."""
+        return self.time_of(self.running)
+
+    def time_of(self, incumbent: str) -> float | None:
+        found = self.winner["incumbents"].get(incumbent)
+        return None if found is None else found["median_us"]
+
+    @property
+    def speedup(self) -> float | None:
+        alone, mine = self.alone_us, self.winner["median_us"]
+        return alone / mine if alone and mine else None
+
+    @property
+    def bar(self) -> float:
+        """The speed-up as the length of a bar, 0 to 100: twice as fast is half of it."""
+        return 0.0 if not self.speedup else max(0.0, min(100.0, 100 * (1 - 1 / self.speedup)))
+
+
+def size_of(point: Mapping[str, Any]) -> str:
+    """A point's size, as Entry.size."""
+    if point.get("new_tokens") is None:
+        return str(point["batch_size"])
+    return f"{point['batch_size']}×{point['new_tokens']}+{point['cached_tokens']}"
+
+
+def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """Winners as entries. Where a point has several, the one that counts more comes later."""
+    return [Entry(number, winner) for number, winner in enumerate(winners)]
+
+
+def harmonic_speedup(entries: Sequence[Entry]) -> float | None:
+    """The mean of the entries' speed-ups; None without any."""
+    relative = [1 / one.speedup for one in entries if one.speedup]
+    return len(relative) / sum(relative) if relative else None
+
+
+def charts_of(entries: Sequence[Entry]) -> list[Chart]:
+    """A chart of times by size for each part."""
+    charts = []
+    for part in dict.fromkeys(one.part for one in entries):
+        mine = [one for one in entries if one.part == part]
+        series = {
+            (words, name): {
+                one.size: time for one in mine if (time := one.time_of(name)) is not None
+            }
+            for words, name in (("engine's default", "default"), ("engine's file", "shipped"))
+        }
+        series["tuned", "tuned"] = {
+            one.size: one.winner["median_us"] for one in mine if one.winner["median_us"]
+        }
+        if chart := chart_of(part, series):
+            charts.append(chart)
+    return charts

@@ -1,0 +1,170 @@
+"""Renders templates: what all pages have, and how values are written for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from api.auth import Caller
+from api.pages.names import device_short, engine_words, problem_words, status_words
+from api.pages.places import root_of
+from api.pages.sessions import proof_of
+from api.pages.static import VERSION
+
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "same-origin",  # with `no-referrer`, forms would come without an Origin
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # After a log out, the browser shows nothing of a page again.
+    "Cache-Control": "private, no-store",
+}
+
+
+def page(
+    request: Request,
+    template: str,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: object,
+) -> HTMLResponse:
+    """A page of the template `NAME.html`, with the values that it names."""
+    state = request.scope.get("state", {})
+    caller, session = state.get("caller"), state.get("session")
+    text = _TEMPLATES.get_template(f"{template}.html").render(
+        root=root_of(request),
+        version=VERSION,
+        path=request.scope["path"],
+        query=request.query_params,
+        caller=caller if isinstance(caller, Caller) else None,
+        session=session,
+        proof=proof_of(session),
+        **values,
+    )
+    return HTMLResponse(text, status, {**_HEADERS, **(headers or {})})
+
+
+def go(request: Request, address: str) -> Response:
+    """An answer that sends the browser to a page; `address` is relative to the root."""
+    return Response(status_code=303, headers={"Location": root_of(request) + address, **_HEADERS})
+
+
+def as_time(value: datetime | str | None) -> datetime | None:
+    """A time of the API's answers."""
+    if isinstance(value, str):
+        return datetime.fromisoformat(value.replace("Z", "+00:00"))
+    return value
+
+
+def _time(value: datetime | str | None) -> Markup:
+    """A time in UTC. A script turns it into the reader's own zone."""
+    at = as_time(value)
+    if at is None:
+        return Markup('<span class="none">never</span>')
+    at = at.astimezone(timezone.utc)
+    return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M} UTC</time>').format(
+        at.isoformat().replace("+00:00", "Z"), at
+    )
+
+
+def _us(value: float | None) -> str:
+    """Microseconds, with three digits that count."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{2 if value < 10 else 1}f}"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "–"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _speedup(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}×"
+
+
+def _seconds(value: float | None) -> str:
+    """A duration in its two largest units."""
+    if value is None:
+        return "–"
+    whole = int(value)
+    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {below}"
+    if value < 0.01:
+        return "under 0.01 s"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{value:.3g} s"
+
+
+def _query(**values: object) -> str:
+    """A query string of the values that say something."""
+    given = {name: value for name, value in values.items() if value not in (None, "", [], False)}
+    return urlencode(given, doseq=True)
+
+
+def _with(query: Mapping[str, str], **changes: object) -> str:
+    """A page's query string with some values changed, and without a place in the list."""
+    return _query(**{**dict(query), "after": None, **changes})
+
+
+def _plain(value: object) -> object:
+    """A value without characters that turn the direction of the text around them, or control it."""
+    if not isinstance(value, str) or not _STEERS.search(value):
+        return value
+    return type(value)(_STEERS.sub("\N{REPLACEMENT CHARACTER}", value))
+
+
+def _config(config: Mapping[str, int]) -> str:
+    """A configuration as people write it: 16x64x128, and what else it says."""
+    known = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"}
+    words = []
+    if known <= set(config):
+        words.append("×".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK"))
+    rest = {name: value for name, value in config.items() if not words or name not in known}
+    short = {"GROUP_SIZE_M": "group", "num_warps": "warps", "num_stages": "stages"}
+    return " · ".join([*words, *(f"{short.get(n, n)} {v}" for n, v in rest.items())])
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("api.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_plain,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "time": _time,
+        "us": _us,
+        "bytes": _bytes,
+        "speedup": _speedup,
+        "seconds": _seconds,
+        "config": _config,
+        "device": device_short,
+        "engine": engine_words,
+        "words": status_words,
+        "problem": problem_words,
+    }
+    made.globals |= {"query_of": _query, "query_with": _with}
+    return made
+
+
+_TEMPLATES: Any = _environment()

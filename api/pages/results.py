@@ -1,0 +1,96 @@
+"""A result: times by size, entries with reasons, what was tried, and its history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from api.auth import Caller, Reader
+from api.pages.forms import asked
+from api.pages.points import Entry, charts_of, entries_of, harmonic_speedup
+from api.pages.render import page
+from api.pages.trial_map import TrialMap, map_of
+from api.paging import cursor_at
+from api.routes.results import get_result, list_run_trials
+from api.schemas_in import Page, ResultOf
+from api.state import Api, ApiDep
+from tuner.devices.table import find_device
+
+router = APIRouter(include_in_schema=False)
+
+MOST_TRIALS = 1000  # of one point
+
+
+class ResultPage(ResultOf):
+    """Which result to show, and what of it."""
+
+    environment: int = Field(0, ge=0, lt=1000, description="In the order of the history.")
+    point: int | None = Field(None, ge=0, lt=100_000, description="Whose trials to show.")
+    across: str = Field("", max_length=60)
+    down: str = Field("", max_length=60)
+
+
+@router.get("/results")
+def show_result(
+    request: Request,
+    wanted: Annotated[ResultPage, Depends(asked(ResultPage))],
+    caller: Reader,
+    api: ApiDep,
+) -> Response:
+    """One problem on one device."""
+    which = ResultOf(problem=wanted.problem, device=wanted.device, engine=wanted.engine)
+    result = get_result(which, caller, api)
+    histories = result["environments"]
+    chosen = histories[min(wanted.environment, len(histories) - 1)]
+    entries = entries_of(chosen["winners"])
+    measured = [one for one in entries if one.winner["status"] == "ok"]
+    timed = measured or [one for one in entries if one.winner["median_us"] is not None]
+    about = _entry(entries, wanted.point)
+    return page(
+        request,
+        "result",
+        result=result,
+        wanted=wanted,
+        chosen=chosen,
+        entries=entries,
+        charts=charts_of(timed),
+        speedup=harmonic_speedup(timed),
+        measured=bool(measured),
+        history=[(one, harmonic_speedup(entries_of(one["winners"]))) for one in histories],
+        about=about,
+        trials=_trials(about, wanted, caller, api) if about else None,
+        limit_bytes=find_device(result["device"]).shared_optin_bytes,
+        predicted=any(one.winner["status"] == "predicted" for one in entries),
+    )
+
+
+def _entry(entries: Sequence[Entry], number: int | None) -> Entry | None:
+    """The entry whose trials are shown: the one that was chosen, or the one that gained most."""
+    if number is not None and number < len(entries):
+        return entries[number]
+    return max(entries, key=lambda one: one.speedup or 0.0, default=None)
+
+
+def _trials(about: Entry, wanted: ResultPage, caller: Caller, api: Api) -> TrialMap | None:
+    point = about.winner
+    place = [
+        about.part,
+        point["batch_size"],
+        point.get("new_tokens") or 0,
+        point.get("cached_tokens") or 0,
+        "",
+    ]
+    found = list_run_trials(
+        point["run_id"], Page(after=cursor_at(place), limit=MOST_TRIALS), caller, api
+    )
+    mine = [trial for trial in found["trials"] if _is_at(trial, point)]
+    return map_of(mine, wanted.across, wanted.down)
+
+
+def _is_at(trial: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    names = ("gemm", "part", "batch_size", "new_tokens", "cached_tokens")
+    return all(trial.get(name) == point.get(name) for name in names)

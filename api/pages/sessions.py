@@ -1,0 +1,82 @@
+"""The cookie of a session, and the proof that a form was filled in on a page of this server.
+
+A cookie is named for the port, because browsers send the cookies of a host to all of its ports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from tuner.store.sessions import LASTS
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{20,100}")
+# Stands for the session where requests need no key. Other programs of this machine cannot read it.
+_NO_SESSION = secrets.token_urlsafe(32)
+
+
+def session_of(headers: Headers) -> str | None:
+    """The token in the cookie of a request, if it has one."""
+    name = _cookie_name(headers)
+    for part in headers.get("cookie", "").split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name and _TOKEN.fullmatch(value):
+            return value
+    return None
+
+
+def set_session(response: Response, headers: Headers, token: str) -> None:
+    """Give a browser the cookie of a session."""
+    _set(response, headers, token, int(LASTS.total_seconds()))
+
+
+def clear_session(response: Response, headers: Headers) -> None:
+    """Let a browser forget the cookie."""
+    _set(response, headers, "", 0)
+
+
+def proof_of(session: str | None) -> str:
+    """The hidden field of a form. Pages from elsewhere cannot read what it is made of."""
+    token = session or _NO_SESSION
+    return hmac.new(token.encode(), b"form", hashlib.sha256).hexdigest()
+
+
+def is_proof(given: str, session: str | None) -> bool:
+    """Whether a form came with the right hidden field."""
+    return hmac.compare_digest(given.encode(), proof_of(session).encode())
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Whether a browser says that a page of this server sent the request.
+
+    Sec-Fetch-Site says so on HTTPS and on loopback. Elsewhere, Origin must name this server.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = urlsplit(headers.get("origin", "")).netloc
+    return bool(origin) and origin == headers.get("host")
+
+
+def _set(response: Response, headers: Headers, value: str, seconds: int) -> None:
+    response.set_cookie(
+        _cookie_name(headers),
+        value,
+        max_age=seconds,
+        path="/",
+        httponly=True,
+        samesite="strict",
+        # A client that lies about it gets a cookie that it does not send back.
+        secure=headers.get("x-forwarded-proto", "").strip().lower() == "https",
+    )
+
+
+def _cookie_name(headers: Headers) -> str:
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"tuner-session-{port}" if port.isdigit() else "tuner-session"

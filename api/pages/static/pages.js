@@ -1,0 +1,70 @@
+// What pages do beyond reading: the reader's time zone, the theme, filters, and a job as it happens.
+
+const zone = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+/** Shows the times below an element in the reader's zone; a pointer on one shows UTC. */
+function showTimes(within) {
+  for (const time of within.querySelectorAll("time:not([title])")) {
+    time.title = time.textContent;
+    time.textContent = zone.format(new Date(time.dateTime));
+  }
+}
+
+function offerThemes() {
+  const button = document.getElementById("theme");
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const now = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");
+  const say = () => button.setAttribute("aria-label", `Theme: ${now()}. Change it.`);
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const next = now() === "dark" ? "light" : "dark";
+    const system = next === (dark.matches ? "dark" : "light");
+    if (system) {
+      delete root.dataset.theme;
+      localStorage.removeItem("theme");
+    } else {
+      root.dataset.theme = next;
+      localStorage.setItem("theme", next);
+    }
+    say();
+  });
+  dark.addEventListener("change", say);
+  say();
+}
+
+/** A list changes as soon as a filter does. */
+function followFilters() {
+  for (const form of document.querySelectorAll("form.filters")) {
+    form.addEventListener("change", (event) => {
+      if (event.target instanceof HTMLSelectElement) form.requestSubmit();
+    });
+  }
+}
+
+/** A button that ends something asks once more. */
+function confirmDangers() {
+  document.addEventListener("submit", (event) => {
+    const button = event.submitter;
+    if (!button?.classList.contains("danger") || button.dataset.sure) return;
+    event.preventDefault();
+    const text = button.textContent;
+    button.dataset.sure = "yes";
+    button.textContent = `${text}: sure?`;
+    setTimeout(() => {
+      delete button.dataset.sure;
+      button.textContent = text;
+    }, 4000);
+  });
+}
+
+showTimes(document);
+offerThemes();
+followFilters();
+confirmDangers();
+
+const job = document.querySelector("#job[data-events]");
+if (job) {
+  const { follow } = await import("./job.js");
+  follow(job, showTimes);
+}

@@ -1,0 +1,122 @@
+"""`tuner engines`: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from package_index import ENGINE_FILES, Index, serving
+
+TUNER = Path(sys.executable).with_name("tuner")
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[Index]:
+    with serving() as found:
+        refused = b"import torch, triton\n@triton.jit\ndef second(x):\n    return torch.e\n"
+        files = {**ENGINE_FILES, f"vllm/{'long/' * 20}torch_ops.py": refused}
+        found.add("vllm", "1.2.0", files, ("triton==9.1.0",))
+        found.add("triton", "9.1.0", {"triton/__init__.py": b""})
+        yield found
+
+
+@pytest.fixture(scope="module")
+def env(index: Index, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A user who cannot write to Python's prefix, so engines lie in the user's data folder."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "sitecustomize.py").write_text(f"import sys\nsys.prefix = {str(home / 'none')!r}\n")
+    (home / "none").write_text("not a folder")
+    places = {"XDG_DATA_HOME": str(home / "data"), "TUNER_ENGINE_PATH": ""}
+    path = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **index.environ(), **places, "PYTHONPATH": path, "COLUMNS": "80"}
+
+
+def tuner(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(TUNER), "engines", *args], env=env, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def added(env: dict[str, str]) -> Path:
+    done = tuner(env, "add", "vllm==1.2.0", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "Triton" in done.stderr
+    return Path(json.loads(done.stdout)["path"])
+
+
+def test_what_was_added_is_listed_with_its_triton(env, added):
+    done = tuner(env, "list")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["vllm", "1.2.0", "added", "9.1.0", "yes"] in [row[:5] for row in rows]
+    listed = json.loads(tuner(env, "list", "--json").stdout)
+    (ours,) = (one for one in listed if one["name"] == "vllm")
+    assert (ours["path"], ours["triton"], ours["triton_here"]) == (str(added), "9.1.0", True)
+
+
+def test_kernels_are_listed_with_what_stops_them(env, added):
+    done = tuner(env, "kernels", "vllm==1.2.0")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("...") and lines[0].endswith("long/torch_ops.py")
+    assert lines[1:3] == ["  no   second", "       a kernel uses 'torch' of torch"]
+    assert lines[3:5] == ["ops.py", "  yes  kernel"]
+    assert lines[-1] == "1 of 2 kernels of vllm 1.2.0 lift"
+    refused = tuner(env, "kernels", "vllm==1.2.0", "--refused").stdout
+    assert "second" in refused and "ops.py\n  yes" not in refused
+    found = json.loads(tuner(env, "kernels", "vllm==1.2.0", "--json").stdout)
+    assert (found["lifted"], found["total"]) == (1, 2)
+    assert {one["name"]: one["refusal"] for one in found["functions"]} == {
+        "kernel": None,
+        "second": "a kernel uses 'torch' of torch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "named"),
+    [
+        (["add", "vlm==1.2.0"], 2, "unknown engine 'vlm'; did you mean 'vllm'?"),
+        (["add", "vllm"], 2, "'vllm' names no version: write vllm==VERSION"),
+        (["add", "vllm=="], 2, "names no version"),
+        (["add", "vllm==1.2.1"], 2, "no vllm==1.2.1; did you mean '1.2.0'?"),
+        (["add", "vllm==--help"], 2, "'--help' is not a version"),
+        (["add", "sglang==1.0"], 2, "no wheel of sglang==1.0"),
+        (["remove", "vllm==1.1.0"], 2, "did you mean '1.2.0'?"),
+        (["kernels", "vllm==3"], 2, "`tuner engines add vllm==3` adds it"),
+        (
+            ["kernels", "sglang==1"],
+            2,
+            "no sglang==1 on this machine: `tuner engines add sglang==1`",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_with_the_next_step(env, added, args, code, named):
+    done = tuner(env, *args)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert named in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_network_adding_fails_and_says_what_to_do(env, added):
+    with serving() as gone:
+        unreachable = {**env, "PIP_INDEX_URL": f"{gone.url}/simple", "PIP_RETRIES": "1"}
+    done = tuner(unreachable, "add", "vllm==1.0.0")
+    assert done.returncode == 1
+    assert "the package index cannot be reached" in done.stderr.splitlines()[-1]
+    assert "pip config list" in done.stderr.splitlines()[-1]
+    assert not [one for one in added.parent.iterdir() if one.name.startswith("vllm-1.0")]
+
+
+def test_remove_names_the_triton_that_nobody_pins_any_more(env, added):
+    done = tuner(env, "remove", "vllm==1.2.0", "--json")
+    assert json.loads(done.stdout) == {"path": str(added)}
+    assert not added.exists()
+    assert "`tuner engines remove triton==9.1.0` removes it" in done.stderr
+    assert tuner(env, "remove", "triton==9.1.0").returncode == 0
+    assert "no engine is here" in tuner(env, "list").stderr

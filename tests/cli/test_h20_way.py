@@ -1,0 +1,142 @@
+"""The way of the H20 authors: captured outputs, both start scripts, the proof, the table of a run.
+
+Their posts: sglang on 2 x 8 H20 (sglang issue 4978) and vLLM on Ray on the same machines. What
+differs on purpose is said in docs/deploy.md.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, fill
+from typer.testing import CliRunner, Result
+
+from tuner.cli import app
+from tuner.deploy.bundle.archive import unpack
+from tuner.store import Store
+
+_, H20, RAY = CASES
+NODES = ("h20-node01", "h20-node02")
+GIVEN = [f"--node={name}={CAPTURES / name}" for name in NODES]
+RAILS = ",".join(f"mlx5_{i}" for i in range(1, 9))
+
+
+def tuner(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/tuner.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    with Store.open(url) as opened:
+        fill(opened, H20)
+
+
+def started(case: str, tmp_path: Path, node: str) -> list[str]:
+    """The words with which a node's server is started, from the captures."""
+    archive = tmp_path / "bundle.tar.gz"
+    toml = EXAMPLES / f"{case}.toml"
+    options = ["--device", "H20", "--cluster", toml, "--allow-predicted", "--out", archive]
+    options += ["--engine", ENGINES[case][0]]
+    made = tuner("bundle", *options, *GIVEN)
+    assert made.exit_code == 0, made.output
+    assert "|  the same" in made.stderr
+    files = unpack(archive.read_bytes()).files
+    script = tmp_path / "docker.sh"
+    script.write_bytes(files[f"nodes/{node}/docker.sh"].data)
+    done = subprocess.run(["bash", script, "--print"], capture_output=True, text=True, check=True)
+    return shlex.split(done.stdout)
+
+
+def variables(words: list[str]) -> dict[str, str]:
+    pairs = zip(words, words[1:], strict=False)
+    return dict(value.split("=", 1) for word, value in pairs if word == "--env")
+
+
+def after(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_preflight_gives_the_authors_exports() -> None:
+    report = json.loads(tuner("preflight", *GIVEN, "--json").stdout)
+    for node, address in zip(report["nodes"], ("10.63.65.207", "10.63.65.208"), strict=True):
+        assert node["environment"] == {
+            "NCCL_IB_HCA": RAILS,
+            "NCCL_IB_GID_INDEX": "3",
+            **dict.fromkeys(
+                ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), "xgbe0"
+            ),
+            **dict.fromkeys(("SGLANG_HOST_IP", "HOST_IP"), address),
+        }
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("node", "rank"), [(NODES[0], "0"), (NODES[1], "1")])
+def test_sglang_s_start_script(tmp_path: Path, node: str, rank: str) -> None:
+    words = started(H20, tmp_path, node)
+    assert (
+        variables(words).items()
+        >= {
+            "NCCL_IB_HCA": RAILS,
+            "NCCL_IB_GID_INDEX": "3",
+            "NCCL_DEBUG": "INFO",
+            "GLOO_SOCKET_IFNAME": "xgbe0",
+            "NCCL_SOCKET_IFNAME": "xgbe0",
+            "TP_SOCKET_IFNAME": "xgbe0",
+            "SGLANG_HOST_IP": f"10.63.65.20{7 + int(rank)}",
+            "HOST_IP": f"10.63.65.20{7 + int(rank)}",
+        }.items()
+    )
+    assert "/ssd1/models/DeepSeek-R1:/mnt/models/DeepSeek-R1:ro" in words
+    assert after(words, "--model-path") == "/mnt/models/DeepSeek-R1"
+    assert after(words, "--dist-init-addr") == "10.63.65.207:30000"
+    assert (after(words, "--nnodes"), after(words, "--node-rank")) == ("2", rank)
+    assert (after(words, "--tp-size"), after(words, "--port")) == ("16", "8000")
+
+
+def test_vllm_s_start_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/vllm.db"
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    with Store.open(url) as opened:
+        fill(opened, RAY)
+    head = started(RAY, tmp_path, NODES[0])
+    assert (
+        variables(head).items()
+        >= {
+            "VLLM_HOST_IP": "10.63.65.207",
+            "HOST_IP": "10.63.65.207",
+            "NCCL_IB_HCA": RAILS,
+            "NCCL_DEBUG": "INFO",
+            "TP_SOCKET_IFNAME": "xgbe0",
+        }.items()
+    )
+    inner = shlex.split(head[-1])
+    assert inner[:3] == ["ray", "start", "--head"]
+    assert (after(inner, "--port"), after(inner, "--dashboard-host")) == ("8379", "0.0.0.0")  # noqa: S104
+    assert inner[inner.index("serve") + 1] == "/mnt/models/DeepSeek-R1"
+    for flag, value in (
+        ("--max-num-seqs", "256"),
+        ("--max-num-batched-tokens", "16384"),
+        ("--max-model-len", "16384"),
+        ("--reasoning-parser", "deepseek_r1"),
+    ):
+        assert after(inner, flag) == value
+    worker = started(RAY, tmp_path, NODES[1])
+    joined = worker[worker.index("start") - 1 :] if "start" in worker else shlex.split(worker[-1])
+    assert after(joined, "--address") == "10.63.65.207:8379"
+
+
+def test_the_summary_of_one_run(tmp_path: Path) -> None:
+    sweep = CAPTURES / "bench" / "h20-2node-sglang-sweep.md"
+    shown = tuner("bench-report", sweep, "--out", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    rows = (tmp_path / "summary.csv").read_text().splitlines()
+    assert rows[0].startswith("concurrency,input_len,output_len,")
+    assert len(rows) == 1 + 26
+    assert any(line.split()[:2] == ["1024", "256+256"] for line in shown.stdout.splitlines())

@@ -1,0 +1,727 @@
+"""Messages of servers that people reported, made from the format strings of the programs' sources.
+
+Each case names the public thread whose values it has. Nothing is copied from a thread: the text
+around a value is the program's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SGLANG = "[2025-03-10 10:00:00 TP{rank}] {text}"
+VLLM = "(VllmWorker rank={rank} pid={pid}) \x1b[33mWARNING\x1b[0m 05-03 17:42:23 [x.py:668] {text}"
+ENGINE_CORE = "(EngineCore_DP0 pid=17374) ERROR 09-28 15:47:24 [core.py:718] {text}"
+RAY = "(RayWorkerWrapper pid=206994, ip=192.168.10.25) ERROR 03-27 10:29:13 [x.py:620] {text}"
+NCCL = "node-1:5771:5771 [{rank}] misc/ibvwrap.cc:187 NCCL {text}"
+
+MOE = "Using default MoE{} config. Performance might be sub-optimal! Config file not found at {}"
+CREATE = ", you can create them with https://github.com/sgl-project/sglang/tree/main/benchmark"
+BLOCK_FP8 = "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! "
+NOT_FOUND = "Config file not found at {}"
+SGLANG_MOE = "/sgl-workspace/sglang/python/sglang/srt/layers/moe/fused_moe_triton/configs"
+SGLANG_FP8 = "/sgl-workspace/sglang/python/sglang/srt/layers/quantization/configs"
+VLLM_MOE = "/usr/local/lib/python3.12/dist-packages/vllm/model_executor/layers/fused_moe/configs"
+OUT = (
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: {}, Hardware "
+    "limit: {}. Reducing block sizes or `num_stages` may help."
+)
+FREE = (
+    "ValueError: Free memory on device{} ({}/{} GiB) on startup is less than desired GPU memory "
+    "utilization ({}, {} GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+    "processes."
+)
+STORED = (
+    "ValueError: The model's max seq len ({}) is larger than the maximum number of tokens that can "
+    "be stored in KV cache ({}). Try increasing `gpu_memory_utilization` or decreasing "
+    "`max_model_len` when initializing the engine."
+)
+SERVE = (
+    "ValueError: To serve at least one request with the {} max seq len ({}), ({} GiB KV cache is "
+    "needed, which is larger than the available KV cache memory ({} GiB). Based on the available "
+    "memory, the estimated maximum model length is {}."
+)
+HEADS = (
+    "ValueError: Total number of attention heads ({}) must be divisible by tensor parallel "
+    "size ({})."
+)
+QUANT = (
+    "ValueError: The quantization method {} is not supported for the current GPU. Minimum "
+    "capability: {}. Current capability: {}."
+)
+FP8 = (
+    'ValueError("type fp8e4nv not supported in this architecture. The supported fp8 dtypes are '
+    "('fp8e4b15', 'fp8e5')\")"
+)
+NO_IMAGE = "no kernel image is available for execution on the device"
+LISTEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on "
+    "any local network "
+    "address. port: {}, useIpv6: false, code: -98, name: EADDRINUSE, message: "
+    "address already in use"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A log, the names of the messages in it, and words that the answer has or must not have."""
+
+    thread: str
+    log: str
+    found: tuple[str, ...]
+    says: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+
+
+def sglang(text: str, rank: int = 0) -> str:
+    return SGLANG.format(rank=rank, text=text)
+
+
+def vllm(text: str, rank: int = 0) -> str:
+    return VLLM.format(rank=rank, pid=236 + rank, text=text)
+
+
+def core(text: str) -> str:
+    return ENGINE_CORE.format(text=text)
+
+
+def ranks(text: str, count: int) -> str:
+    return "\n".join(vllm(text, rank) for rank in range(count))
+
+
+def frame(path: str, line: int, function: str) -> str:
+    return f'  File "{path}", line {line}, in {function}\n    run()'
+
+
+CASES = (
+    # Files of kernels.
+    Case(
+        "sgl-project/sglang#4028",
+        sglang(
+            BLOCK_FP8
+            + NOT_FOUND.format(
+                f"{SGLANG_FP8}/N=7168,K=2048,device_name=NVIDIA_H20-3e,dtype=fp8_w8a8,"
+                "block_shape=[128, 128].json"
+            )
+        ),
+        ("block_gemm_config_missing",),
+        ("block_gemm:N=7168,K=2048,dtype=fp8_w8a8", "--device H20-3e"),
+    ),
+    Case(
+        "sgl-project/sglang#4028",
+        MOE.format(
+            "",
+            f"{SGLANG_MOE}/E=256,N=256,device_name=NVIDIA_H20-3e,dtype=fp8_w8a8,"
+            "block_shape=[128, 128].json",
+        ),
+        ("moe_config_missing",),
+        ("fused_moe:E=256,N=256,K=7168,top_k=8", "before sglang 0.4.7"),
+    ),
+    Case(
+        "vllm-project/vllm#17619",
+        vllm(
+            MOE.format(
+                "",
+                f"{VLLM_MOE}/E=16,N=1536,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,"
+                "block_shape=[128,128].json",
+            ),
+            1,
+        ),
+        ("moe_config_missing",),
+        ("E=16,N=1536,device_name=NVIDIA_H100_80GB_HBM3", "VLLM_TUNED_CONFIG_FOLDER"),
+    ),
+    Case(
+        "vllm-project/vllm#17768",
+        vllm(
+            MOE.format(
+                "", f"{VLLM_MOE}/E=128,N=8192,device_name=NVIDIA_RTX_6000_Ada_Generation.json"
+            )
+        ),
+        ("moe_config_missing",),
+        ("E=128,N=8192,device_name=NVIDIA_RTX_6000_Ada_Generation.json",),
+    ),
+    Case(
+        "vllm-project/vllm#14447",
+        ranks(
+            MOE.format("", f"{VLLM_MOE}/E=256,N=14336,device_name=NVIDIA_GeForce_RTX_3090.json"), 5
+        ),
+        ("moe_config_missing",),
+        ("5 times",),
+    ),
+    Case(
+        "vllm-project/vllm#32347",
+        "(Worker_TP0 pid=1013) WARNING 01-14 18:56:27 [fused_moe.py:888] "
+        + MOE.format("", f"{VLLM_MOE}/E=128,N=384,device_name=Tesla_T4.json"),
+        ("moe_config_missing",),
+        ("E=128,N=384,device_name=Tesla_T4.json", "Worker_TP0"),
+    ),
+    Case(
+        "vllm-project/vllm#28709",
+        MOE.format(
+            "", f"['{VLLM_MOE}/E=128,N=1024,device_name=AMD_Instinct_MI325X,dtype=fp8_w8a8.json']"
+        ).replace("! ", "!\n"),
+        ("moe_config_missing",),
+        ("is E=128,N=1024,device_name=AMD_Instinct_MI325X,dtype=fp8_w8a8.json.",),
+    ),
+    Case(
+        "kvcache-ai/ktransformers#2008",
+        sglang(
+            MOE.format(
+                " kernel",
+                f"{SGLANG_MOE}/triton_3_5_1/E=384,N=14336,device_name=NVIDIA_\n"
+                "RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition.json" + CREATE,
+            )
+        ),
+        ("moe_config_missing",),
+        ("NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition.json",),
+    ),
+    Case(
+        "MiniMax-AI/MiniMax-M2#50",
+        "\n".join(
+            sglang(
+                MOE.format(
+                    " kernel",
+                    f"{SGLANG_MOE}/triton_3_4_0/E=256,N=768,device_name=NVIDIA_H200_NVL,"
+                    f"dtype=fp8_w8a8,block_shape=[128, 128]{down}.json{CREATE}",
+                ),
+                rank,
+            )
+            for rank in (0, 1)
+            for down in ("", "_down")
+        ),
+        ("moe_config_missing", "moe_config_missing"),
+        ("2 times, on TP0, TP1", "block_shape=[128, 128]_down.json"),
+    ),
+    Case(
+        "sgl-project/sglang#5390",
+        "[2025-05-13 23:29:46 DP4 TP4] "
+        + MOE.format(
+            " kernel",
+            f"{SGLANG_MOE}/E=264,N=256,device_name=NVIDIA_B200,dtype=fp8_w8a8,"
+            f"block_shape=[128, 128].json{CREATE}",
+        ),
+        ("moe_config_missing",),
+        ("DP4 TP4", "--device B200"),
+    ),
+    Case(
+        "sgl-project/sglang#19003",
+        sglang(
+            NOT_FOUND.format(f"{SGLANG_MOE}/triton_3_5_1/E=128,N=192,device_name=NVIDIA_H200.json")
+            + ". Fallback to triton version 3.2.0 and use MoE kernel config from "
+            + f"{SGLANG_MOE}/triton_3_2_0/E=128,N=192,device_name=NVIDIA_H200.json. Performance "
+            "might be sub-optimal!",
+            2,
+        ),
+        ("moe_config_of_other_triton",),
+        ("Triton 3.2.0", "--hidden-size SIZE --top-k NUMBER --device H200", "qwen3"),
+    ),
+    Case(
+        "sgl-project/sglang#19003",
+        sglang(
+            "Using MoE kernel config with down_moe=False. Performance might be sub-optimal! "
+            + NOT_FOUND.format(
+                f"{SGLANG_MOE}/triton_3_5_1/E=128,N=192,device_name=NVIDIA_H200_down.json{CREATE}"
+            ),
+            3,
+        ),
+        ("moe_down_config_missing",),
+        ("E=128,N=192,device_name=NVIDIA_H200_down.json",),
+    ),
+    Case(
+        "sgl-project/sglang#17494",
+        sglang(
+            BLOCK_FP8
+            + NOT_FOUND.format(
+                ""
+                "/opt/app/.venv/lib/python3.12/site-packages/sglang/srt/layers/quantization/configs/"
+                "N=2112,K=7168,device_name=NVIDIA_RTX_6000D,dtype=fp8_w8a8,block_shape=[128, "
+                "128].json"
+            ),
+            7,
+        ),
+        ("block_gemm_config_missing",),
+        ("block_gemm:N=2112,K=7168", "no figures for NVIDIA_RTX_6000D"),
+    ),
+    Case(
+        "vllm-project/vllm#26319",
+        vllm("Using default LoRA kernel configs"),
+        ("lora_config_missing",),
+        ("VLLM_TUNED_CONFIG_FOLDER",),
+    ),
+    # Shared memory.
+    Case(
+        "sgl-project/sglang#2384",
+        sglang("Scheduler hit an exception: Traceback (most recent call last):", 3)
+        + "\n"
+        + OUT.format(131072, 65536),
+        ("shared_memory", "process_ended"),
+        ("131072 bytes of shared memory",),
+        ("102,400", "--write-patch"),
+    ),
+    Case("vllm-project/vllm#12498", core(OUT.format(66560, 65536)), ("shared_memory",), ("66560",)),
+    Case("vllm-project/vllm#36802", core(OUT.format(81920, 65536)), ("shared_memory",)),
+    Case(
+        "vllm-project/vllm#17744",
+        frame(f"{VLLM_MOE[:-8]}/fused_moe.py", 520, "invoke_fused_moe_kernel")
+        + "\n"
+        + frame("/usr/lib/python3/dist-packages/triton/runtime/jit.py", 330, "<lambda>")
+        + "\n"
+        + OUT.format(73728, 65536),
+        ("shared_memory",),
+        ("fused_moe.py, line 520, in invoke_fused_moe_kernel", "tuner check FILE"),
+        ("attention",),
+    ),
+    Case(
+        "triton-lang/triton#8182",
+        frame("/x/triton_kernels/triton_kernels/matmul_ogs.py", 477, "matmul_ogs")
+        + "\n"
+        + OUT.format(131072, 101376),
+        ("shared_memory",),
+        ("matmul_ogs.py, line 477",),
+        ("tuner check", "attention"),
+    ),
+    Case(
+        "state-spaces/mamba#387",
+        OUT.replace("errors", "autotuner").format(663808, 101376),
+        ("shared_memory",),
+        ("663808",),
+        ("--write-patch",),
+    ),
+    Case(
+        "sgl-project/sglang#4418",
+        sglang(
+            "RuntimeError: gemm executioin failed, error: Error Internal",
+        )
+        + "\ndevice_name=NVIDIA_L40S,",
+        ("cutlass_tile",),
+        ("0.4.4.post2", "122,880"),
+    ),
+    Case(
+        "sgl-project/sglang#28137",
+        sglang(
+            "NotImplementedError: No implemented int8_scaled_mm for current compute capability: 120"
+        ),
+        ("scaled_mm_unserved",),
+        ("Blackwell",),
+    ),
+    Case(
+        "vllm-project/vllm#28856",
+        core("RuntimeError: Int8 not supported for this architecture"),
+        ("vllm_int8_unserved",),
+        ("FP8",),
+    ),
+    Case(
+        "vllm-project/vllm#9419",
+        "NotImplementedError: No compiled cutlass_scaled_mm for a compute capability "
+        "less than CUDA "
+        "device capability: 75",
+        ("vllm_scaled_mm_unserved",),
+        ("75",),
+    ),
+    Case("vllm-project/vllm#18182", core(FP8), ("fp8_unsupported",), ("sm_89",)),
+    Case("sgl-project/sglang#7715", f"`{FP8}`", ("fp8_unsupported",), ("--kv-cache-dtype",)),
+    Case("vllm-project/vllm#18995", f"RuntimeError: CUDA error: {NO_IMAGE}", ("no_kernel_image",)),
+    Case(
+        "sgl-project/sglang#24302",
+        f"RuntimeError: GemmaRMSNorm failed with error code {NO_IMAGE}",
+        ("no_kernel_image",),
+        ("get_arch_list",),
+    ),
+    Case(
+        "sgl-project/sglang#4856",
+        sglang("RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("illegal_memory",),
+        ("CUDA_LAUNCH_BLOCKING=1",),
+    ),
+    Case(
+        "vllm-project/vllm#4202",
+        QUANT.format("awq", 75, 70),
+        ("quantization_unsupported",),
+        ("75",),
+    ),
+    Case(
+        "vllm-project/vllm#14154",
+        QUANT.format("bitsandbytes", 70, 52),
+        ("quantization_unsupported",),
+    ),
+    Case(
+        "vllm-project/vllm#4327",
+        RAY.format(text=QUANT.format("fp8", 90, 86)),
+        ("quantization_unsupported",),
+        ("capability 90, and the GPU has 86",),
+    ),
+    Case(
+        "vllm-project/vllm#14040",
+        core(
+            "RuntimeError: ('Quantization scheme is not supported for ', 'the current GPU. Min "
+            "capability: 80. ', 'Current capability: 75.')"
+        ),
+        ("quantization_unsupported",),
+        ("capability 80, and the GPU has 75",),
+    ),
+    Case(
+        "vllm-project/vllm#17569",
+        "ValueError: The output_size of gate's and up's weight = 192 is not divisible by weight "
+        "quantization block_n = 128.",
+        ("block_shape",),
+        ("a multiple of 128",),
+    ),
+    Case(
+        "sgl-project/sglang#26107",
+        "server_args=ServerArgs(model_path='/m/Step-3.5-Flash', tokenizer_path='/m', tp_size=4, )\n"
+        "ValueError: Weight output_partition_size = 320 is not divisible by weight quantization "
+        "block_n = 128.",
+        ("block_shape",),
+        ("Use --tp 2",),
+    ),
+    Case(
+        "sgl-project/sglang#19045",
+        "ValueError: Weight output_partition_size = 8 is not divisible by weight quantization "
+        "block_n = 128.",
+        ("block_shape",),
+    ),
+    Case("vllm-project/vllm#2652", HEADS.format(52, 8), ("heads",), ("size 4.",)),
+    Case("vllm-project/vllm#4232", HEADS.format(40, 6), ("heads",), ("size 5.",)),
+    Case("vllm-project/vllm#52435", HEADS.format(64, 3), ("heads",), ("size 2.",)),
+    Case(
+        "vllm-project/vllm#31936",
+        "(Worker_TP4_EP4 pid=2532) ERROR 12-29 15:21:11 [multiproc_executor.py:751] ValueError: No "
+        "valid attention backend found for cuda with AttentionSelectorConfig(head_size=576, "
+        "dtype=torch.bfloat16, use_mla=True, use_sparse=True). Reasons: {TRITON_MLA: [sparse not "
+        "supported], FLASHMLA_SPARSE: [compute capability not supported]}.",
+        ("attention_backend_none",),
+        ("TRITON_MLA: [sparse not supported]", "Worker_TP4"),
+    ),
+    Case(
+        "Dao-AILab/flash-attention#2336",
+        "ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this "
+        "configuration. Reason: ['attention sinks not supported']",
+        ("attention_backend_refused",),
+        ("attention sinks not supported",),
+    ),
+    # Memory.
+    Case(
+        "sgl-project/sglang#4330",
+        sglang("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
+        ("kv_cache_no_memory",),
+        ("Raise --mem-fraction-static",),
+    ),
+    Case(
+        "sgl-project/sglang#5285",
+        "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate "
+        "448.00 MiB. GPU "
+        "7 has a total capacity of 95.00 GiB of which 300.00 MiB is free.",
+        ("graph_memory",),
+        ("Lower --mem-fraction-static",),
+        ("Raise",),
+    ),
+    Case(
+        "vllm-project/vllm#15598",
+        RAY.format(
+            text="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 6 "
+            "has a "
+            "total capacity of 44.53 GiB of which 448.00 KiB is free."
+        ),
+        ("gpu_memory",),
+        ("2.00 MiB",),
+    ),
+    Case(
+        "vllm-project/vllm#20305",
+        "ERROR 06-30 13:53:19 [core.py:515] EngineCore failed to start.\n"
+        + FREE.format("", 31.44, 47.38, 0.95, 45.01),
+        ("gpu_memory_taken", "process_ended"),
+        ("--gpu-memory-utilization 0.66",),
+    ),
+    Case(
+        "pytorch/pytorch#175666",
+        core(FREE.format(" cuda:0", 19.77, 22.05, 0.9, 19.84)),
+        ("gpu_memory_taken",),
+        ("--gpu-memory-utilization 0.89",),
+    ),
+    Case(
+        "vllm-project/vllm-omni#276",
+        FREE.format("", 0.49, 79.32, 0.6, 47.59),
+        ("gpu_memory_taken",),
+        ("nvidia-smi",),
+        ("--gpu-memory-utilization 0",),
+    ),
+    Case(
+        "vllm-project/vllm#25837",
+        core(FREE.format("", 3.22, "4.0", 0.9, 3.6)),
+        ("gpu_memory_taken",),
+        ("--gpu-memory-utilization 0.80",),
+    ),
+    Case(
+        "vllm-project/vllm#34076",
+        core(SERVE.format("models's", 262144, "24.0", 3.18, 34736)),
+        ("context_too_long",),
+        ("--max-model-len 34736", "24.0 GiB"),
+    ),
+    Case(
+        "SergiioB/intel-arc-pro-b70-inference-cookbook#4",
+        core(
+            SERVE.format("model's", 100000, 4.26, 4.25, 99000).replace(
+                "KV cache is", "KV cach\ne is"
+            )
+        ),
+        ("context_too_long",),
+        ("4.26 GiB", "--max-model-len 99000"),
+    ),
+    Case(
+        "vllm-project/vllm#2418",
+        STORED.format(4096, 3664),
+        ("context_too_long",),
+        ("--max-model-len 3664",),
+    ),
+    Case("QwenLM/Qwen3#295", STORED.format(32768, 7344), ("context_too_long",), ("7344",)),
+    Case("deepseek-ai/DeepSeek-V2#83", STORED.format(163840, 13360), ("context_too_long",)),
+    Case(
+        "vllm-project/vllm#17431",
+        "ERROR 04-30 10:20:36 [core.py:396] ValueError: No available memory for the "
+        "cache blocks. Try "
+        "increasing `gpu_memory_utilization` when initializing the engine.",
+        ("vllm_no_kv_cache",),
+    ),
+    Case(
+        "vllm-project/vllm#18831",
+        NCCL.format(
+            rank=0,
+            text="WARN Error while attaching to shared memory segment /dev/shm/nccl- (size "
+            "192814336), error: No such file or directory (2)",
+        ),
+        ("shared_memory_segment",),
+        ("--shm-size",),
+    ),
+    # Networks.
+    Case(
+        "pytorch/pytorch#111424",
+        "node013:37715:38896 [0] NCCL INFO NET/IB : No device found.",
+        ("nccl_no_ib",),
+        ("tuner preflight",),
+    ),
+    Case(
+        "vllm-project/vllm#5360",
+        "gpu:150030:150215 [0] NCCL INFO Failed to open libibverbs.so[.1]\n"
+        "gpu:150030:150215 [0] NCCL INFO NET/Socket : Using [0]ens5:10.0.48.206<0>\n"
+        "gpu:150030:150215 [0] NCCL INFO Using network Socket",
+        ("nccl_no_verbs", "nccl_sockets"),
+        ("libibverbs1",),
+    ),
+    Case(
+        "EvolvingLMMs-Lab/open-r1-multimodal#7",
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:2588, internal "
+        "error - please report this issue to the NCCL developers, NCCL version 2.21.5\n"
+        "[rank0]: ncclInternalError: Internal check failed.\n[rank0]: Last error:\n"
+        "[rank0]: Bootstrap : no socket interface found",
+        ("nccl_interface",),
+        ("NCCL_SOCKET_IFNAME",),
+    ),
+    Case(
+        "sgl-project/sglang#3226",
+        sglang(
+            "RuntimeError: Gloo connectFullMesh failed with "
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
+        ),
+        ("gloo_mesh",),
+        ("GLOO_SOCKET_IFNAME",),
+    ),
+    Case(
+        "NVIDIA/nccl-tests#227",
+        NCCL.format(
+            rank=0, text="WARN Call to ibv_modify_qp failed with error Connection timed out"
+        ),
+        ("rdma_connect",),
+        ("GID",),
+    ),
+    Case(
+        "NVIDIA/nccl#2013",
+        NCCL.format(
+            rank=5,
+            text="WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx_5:1, "
+            "curr state INIT, next state RTR, local GID index 3, local GID ::ffff:10.0.0.1, remote "
+            "GID ::ffff:10.0.0.2",
+        ),
+        ("rdma_connect",),
+        ("NCCL_CROSS_NIC=0",),
+    ),
+    Case(
+        "NVIDIA/nccl#426",
+        "worker-1:946:988 [0] transport/net_ib.cc:839 NCCL WARN NET/IB : Got completion with error "
+        "12, opcode 1, len 0, vendor err 129",
+        ("rdma_completion",),
+        ("status 12",),
+    ),
+    Case(
+        "verl-project/verl#161",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+        ("duplicate_gpu",),
+        ("CUDA_VISIBLE_DEVICES",),
+    ),
+    Case(
+        "vllm-project/vllm#6732",
+        "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        ("nccl_silent",),
+        ("NCCL_DEBUG=INFO",),
+    ),
+    Case(
+        "sgl-project/sglang#3784",
+        "[rank8]:[E222 08:52:08.1 ProcessGroupNCCL.cpp:616] [Rank 8] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+        "Timeout(ms)=600000) ran for 600009 milliseconds before timing out.",
+        ("nccl_timeout",),
+        ("ALLREDUCE", "rank8"),
+    ),
+    Case(
+        "vllm-project/vllm#11617",
+        "RuntimeError: The server socket has failed to listen on any local network "
+        "address. useIpv6: "
+        "0, code: -98, name: EADDRINUSE, message: address already in use",
+        ("port_taken",),
+        ("ss -ltnp",),
+    ),
+    Case("vllm-project/vllm#39015", LISTEN.format(29500), ("port_taken",), ("port 29500",)),
+    Case(
+        "verl-project/verl#5889",
+        f"(vLLMHttpServer pid=1835067) ERROR 04-07 12:12:08 [x.py:597] {LISTEN.format(18071)}",
+        ("port_taken",),
+        ("port 18071",),
+    ),
+    Case(
+        "vllm-project/vllm#19670",
+        core(
+            "torch.distributed.DistNetworkError: The client socket has timed out after "
+            "600000ms while "
+            "trying to connect to (172.17.0.9, 46229)."
+        ),
+        ("head_unreachable",),
+        ("nc -zv 172.17.0.9 46229",),
+    ),
+    Case(
+        "vllm-project/vllm#16334",
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/4 "
+        "clients joined.",
+        ("ranks_missing",),
+        ("1 of 4",),
+    ),
+    Case(
+        "vllm-project/aibrix#927",
+        "INFO 04-01 02:46:00 ray_utils.py:214] Waiting for creating a placement group of "
+        "specs for 10 "
+        "seconds. specs=[{'node:10.163.194.101': 0.001, 'GPU': 1.0}, {'GPU': 1.0}]. "
+        "Check `ray status`",
+        ("ray_placement",),
+        ("ray status",),
+    ),
+    Case(
+        "gpustack/gpustack#5056",
+        "(EngineCore_DP0 pid=34) WARNING 03-30 14:11:45 [ray_utils.py:352] Tensor "
+        "parallel size (16) "
+        "exceeds available GPUs (8). This may result in Ray placement group allocation failures.",
+        ("ray_gpus",),
+        ("16", "8 GPUs"),
+    ),
+    Case(
+        "Unakar/Logic-RL#30",
+        "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.12.0\n"
+        "    Python: 3.11.11\nThis process on node 10.123.3.87 was started with:\n"
+        "    Ray: 2.42.0\n    Python: 3.9.21",
+        ("ray_versions",),
+        ("Ray 2.12.0 on Python 3.11.11", "Ray 2.42.0 on Python 3.9.21"),
+    ),
+    # Packages and checkpoints.
+    Case(
+        "sgl-project/sglang#6160",
+        "Exception: flashinfer_python with minimum required version 0.2.5 is not installed. ",
+        ("package_missing",),
+        ("flashinfer_python",),
+    ),
+    Case(
+        "redai-studio/Relax#8",
+        "Exception: flashinfer_python is installed with version 0.6.3, which is less "
+        "than the minimum "
+        "required version 0.6.4. Please uninstall the old version and reinstall",
+        ("package_old",),
+        ("pip install 'flashinfer_python==0.6.4'",),
+    ),
+    Case(
+        "xorbitsai/inference#3249",
+        "ModuleNotFoundError: No module named 'deep_gemm'",
+        ("deep_gemm_missing",),
+    ),
+    Case(
+        "sgl-project/sglang#29738",
+        "NameError: name 'deep_gemm' is not defined",
+        ("deep_gemm_missing",),
+        ("SGLANG_ENABLE_JIT_DEEPGEMM=0",),
+    ),
+    Case(
+        "sgl-project/sglang#15891",
+        "[2025-12-26 08:51:31 DP0 TP0 EP0] Entering DeepGEMM JIT Pre-Compile session. It "
+        "may take a "
+        "long time (typically 10-20 mins) if you have not run `sglang.compile_deep_gemm`.",
+        ("deep_gemm_compiles",),
+        ("10 to 20 minutes",),
+    ),
+    Case(
+        "vllm-project/vllm#22231",
+        "ValueError: Model architectures ['Qwen3ForCausalLM'] are not supported for now. Supported "
+        "architectures: ['AquilaModel', 'AquilaForCausalLM']",
+        ("architecture_unknown",),
+        ("Qwen3ForCausalLM", "newer release"),
+    ),
+    Case(
+        "vllm-project/vllm#10974",
+        "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or "
+        "'namespace/repo_name': '/models/'. Use `repo_type` argument if needed.",
+        ("model_path",),
+        ("/models/ is no folder",),
+    ),
+    Case(
+        "vllm-project/vllm#8262",
+        "OSError: Incorrect path_or_model_id: '/data1/models/deepseek'. Please provide either the "
+        "path to a local folder or the repo_id of a model on the Hub.",
+        ("model_path",),
+        ("/data1/models/deepseek",),
+    ),
+    Case(
+        "sgl-project/sglang#8232",
+        sglang("Watchdog timeout (self.watchdog_timeout=300)", 5),
+        ("sglang_watchdog",),
+        ("300 s",),
+    ),
+)
+
+# Messages that the table does not have: nothing may be said of them.
+UNKNOWN = (
+    Case(
+        "sgl-project/sglang#1404",
+        "ImportError: cannot import name 'gemma_fused_add_rmsnorm' from 'flashinfer.norm' (/x.py)",
+        (),
+    ),
+    Case(
+        "sgl-project/sglang#17494",
+        sglang("RuntimeError: cutlass_w4a8_moe_mm GEMM initialization failed"),
+        (),
+    ),
+    Case(
+        "vllm-project/vllm#51884",
+        "RuntimeError: Assertion error (/workspace/csrc/apis/layout.hpp:60): Unknown SF "
+        "transformation",
+        (),
+    ),
+    Case(
+        "vllm-project/vllm#30324",
+        core("RuntimeError: bmm_fp8_internal_cublaslt failed: an error"),
+        (),
+    ),
+    Case(
+        "flashinfer-ai/flashinfer#2216",
+        "ValueError: gemm_fp8_nt_groupwise is only supported on SM100, SM103 in trtllm backend",
+        (),
+    ),
+    Case(
+        "sgl-project/sglang#165",
+        "AttributeError: 'NoneType' object has no attribute 'cpu'",
+        (),
+    ),
+)

@@ -1,0 +1,128 @@
+"""The names that presets ask for, against the files that sglang ships.
+
+A preset at a tensor- or expert-parallel size asks for the file that an author tuned for it, or the
+difference is explained here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tuner.devices.table import devices
+from tuner.engines.engine import find_engine
+from tuner.engines.sglang.fused_moe.file_names import file_key
+from tuner.errors import BadProblem, IndivisibleShape
+from tuner.families.fused_moe.engine import FileKey, Fusion, moe_engine
+from tuner.families.fused_moe.models import moe_problem
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.models.model import Model
+from tuner.models.table import presets
+from tuner.problems.dtypes import Dtype
+
+VERSIONS = ["0.5.16", "0.5.23"]
+RANKS = (1, 2, 4, 8, 16, 32, 64)
+# What a server runs that was started with --quantization, or an older release's name for it.
+SCHEMES = (None, Dtype.FP8_W8A8, Dtype.INT8_W8A8, Dtype.INT8_W8A16, Dtype.BFLOAT16)
+
+# (E, N) of files that no preset asks for, and why.
+EXPLAINED = {
+    **dict.fromkeys(
+        [(1, n) for n in (1792, 3072, 3584, 7168, 14336)],
+        "one expert a rank: Jamba and Mixtral with 8 and 16 expert-parallel ranks",
+    ),
+    **dict.fromkeys(
+        [(264, 128), (264, 256), (272, 64), (272, 128), (288, 64)],
+        "DeepSeek V3 before 0.4.7: a copy of the shared expert for each of 8, 16 or 32 ranks",
+    ),
+    **dict.fromkeys([(36, 2048), (72, 2048)], "288 experts of 2048: GLM-5-Next's class"),
+    (144, 512): "288 experts of 1024 or 1280 that no preset has",
+    (20, 2048): "160 experts of 2048, 8 expert-parallel ranks: no model of this size is known",
+}
+
+
+@cache
+def shipped(version: str) -> tuple[FileKey, ...]:
+    files = moe_engine(find_engine(f"sglang=={version}")).shipped()
+    return tuple(dict.fromkeys(file.key for file in files if file.key.gemm is Gemm.UP))
+
+
+def served(model: Model) -> Iterator[FusedMoe]:
+    """The problems of a model at all its sizes, with and without the shared experts."""
+    for tp in RANKS:
+        for ep in (n for n in RANKS if tp % n == 0):
+            for shared in sorted({0, model.n_shared_experts}):
+                for dtype in SCHEMES:
+                    try:
+                        yield moe_problem(
+                            model, tp, ep, dtype=dtype, fusion=Fusion(shared, shared, "")
+                        )
+                    except (IndivisibleShape, BadProblem):
+                        continue
+
+
+@cache
+def asked() -> dict[tuple[int, int], frozenset[tuple[str | None, tuple[int, int] | None]]]:
+    """(E, N) -> the (dtype, block) of the names that presets ask for."""
+    found: dict[tuple[int, int], set[tuple[str | None, tuple[int, int] | None]]] = {}
+    for model in presets():
+        if not model.E:
+            continue
+        for problem in served(model):
+            key = file_key(problem, "", Gemm.UP, per_channel=True)
+            size = (key.E, key.N)
+            found.setdefault(size, set()).add((key.dtype, key.block_shape))
+    return {size: frozenset(names) for size, names in found.items()}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_shipped_size_is_a_preset_s_or_explained(version: str) -> None:
+    keys = shipped(version)
+    assert len(keys) > 150
+    unknown = {(key.E, key.N) for key in keys} - asked().keys() - EXPLAINED.keys()
+    assert unknown == set()
+
+
+def test_nothing_is_explained_that_needs_no_explanation() -> None:
+    sizes = {(key.E, key.N) for version in VERSIONS for key in shipped(version)}
+    assert {size for size in EXPLAINED if size in asked()} == set()
+    assert EXPLAINED.keys() <= sizes
+
+
+# Names in which a size is a preset's and the type is not: who tuned them, as far as it is known.
+OTHER_TYPES = {
+    (256, 128, None, (128, 128)): "blocks without a type: no release asks for it",
+    (64, 512, "fp8_w8a8", (128, 128)): "64 experts of 1024 in fp8 blocks: no preset has them",
+    (64, 1024, "fp8_w8a8", (128, 128)): "64 experts of 1024 in fp8 blocks: no preset has them",
+    (256, 640, "fp8_w8a8", (128, 128)): "256 experts in fp8 blocks of 640: no preset has them",
+    (160, 640, "fp8_w8a8", (128, 128)): "Qwen3-Coder-480B-A35B-FP8: its config.json is not in hand",
+    (80, 640, "fp8_w8a8", (128, 128)): "Qwen3-Coder-480B-A35B-FP8: its config.json is not in hand",
+    (512, 128, "fp8_w8a8", (128, 128)): "Qwen3.5-397B-A17B-FP8: its config.json is not in hand",
+    (512, 256, "fp8_w8a8", (128, 128)): "Qwen3.5-397B-A17B-FP8: its config.json is not in hand",
+    (513, 512, "fp8_w8a8", (128, 128)): "Qwen3-Next-80B-A3B-FP8: its config.json is not in hand",
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_type_in_a_shipped_name_is_a_preset_s_or_explained(version: str) -> None:
+    names = {(key.E, key.N, key.dtype, key.block_shape) for key in shipped(version)}
+    wrong = {
+        name
+        for name in names
+        if name[:2] in asked()
+        and (name[2], name[3]) not in asked()[name[:2]]
+        and name not in OTHER_TYPES
+    }
+    assert wrong == set()
+
+
+# Cards that files are shipped for and of which no source has all figures.
+CARDS_LEFT_OUT = {"NVIDIA_RTX_5880_Ada_Generation"}  # its L2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_card_in_a_shipped_name_is_known(version: str) -> None:
+    known = {device.name for device in devices()}
+    assert {key.device for key in shipped(version)} - known == CARDS_LEFT_OUT

@@ -1,0 +1,96 @@
+"""The rules of vLLM's dispatch.toml against the source of the release that they were read from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from real_vllm import LAYER, functions, package
+
+from tuner.devices.table import find_device
+from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch_table import dispatch_table
+from tuner.problems.registry import parse_problem
+
+TABLE = dispatch_table("vllm")
+assert TABLE
+BLOCKS = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
+WIDE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
+
+
+@pytest.mark.parametrize("release", TABLE.releases)
+def test_cited_lines_hold_what_rows_quote(release):
+    cited = [(rule, rule.sources[release]) for rule in TABLE.rules if release in rule.sources]
+    assert len(cited) > 20
+    for rule, source in cited:
+        path, _, number = source.rpartition(":")
+        line = (package(release) / path).read_text(encoding="utf-8").split("\n")[int(number) - 1]
+        assert rule.text
+        assert any(text in line for text in rule.text), f"{source}: {line!r} for {rule.kernel}"
+
+
+class Names:
+    """An enumeration whose members are their names."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+def preferred(release: str, oracle: str, sm: int, ep: int) -> list[str]:
+    """The order in which the release's own function would try its kernels."""
+    platform = SimpleNamespace(
+        is_cuda=lambda: True,
+        is_rocm=lambda: False,
+        is_xpu=lambda: False,
+        is_cpu=lambda: False,
+        is_device_capability=lambda wanted: wanted == sm,
+        is_device_capability_family=lambda wanted: wanted // 10 == sm // 10,
+    )
+    names = {
+        "current_platform": platform,
+        "Fp8MoeBackend": Names(),
+        "UnquantizedMoeBackend": Names(),
+        "MoEActivation": Names(),
+        "prioritize_humming": lambda order: order,
+        "kFp8Dynamic128Sym": "blocks",
+        "kFp8Static128BlockSym": "blocks",
+    }
+    name = "_get_priority_backends"
+    space = functions(release, f"{LAYER}/oracle/{oracle}.py", {name}, names)
+    parallel = SimpleNamespace(ep_size=ep, dp_size=1, use_deepep_v2_kernels=False)
+    config = SimpleNamespace(moe_parallel_config=parallel, activation="SILU")
+    keys = ("blocks", "blocks") if oracle == "fp8" else ()
+    found: list[str] = space[name](config, *keys)
+    return found
+
+
+# What runs on a card at all, of the kernels that the table names: `_supports_current_device` and
+# `_supports_quant_scheme` of each, where all packages are installed.
+RUNS = {
+    "fp8": {
+        "FLASHINFER_TRTLLM": ("FlashInfer (TRT-LLM)", {100, 103}),
+        "FLASHINFER_CUTLASS": ("FlashInfer (CUTLASS)", {90}),
+        "DEEPGEMM": ("DeepGEMM", {90, 100, 103, 120, 121}),
+        "TRITON": ("Triton", {89, 90, 100, 103, 120, 121}),
+        "MARLIN": ("Marlin", {80, 86, 89, 90, 100, 103, 120, 121}),
+    },
+    "unquantized": {
+        "FLASHINFER_TRTLLM": ("FlashInfer", {100, 103}),
+        "FLASHINFER_CUTLASS": ("FlashInfer", {90, 100, 103, 120, 121}),
+        "TRITON": ("Triton", {80, 86, 89, 90, 100, 103, 120, 121}),
+    },
+}
+
+
+@pytest.mark.parametrize("ep", [1, 8])
+@pytest.mark.parametrize("card", ["A100", "L40S", "H100", "B200", "B300", "RTX 5090", "GB10"])
+@pytest.mark.parametrize("oracle", ["fp8", "unquantized"])
+def test_the_first_kernel_is_the_releases_first_that_runs(oracle, card, ep):
+    device = find_device(card)
+    sm = int(device.target.name.removeprefix("sm_"))
+    known = RUNS[oracle]
+    order = preferred("0.33.0", oracle, sm, ep)
+    theirs = next(known[name][0] for name in order if name in known and sm in known[name][1])
+    flags = {"--enable-expert-parallel": "1" if ep > 1 else "0"}
+    runs = what_runs("vllm", "0.33.0", BLOCKS if oracle == "fp8" else WIDE, device, flags)
+    assert runs.kernels[0].name == theirs

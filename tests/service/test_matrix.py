@@ -1,0 +1,151 @@
+"""Problems by device: what is kept in memory follows the store, on each database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from api_server import ENTRY
+from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
+
+from api import matrix
+from api.matrix import CellState, Matrix, Order, Row, Wanted, counts_of, devices_of
+from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
+from tuner.store import Store
+from tuner.store.lookups import Lookups
+from tuner.store.results import ResultStore
+from workers.watches import Watch
+
+OLD, NEW = ENVIRONMENT, replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
+OTHER = replace(PROBLEM, E=8, top_k=2)
+
+
+@pytest.fixture(autouse=True)
+def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "FRESH_S", 0.0)
+
+
+def publish(store: Store, place: Environment, *entries: Entry, seed: int = 0) -> int:
+    run = store.begin_run(replace(KEY, environment=place, seed=seed))
+    store.finish_run(run, entries, Totals())
+    return run.id
+
+
+def entry(point: int, time: float | None, alone: float, status: Status = Status.OK) -> Entry:
+    """An entry whose engine alone takes `alone`, with a default that is never run."""
+    shipped = Incumbent(ENTRY.config, Status.OK, alone)
+    default = Incumbent(ENTRY.config, Status.OK, 1000.0)
+    return replace(
+        ENTRY,
+        point=POINTS[point],
+        median_us=time,
+        status=status,
+        incumbents={"default": default, "shipped": shipped},
+    )
+
+
+def cell(rows: Iterable[Row]) -> dict[str, object]:
+    (row,) = rows
+    return dict(row.cells["NVIDIA_L40S"])
+
+
+def test_it_follows_what_is_published(store: Store) -> None:
+    lookups = Lookups.sharing(store)
+    found = Matrix(lookups, list, list)
+    assert list(found.rows()) == []
+    publish(store, OLD, entry(0, 10.0, 20.0), entry(1, 30.0, 30.0))
+    first = cell(found.rows())
+    # The times are 0.5 and 1 of the engine's own: as fast as 1 / 0.75.
+    assert (first["state"], first["engine_version"]) == (CellState.MEASURED, "0.5.16")
+    assert first["speedup"] == pytest.approx(4 / 3)
+    publish(store, OLD, entry(0, 5.0, 20.0), entry(1, 30.0, 30.0))  # replaces the winners
+    assert cell(found.rows())["speedup"] == pytest.approx(1 / 0.625)
+    publish(store, NEW, entry(0, 16.0, 20.0, Status.PREDICTED))
+    newer = cell(found.rows())
+    # A prediction makes no measured result stale: the older one stays.
+    assert newer["state"] in (CellState.MEASURED, CellState.PREDICTED)
+    publish(store, NEW, entry(0, 10.0, 20.0), seed=1)
+    latest = cell(found.rows())
+    assert (latest["engine_version"], latest["state"]) == ("0.5.23", CellState.MEASURED)
+    assert latest["speedup"] == pytest.approx(2.0)
+
+
+def test_a_stale_cell_says_why(store: Store) -> None:
+    found = Matrix(Lookups.sharing(store), list, list)
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    newer = store.begin_run(replace(KEY, problem=OTHER, environment=NEW))
+    store.finish_run(newer, [entry(0, 10.0, 20.0)], Totals())
+    cells = {row.problem: row.cells["NVIDIA_L40S"] for row in found.rows()}
+    assert cells[PROBLEM.spec()]["state"] is CellState.STALE
+    assert "engine_version is now 0.5.23" in cells[PROBLEM.spec()]["why"]
+    assert cells[OTHER.spec()]["state"] is CellState.MEASURED
+
+
+def test_only_what_has_changed_is_read_again(store: Store) -> None:
+    lookups = Lookups.sharing(store)
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    found, known = lookups.changed_summaries({})
+    assert [one.environment for one in found] == [OLD]
+    assert lookups.changed_summaries(known)[0] == []
+    publish(store, NEW, entry(0, 10.0, 20.0))
+    found, known = lookups.changed_summaries(known)
+    assert [one.environment for one in found] == [NEW]
+    publish(store, NEW, entry(0, 20.0, 20.0))
+    (again,), _ = lookups.changed_summaries(known)
+    assert again.speedup == pytest.approx(1.0)
+
+
+def test_what_has_no_time_has_no_gain(store: Store) -> None:
+    publish(store, OLD, entry(0, None, 20.0, Status.INCUMBENT))
+    found = Matrix(Lookups.sharing(store), list, list)
+    untuned = cell(found.rows())
+    assert (untuned["state"], untuned["speedup"]) == (CellState.UNTUNED, None)
+    nothing = replace(entry(0, 10.0, 20.0), incumbents={})
+    store.finish_run(store.begin_run(KEY), [nothing], Totals())
+    assert cell(found.rows())["speedup"] is None
+
+
+def test_what_is_watched_is_missing_until_it_is_there(store: Store) -> None:
+    watches = [Watch((PROBLEM.spec(),), ("L40S",))]
+    found = Matrix(Lookups.sharing(store), lambda: watches, list)
+    assert cell(found.rows())["state"] is CellState.MISSING
+    watches.append(Watch((OTHER.spec(), "no-model"), ("H200",)))  # one of them cannot be resolved
+    assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
+    watches.pop()
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    assert cell(found.rows())["state"] is CellState.MEASURED
+
+
+def test_rows_are_found_and_sorted(store: Store) -> None:
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    publish(store, replace(OLD, device="NVIDIA_H200"), entry(0, 20.0, 20.0))
+    other = store.begin_run(replace(KEY, problem=OTHER))
+    store.finish_run(other, [entry(0, 10.0, 90.0)], Totals())
+    found = Matrix(Lookups.sharing(store), list, list)
+    assert devices_of(found.rows()) == ["NVIDIA_H200", "NVIDIA_L40S"]
+    assert counts_of(found.rows())["measured"] == 3
+
+    def problems(**wanted: object) -> list[str]:
+        return [row.problem for row in found.find(Wanted(**wanted))]  # type: ignore[arg-type]
+
+    named, unnamed = PROBLEM.spec(), OTHER.spec()
+    assert problems() == [named, unnamed]  # what has a model's name comes first
+    assert problems(order=Order.SPEEDUP) == [unnamed, named]
+    assert problems(text="DeepSeek tp 32") == [named]
+    assert problems(text="E=8") == [unnamed]
+    assert problems(devices=frozenset({"NVIDIA_H200"})) == [named]
+    assert problems(family="attention") == problems(state=CellState.STALE) == []
+
+
+def test_what_a_run_tried_is_counted(store: Store) -> None:
+    run = store.begin_run(KEY)
+    store.add_trials(run, batch(0))
+    results = ResultStore.sharing(store)
+    assert results.trial_counts(run.id) == {Status.OK: 100}
+    assert results.best_trials(run.id) == {POINTS[0]: 0.5, POINTS[1]: 1.5}
+    assert results.trial_counts(99) == {} and results.best_trials(99) == {}
+    assert results.winners_at(PROBLEM, "NVIDIA_L40S", "sglang") == []
+    store.finish_run(run, [ENTRY], Totals())
+    (winner,) = results.winners_at(PROBLEM, "NVIDIA_L40S", "sglang")
+    assert winner.run_id == run.id

@@ -1,0 +1,261 @@
+"""Each page as a browser without scripts shows it: links lead on, and texts stay texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+from urllib.parse import quote
+
+import pytest
+from api_server import ENTRY, NEVER, Server, serving, work
+from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
+from visitor import Visitor, links_of
+
+from api.pages.names import device_short, problem_words
+from api.pages.trial_map import map_of
+from api.settings import ApiSettings
+from tuner.jobs.job import JobFilter
+from tuner.jobs.names import models_of
+from tuner.jobs.workers import WorkerInfo
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Measurement, Status, Totals
+from tuner.store import Leases, Store
+from tuner.store.keys import Scope
+from workers.settings import Settings
+
+# What a client, a worker or a compiler may say. The name of a job may hold no control characters.
+SCRIPT = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}"
+STEERING = f"{SCRIPT}\u202e\u0085\x1b[31m\u2066"
+PAGES = (
+    *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
+    *("/exports/L40S", "/devices", "/models", "/compare"),
+)
+RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('pages') / 'tuner.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.matrix.FRESH_S", 0.0)
+        yield from filled_server(url)
+
+
+def filled_server(url: str) -> Iterator[Server]:
+    """A server with something on each page."""
+    with serving(ApiSettings(Settings(url))) as running:
+        running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
+        fill(running, url)
+        yield running
+
+
+@pytest.fixture
+def visitor(server: Server) -> Visitor:
+    someone = Visitor(replace(server, key=None))
+    someone.log_in(server.key or "")
+    return someone
+
+
+def fill(server: Server, url: str) -> None:
+    """Jobs of each kind, results in two environments, a worker and a watch, all hostile."""
+    body = {"model": PROBLEM.spec(), "device": "L40S", "name": SCRIPT}
+    assert server.call("POST", "/v1/jobs", body).status == 202
+    with Leases.open(url) as leases:
+        work(leases)
+        server.submit(seed=1, name=SCRIPT)
+        lease = leases.claim([JobFilter(needs_gpu=True)], "test")
+        assert lease
+        leases.fail(lease, STEERING)
+    server.submit(seed=2, urgent=True)
+    newer = replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
+    with Store.open(url) as store:
+        for place in (ENVIRONMENT, newer, replace(ENVIRONMENT, device="NVIDIA_H200")):
+            run = store.begin_run(replace(KEY, environment=place, seed=7))
+            failed = trial(3)
+            broken = Measurement(Status.WRONG_RESULT, detail=STEERING)
+            some = [replace(failed, measurement=broken), trial(4), trial(5), trial(6)]
+            store.add_trials(run, some)
+            store.finish_run(run, [replace(ENTRY, reason=STEERING)], Totals())
+    api = server.app.state.api
+    info = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"triton": SCRIPT})
+    api.workers.beat(info)
+    api.workers.set_aside("w-1", STEERING)
+    server.call("POST", "/v1/watches", {"models": ["mixtral-8x7b"], "devices": ["H20"], "tp": [8]})
+    server.call("POST", "/v1/nights", {})
+
+
+def job_ids(server: Server) -> list[str]:
+    return [job["id"] for job in server.call("GET", "/v1/jobs").json["jobs"]]
+
+
+def all_pages(server: Server) -> list[str]:
+    return [*PAGES, RESULT, *(f"/jobs/{one}" for one in job_ids(server))]
+
+
+def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visitor) -> None:
+    seen: set[str] = set()
+    for path in all_pages(server):
+        for link in links_of(visitor.open(path), path):
+            place = link.partition("?")[0]
+            posted = place.endswith(
+                ("/cancel", "/retry", "/drain", "/resume", "/remove", "/logout")
+            )
+            if link in seen or posted or place.endswith("/events"):
+                continue
+            seen.add(link)
+            answer = visitor.send("GET", link)
+            refused = answer.status == 409 and "/v1/exports/" in link
+            assert answer.status == 200 or refused, (path, link, answer.status)
+    assert len(seen) > 60
+
+
+def test_hostile_texts_are_texts(server: Server, visitor: Visitor) -> None:
+    found = 0
+    for path in all_pages(server):
+        html = visitor.open(path)
+        assert "<script>alert" not in html and "<img src=x" not in html, path
+        assert "onerror=alert(2)&gt;49" not in html, path  # no template in a text is filled in
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html), path
+        found += html.count("&lt;script&gt;alert(1)")
+    assert found > 10
+    forged = f"/jobs/new?model={quote(SCRIPT)}&name={quote(STEERING)}&device={quote(SCRIPT)}"
+    assert escape(SCRIPT[:3]).replace("&quot;", "&#34;")[:5] in visitor.open(forged)
+    for path in (
+        f"/jobs?model={quote(SCRIPT)}",
+        f"/?q={quote(SCRIPT)}",
+        f"/login?next={quote(SCRIPT)}",
+    ):
+        assert "<script>alert" not in visitor.open(path)
+    nowhere = visitor.send("GET", f"/{quote(SCRIPT)}")
+    assert nowhere.status == 404 and b"<script>alert" not in nowhere.body
+
+
+def test_the_first_page_says_what_there_is(server: Server, visitor: Visitor) -> None:
+    html = visitor.open("/")
+    counts = server.call("GET", "/v1/coverage/matrix").json["counts"]
+    assert counts["measured"] == 2 and counts["missing"] == 1  # the older environment is hidden
+    for state, count in counts.items():
+        assert re.search(rf"<b>{count}</b> {state if state != 'untuned' else ''}", html), state
+    assert "deepseek-r1 int8_w8a8 TP 32" in html and "1.25×" in html
+    assert "mixtral-8x7b TP 8" in html
+    assert "No problem matches" in visitor.open("/?q=nothing-has-this-name")
+    only = visitor.open("/?state=missing")
+    assert "mixtral-8x7b TP 8" in only and "deepseek-r1" not in only
+    (first,) = re.findall(r'class="model"[^>]*>([^<]+)', visitor.open("/?device=H20"))
+    assert first.strip() == "mixtral-8x7b TP 8"
+
+
+def test_a_result_shows_its_reasons_and_its_history(server: Server, visitor: Visitor) -> None:
+    html = visitor.open(RESULT)
+    assert "1.25×" in html and "0.5.23" in html and "0.5.16" in html
+    assert "engine_version is now 0.5.23" in html
+    assert "<svg" in html and "12.5" in html
+    older = visitor.open(f"{RESULT}&environment=1")
+    assert "stale" in older
+    assert visitor.send("GET", f"{RESULT}&environment=x").status == 422
+    assert visitor.send("GET", RESULT.replace("L40S", "H20")).status == 404
+    tried = visitor.open(f"{RESULT}&across=num_stages")
+    assert "No two parameters vary" in tried
+
+
+def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visitor) -> None:
+    fields = {"model": "mixtral-8x7b", "device": "L40S", "measure": "predict", "tp": "8"}
+    answer = visitor.post("/jobs", {**fields, "batch_sizes": "1, 64", "effort": "quick"})
+    assert answer.status == 303, answer.body
+    html = visitor.open("/" + answer.headers["location"].removeprefix("./"))
+    assert "mixtral-8x7b" in html and "queued" in html
+    for wrong, said in (
+        ({"model": "mixtrall"}, "did you mean"),
+        ({"tp": "eight"}, "should be a number"),
+        ({"tp": "3"}, "3"),
+        ({"batch_sizes": "1,x"}, "should be a number"),
+        ({"device": "<script>"}, "pattern"),
+        ({"unknown": "1"}, "unknown field"),
+        ({"measure": "replay:x"}, "replays no recordings"),
+    ):
+        refused = visitor.post("/jobs", {**fields, **wrong})
+        assert (refused.status, said in refused.body.decode()) == (422, True), (wrong, refused.body)
+        assert b'value="mixtral' in refused.body  # what was filled in stays
+
+
+def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) -> None:
+    job = server.submit(seed=99)["id"]
+    assert "Cancel" in visitor.open(f"/jobs/{job}")
+    assert visitor.post(f"/jobs/{job}/cancel").status == 303
+    html = visitor.open(f"/jobs/{job}")
+    assert "Try again" in html and "data-events" not in html
+    assert visitor.post(f"/jobs/{job}/retry").status == 303
+    assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
+    assert visitor.post(f"/jobs/{NEVER}/cancel").status == 404
+
+
+def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Visitor) -> None:
+    answer = visitor.post(
+        "/watches", {"models": "qwen3-235b-a22b\nmixtral-8x7b", "devices": "H100, H20"}
+    )
+    assert answer.status == 303, answer.body
+    watch = server.call("GET", "/v1/watches").json["watches"][-1]
+    assert watch["watch"]["models"] == ["qwen3-235b-a22b", "mixtral-8x7b"]
+    refused = visitor.post("/watches", {"models": "mixtrall", "devices": "H20"})
+    assert refused.status == 422 and b"did you mean" in refused.body
+    assert visitor.post(f"/watches/{watch['id']}/remove").status == 303
+    planned = visitor.post("/nights", {"dry_run": "true"})
+    assert b"Tonight would" in planned.body
+    assert visitor.post("/workers/w-1/resume").status == 303
+    assert visitor.post("/workers/nobody/drain").status == 404
+
+
+def test_errors_are_pages_for_browsers_and_problems_for_others(
+    server: Server, visitor: Visitor
+) -> None:
+    answer = visitor.send("GET", f"/jobs/{NEVER}")
+    assert (answer.status, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert answer.headers["x-request-id"] in answer.body.decode()
+    assert "there is no job" in visitor.send("GET", f"/jobs/{NEVER}", Accept="*/*").problem(404)
+    visitor.send("GET", f"/v1/jobs/{NEVER}").problem(404)
+
+
+def test_the_results_of_the_api_are_those_of_the_page(server: Server) -> None:
+    result = server.call("GET", f"/v1{RESULT}").json
+    versions = [one["environment"]["engine_version"] for one in result["environments"]]
+    assert sorted(versions) == ["0.5.16", "0.5.23"]
+    assert result["models"] == list(models_of(PROBLEM))
+    (winner,) = result["environments"][0]["winners"]
+    trials = server.call("GET", f"/v1/runs/{winner['run_id']}/trials").json["trials"]
+    assert len(trials) == 4
+    job = next(j for j in server.call("GET", "/v1/jobs?state=done").json["jobs"])
+    progress = server.call("GET", f"/v1/jobs/{job['id']}/progress").json
+    assert progress["trials"] == {"ok": 100}
+    assert {one["point"] for one in progress["best"]} == {str(point) for point in POINTS}
+    keys = server.call("GET", "/v1/keys").json["keys"]
+    assert [(key["name"], key["state"]) for key in keys] == [("me", "valid")]
+    assert "hash" not in str(keys)
+
+
+def test_names_are_read_back_from_problems() -> None:
+    mixtral = "fused_moe:E=8,N=1792,K=4096,top_k=2,dtype=bfloat16"
+    assert list(models_of(parse_problem(mixtral))) == ["mixtral-8x7b TP 8"]
+    shared = "fused_moe:E=257,N=64,K=7168,top_k=9,dtype=int8_w8a8,per_channel_quant"
+    assert "deepseek-r1 int8_w8a8 TP 32" in models_of(parse_problem(shared))
+    assert models_of(parse_problem("fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16")) == ()
+    assert problem_words(mixtral) == "fused moe · E 8 · N 1792 · K 4096 · top 2 · bfloat16"
+    assert device_short("NVIDIA_H100_80GB_HBM3") == "H100 80GB HBM3"
+
+
+def test_a_map_shows_the_best_of_each_pair_and_what_does_not_fit() -> None:
+    def one(m: int, n: int, time: float | None, status: Status = Status.OK) -> dict[str, object]:
+        config = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "num_warps": 4}
+        return {"config": config, "median_us": time, "status": status, "shared_bytes": m * n}
+
+    trials = [one(16, 64, 10.0), one(16, 64, 20.0), one(16, 128, 25.0)]
+    trials.append(one(64, 128, None, Status.OUT_OF_RESOURCES))
+    found = map_of(trials, "", "")
+    assert found and (found.across, found.down) == ("BLOCK_SIZE_M", "BLOCK_SIZE_N")
+    assert found.names == ["BLOCK_SIZE_M", "BLOCK_SIZE_N"]
+    best, slow, large = found.rows[64][16], found.rows[128][16], found.rows[128][64]
+    assert (best.best_us, best.count, best.shade) == (10.0, 2, 0)
+    assert (slow.best_us, slow.shade) == (25.0, 4)
+    assert (large.best_us, large.status, large.shared_bytes) == (None, "out_of_resources", 8192)
+    assert map_of(trials[:1], "", "") is None

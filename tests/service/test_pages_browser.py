@@ -1,0 +1,291 @@
+"""The pages in a real browser: live jobs, forms, themes, and what a screen reader needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from api_server import ENTRY, Server, serving
+from axe_playwright_python.sync_playwright import Axe
+from browsers import chromium
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from servers import free_port
+from sqlalchemy import insert
+from store_writer import ENVIRONMENT, KEY, PROBLEM, batch
+from test_pages import PAGES, RESULT, all_pages, filled_server, job_ids
+
+from api.settings import ApiSettings
+from tuner.devices.table import devices
+from tuner.jobs.job import JobFilter, Lease
+from tuner.problems.records import RunKey
+from tuner.problems.results import Totals
+from tuner.store import Leases, Store
+from tuner.store.database import utc_now
+from tuner.store.keys import Scope
+from tuner.store.rows import entry_row, environment_row, run_row
+from tuner.store.tables import environments, problems, runs, winners
+from workers.settings import Settings
+
+WIDTHS = (360, 1280, 2560)
+# What a browser itself logs of an answer that the page expects.
+EXPECTED = "Failed to load resource"
+
+
+@pytest.fixture(autouse=True)
+def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.matrix.FRESH_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with something on each page; its tests only read."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('pages') / 'tuner.db'}"
+    yield from filled_server(url)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'tuner.db'}"
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[Server]:
+    with serving(ApiSettings(Settings(url))) as running:
+        running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
+        yield running
+
+
+@dataclass
+class Tab:
+    """A page of a browser that is logged in, and what went wrong on it."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+
+    def open(self, path: str) -> None:
+        self.page.goto(path)
+
+
+@contextmanager
+def logged_in(browser: Browser, server: Server, **options: object) -> Iterator[Tab]:
+    """A tab of somebody who came by the link that works once. It must not complain."""
+    context: BrowserContext = browser.new_context(base_url=server.url, **options)  # type: ignore[arg-type]
+    tab = Tab(context.new_page())
+    page = tab.page
+    page.on("console", lambda message: _note(tab, message.type, message.text))
+    page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: tab.complaints.append(dialog.message))
+    page.on("request", lambda request: tab.asked.add(request.url.partition("/v1")[0]))
+    page.goto(f"/login?once={_link(server)}")
+    page.wait_for_url(f"{server.url}/")
+    yield tab
+    context.close()
+    assert tab.complaints == []
+    assert all(one.startswith(server.url) for one in tab.asked)
+
+
+def _note(tab: Tab, kind: str, text: str) -> None:
+    if kind in ("error", "warning") and EXPECTED not in text:
+        tab.complaints.append(text)
+
+
+def _link(server: Server) -> str:
+    made: str = server.app.state.api.links.add("me")
+    return made
+
+
+def claim(url: str) -> tuple[Leases, Lease]:
+    leases = Leases.open(url)
+    lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "worker-1")
+    assert lease is not None
+    return leases, lease
+
+
+def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
+    browser: Browser, server: Server, url: str
+) -> None:
+    with Store.open(url) as store:  # something is stored for one device, and nothing for another
+        for device in ("NVIDIA_L40S", "NVIDIA_H200"):
+            run = store.begin_run(key_at(device))
+            if device == "NVIDIA_L40S":
+                store.add_trials(run, batch(0))
+            store.finish_run(run, [ENTRY], Totals())
+    server.call("POST", "/v1/watches", {"models": [PROBLEM.spec()], "devices": ["H20"]})
+    with logged_in(browser, server) as tab:
+        page = tab.page
+        page.get_by_role("link", name="missing: queue a job").click()
+        expect(page.get_by_label("Device")).to_have_value("NVIDIA_H20")
+        page.get_by_role("button", name="Queue the job").click()
+        expect(page.locator(".facts .badge")).to_have_text("queued")
+        leases, lease = claim(url)
+        with leases:
+            expect(page.locator(".facts .badge")).to_have_text("leased")
+            store = leases.store(lease)
+            run = store.begin_run(key_at("NVIDIA_H20"))
+            expect(page.locator(".facts .badge")).to_have_text("running")
+            store.add_trials(run, batch(1))
+            expect(page.locator("#tried")).to_have_text("100")
+            expect(page.locator("#bests tr")).to_have_count(2)
+            store.add_trials(run, batch(2))
+            expect(page.locator("#tried")).to_have_text("200")
+            store.finish_run(run, [ENTRY], Totals(measurements=200, wall_s=2.0))
+        expect(page.locator(".facts .badge").first).to_have_text("done")
+        expect(page).to_have_title("done: " + page.locator("h1").inner_text() + " · engine-tuner")
+        page.get_by_role("link", name="See the result").click()
+        expect(page.locator("h1")).to_contain_text("H20")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download the files").click()
+        assert download.value.suggested_filename.endswith(".tar")
+        tab.open("/")
+        expect(page.get_by_role("link", name="1.25× measured")).to_have_count(3)
+
+
+def key_at(device: str) -> RunKey:
+    """The run of another device."""
+    return replace(KEY, environment=replace(ENVIRONMENT, device=device))
+
+
+def test_cancelling_asks_once_more(browser: Browser, server: Server) -> None:
+    job = server.submit()["id"]
+    with logged_in(browser, server) as tab:
+        tab.open(f"/jobs/{job}")
+        button = tab.page.get_by_role("button", name="Cancel")
+        button.click()
+        expect(button).to_have_text("Cancel: sure?")
+        assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
+        button.click()
+        expect(tab.page.locator(".facts .badge")).to_have_text("cancelled")
+
+
+def test_a_session_that_ends_leads_to_the_log_in(browser: Browser, server: Server) -> None:
+    api = server.app.state.api
+    with logged_in(browser, server) as tab:
+        tab.open("/jobs?state=dead")
+        (token,) = (c["value"] for c in tab.page.context.cookies())
+        api.sessions.end(token)
+        api.known_sessions.forget(token)
+        tab.open("/jobs?state=dead")
+        expect(tab.page.locator("h1")).to_have_text("Log in")
+        tab.page.get_by_label("Key").fill(server.key or "")
+        tab.page.get_by_role("button", name="Log in").click()
+        tab.page.wait_for_url(f"{server.url}/jobs?state=dead")
+        tab.page.get_by_role("button", name="Log out").click()
+        expect(tab.page.locator("h1")).to_have_text("Log in")
+        tab.page.go_back()
+        expect(tab.page.locator("h1")).to_have_text("Log in")
+
+
+def test_a_page_goes_on_when_the_server_is_back(browser: Browser, url: str) -> None:
+    settings, port = ApiSettings(Settings(url)), free_port()
+    with serving(settings, port=port) as server:
+        server.key = server.app.state.api.keys.add("me", Scope.ADMIN)
+        job = server.submit()["id"]
+        with logged_in(browser, server) as tab:
+            tab.open(f"/jobs/{job}")
+            expect(tab.page.locator(".facts .badge")).to_have_text("queued")
+            expect(tab.page.locator("#offline")).to_be_hidden()
+            server.stop()
+            expect(tab.page.locator("#offline")).to_be_visible()
+            with serving(settings, port=port):
+                leases, lease = claim(url)
+                with leases:
+                    expect(tab.page.locator(".facts .badge")).to_have_text("leased", timeout=20_000)
+                    expect(tab.page.locator("#offline")).to_be_hidden()
+
+
+def test_the_theme_is_the_system_s_until_one_is_chosen(browser: Browser, filled: Server) -> None:
+    with logged_in(browser, filled, color_scheme="dark") as tab:
+
+        def shade() -> str:
+            found: str = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+            return found
+
+        dark = shade()
+        tab.page.locator("#theme").click()
+        assert shade() != dark
+        tab.open("/jobs")
+        assert shade() != dark
+        tab.page.locator("#theme").click()
+        assert shade() == dark
+
+
+def test_the_keyboard_reaches_the_content_first(browser: Browser, filled: Server) -> None:
+    with logged_in(browser, filled) as tab:
+        tab.page.keyboard.press("Tab")
+        expect(tab.page.get_by_text("Skip to the content")).to_be_focused()
+        tab.page.keyboard.press("Enter")
+        expect(tab.page.locator("main")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Browser, filled: Server, scheme: str) -> None:
+    axe = Axe()
+    with logged_in(browser, filled, color_scheme=scheme) as tab:
+        for path in [*all_pages(filled), "/nowhere", "/?q=nothing", "/jobs?client=nobody"]:
+            tab.open(path)
+            found = axe.run(tab.page)
+            assert found.violations_count == 0, (path, found.generate_report())
+    page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(f"{filled.url}/login?next=jobs")
+    found = axe.run(page)
+    assert found.violations_count == 0, found.generate_report()
+    page.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_page_is_wider_than_its_window(browser: Browser, filled: Server, width: int) -> None:
+    with logged_in(browser, filled, viewport={"width": width, "height": 800}) as tab:
+        for path in all_pages(filled):
+            tab.open(path)
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_pages_read_well_without_scripts(browser: Browser, filled: Server) -> None:
+    context = browser.new_context(base_url=filled.url, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"/login?once={_link(filled)}")
+    page.wait_for_url(f"{filled.url}/")  # a page's own refresh
+    expect(page.locator("table.matrix")).to_be_visible()
+    for path in [*PAGES, RESULT, f"/jobs/{job_ids(filled)[0]}"]:
+        page.goto(path)
+        expect(page.locator("h1")).to_be_visible()
+    expect(page.locator("time").first).to_contain_text("UTC")
+    page.goto(f"/?q={quote('mixtral')}")
+    expect(page.locator("table.matrix tbody tr")).to_have_count(1)
+    context.close()
+
+
+def test_ten_thousand_cells_are_shown(browser: Browser, server: Server, url: str) -> None:
+    names = [one.name for one in devices()][:25]
+    with Store.open(url) as store, store._write() as connection:
+        for number in range(400):
+            problem = replace(PROBLEM, E=8 + number, top_k=2)
+            row = {"spec": problem.spec(), "family": problem.family}
+            connection.execute(insert(problems), row)
+        places = [environment_row(key_at(name).environment) for name in names]
+        connection.execute(insert(environments), places)
+        run = {**run_row(KEY), "problem_id": 1, "environment_id": 1, "state": "done", "reason": ""}
+        now = {"created_at": utc_now(), "updated_at": utc_now()}
+        connection.execute(insert(runs), {**run, **now})
+        each = {"run_id": 1, "published_at": utc_now(), **entry_row(ENTRY)}
+        every = itertools.product(range(1, 401), range(1, len(names) + 1))
+        rows = [{**each, "problem_id": p, "environment_id": e} for p, e in every]
+        connection.execute(insert(winners), rows)
+    with logged_in(browser, server, viewport={"width": 1280, "height": 800}) as tab:
+        tab.open("/?limit=400")
+        expect(tab.page.locator("a.cell.measured")).to_have_count(400 * len(names))
+        tab.page.get_by_label("Search").fill("E=399")
+        tab.page.get_by_role("button", name="Show").click()
+        expect(tab.page.locator("table.matrix tbody tr")).to_have_count(1)

@@ -1,0 +1,105 @@
+"""Functions of an engine, compiled one by one with what they use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.definitions import Definitions
+from tuner.kernels.stand_ins import Launch, stand_in_triton
+
+MAIN = """
+import torch
+from engine.utils import enough, limit as most
+from engine.platform import card
+from engine.missing import gone
+import os.path
+
+SIZES = [16, 32]
+broken = torch.nn.Module()
+
+
+@triton.jit
+def kernel(a, BLOCK: tl.constexpr):
+    pass
+
+
+@torch.compile(dynamic=True)
+def choose(n, *, block=SIZES[0]):
+    grid = lambda META: (triton.cdiv(n, META["BLOCK"]), most)
+
+    def inner(x):
+        return enough(x)
+
+    if inner(n):
+        kernel[grid](n, BLOCK=block, num_warps=4)
+    return card() + os.path.sep
+
+
+def lost():
+    return gone()
+
+
+def counted():
+    global seen
+    seen = seen + 1
+    return seen
+
+
+seen = 4
+"""
+UTILS = "limit = 7\n\n\ndef enough(x):\n    return x >= limit\n"
+
+
+@pytest.fixture
+def launches() -> list[Launch]:
+    return []
+
+
+@pytest.fixture
+def source(tmp_path: Path, launches: list[Launch]) -> Definitions:
+    root = tmp_path / "engine"
+    root.mkdir()
+    (root / "main.py").write_text(MAIN)
+    (root / "utils.py").write_text(UTILS)
+    triton = stand_in_triton(launches.append)
+    known = {"triton": triton, "tl": triton.language, "card": lambda: "H100"}
+    return Definitions(root / "main.py", root, "engine 1", known, launches.append)
+
+
+def test_a_function_runs_with_helpers_constants_and_other_files(source, launches):
+    assert source.call("choose", {"n": 40, "unasked": 1}) == "H100/"
+    (launch,) = launches
+    assert (launch.kernel, launch.grid) == ("kernel", (3, 7))
+    assert launch.arguments == {"a": 40, "BLOCK": 16}
+    assert launch.options == {"num_warps": 4}
+    launches.clear()
+    source.call("choose", {"n": 4})
+    assert not launches
+
+
+def test_a_global_is_the_files_own(source):
+    assert [source.call("counted", {}), source.call("counted", {})] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("choose", {}, "engine 1's choose has an unknown parameter 'n'"),
+        ("chose", {}, "main.py has no 'chose', which the tuner needs"),
+        ("lost", {}, "takes 'gone' from engine.missing, and lost needs it"),
+        ("broken", {}, "has no 'torch'|takes 'torch' from torch"),
+        ("choose", {"n": "x"}, "choose cannot be followed .*TypeError"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(source, name, arguments, message):
+    with pytest.raises(UnsupportedKernel, match=message):
+        source.call(name, arguments)
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_its_path(tmp_path):
+    found = Definitions(tmp_path / "main.py", tmp_path, "engine 1", {})
+    with pytest.raises(UnsupportedKernel, match=r"engine 1: cannot read .*main\.py"):
+        found.call("choose", {})

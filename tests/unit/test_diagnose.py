@@ -1,0 +1,289 @@
+"""What `tuner diagnose` says of messages: reported, wrapped, repeated and made-up ones."""
+
+from __future__ import annotations
+
+import io
+import random
+import string
+
+import pytest
+from diagnose_cases import CASES, MOE, OUT, SGLANG_MOE, UNKNOWN, Case, ranks, sglang
+
+from tuner.diagnose import Hints, diagnose, diagnose_text, missing_files
+from tuner.diagnose.answers import ANSWERS
+from tuner.diagnose.scan import scan
+from tuner.diagnose.table import Kind, known_messages, split_form
+from tuner.errors import BadInput, UnreadableLog
+
+TABLE = known_messages()
+WARNING = MOE.format(
+    " kernel", f"{SGLANG_MOE}/triton_3_5_1/E=128,N=192,device_name=NVIDIA_H200.json"
+)
+MEMORY = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+
+
+def names(text: str, hints: Hints = Hints()) -> list[str]:
+    return [answer.finding.message.name for answer in diagnose_text(text, hints).answers]
+
+
+def words(case: Case, hints: Hints = Hints()) -> str:
+    """The answer with its lines joined, as a reader reads it."""
+    lines = [line for a in diagnose_text(case.log, hints).answers for line in a.lines()]
+    return " ".join(" ".join(lines).replace(" \\ ", " ").split())
+
+
+def assert_narrow(text: str) -> None:
+    """At most 80 columns; a command's word cannot be broken."""
+    for line in text.splitlines():
+        assert len(line) <= 80 or len(line.removesuffix(" \\").split()) == 1, line
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.thread)
+def test_reported_messages_get_their_answer_and_no_other(case):
+    assert sorted(names(case.log)) == sorted(case.found)
+    text = words(case)
+    compact = "".join(text.split())
+    for phrase in case.says:
+        assert "".join(phrase.split()) in compact, text
+    for phrase in case.never:
+        assert phrase not in text, text
+
+
+@pytest.mark.parametrize("case", UNKNOWN, ids=lambda case: case.thread)
+def test_what_is_not_known_is_called_unknown(case):
+    found = diagnose_text(case.log)
+    assert not found.answers
+    assert not found.known
+    assert found.as_json()["unknown"][0]["text"] in " ".join(case.log.split())
+    assert "unknown: no message of the table explains" in found.as_text()
+
+
+def test_there_are_enough_cases():
+    assert len(CASES) + len(UNKNOWN) >= 60
+    assert len({case.thread for case in CASES}) >= 55
+
+
+# The table.
+
+
+def test_the_table_has_many_messages_and_each_row_its_source():
+    assert len(TABLE.messages) >= 30
+    seen = [message.name for message in TABLE.messages]
+    assert len(seen) == len(set(seen))
+    for message in TABLE.messages:
+        assert message.forms and message.cause and message.threads, message.name
+        assert message.fix or message.answer or message.kind in (Kind.NOTE, Kind.FOLLOWS)
+        assert message.answer in {"", *ANSWERS}
+        assert set(message.unless) <= set(seen)
+        for form in message.forms:
+            assert form.origins and all(origin.source for origin in form.origins), form.text
+
+
+@pytest.mark.parametrize("message", TABLE.messages, ids=lambda message: message.name)
+def test_forms_are_told_apart_by_their_anchors(message):
+    for form in message.forms:
+        assert len(form.anchor) >= 10, form.text
+        assert form.pattern.groupindex.keys() >= set(message.per) or len(message.forms) > 1
+
+
+def test_rows_name_only_holes_that_some_form_has():
+    known = {"model", "tp", "estimated_length"}
+    for message in TABLE.messages:
+        holes = {name for form in message.forms for name in form.pattern.groupindex}
+        for sentence in (*message.cause, *message.fix):
+            fields = {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
+            assert fields <= holes | known, (message.name, sentence)
+
+
+def test_every_message_is_found_by_its_own_form():
+    """A hole is filled by what it takes; nothing else may be found beside."""
+    samples = {"int": "128", "num": "0.9", "word": "word", "path": "/a/b/E=1.json"}
+    for message in TABLE.messages:
+        for form in message.forms:
+            text = "".join(
+                part
+                if isinstance(part, str)
+                else (
+                    part["kind"].split("|")[0]
+                    if "|" in part["kind"]
+                    else samples.get(part["kind"] if part["name"] is not None else "", "some")
+                )
+                for part in split_form(form.text)
+            )
+            found = names(f"[2025-01-01 00:00:00 TP0] {text}")
+            assert message.name in found, (message.name, text)
+            others = {*found} - {message.name}
+            assert all(message.name in _named(other).unless for other in others) or others <= {
+                "nccl_silent"
+            }, (text, found)
+
+
+def _named(name):
+    return next(message for message in TABLE.messages if message.name == name)
+
+
+# Logs as they are.
+
+
+def test_colours_wraps_and_prefixes_do_not_matter():
+    plain = sglang(WARNING)
+    coloured = plain.replace("Performance", "\x1b[33mPerformance\x1b[0m")
+    for width in (40, 61, 80, 100):
+        wrapped = "\n".join(plain[i : i + width] for i in range(0, len(plain), width))
+        assert names(wrapped) == ["moe_config_missing"], width
+        (answer,) = diagnose_text(wrapped).answers
+        assert answer.details["file"] == "E=128,N=192,device_name=NVIDIA_H200.json", width
+    assert names(coloured) == ["moe_config_missing"]
+    assert names(plain.replace("\n", "\r\n") + "\r\n") == ["moe_config_missing"]
+    assert names(f"2025-07-25T07:53:08.217+08:00 stdout F {plain}") == ["moe_config_missing"]
+
+
+def test_ranks_and_repeats_are_one_finding():
+    log = "\n".join(sglang(WARNING, rank) for rank in range(32) for _ in range(3))
+    (answer,) = diagnose_text(log).answers
+    assert (answer.finding.count, len(answer.finding.ranks)) == (96, 32)
+    assert answer.finding.where == "input:1"
+    assert "96 times, on TP0, TP1" in words(Case("", log, ()))
+    assert names(ranks(OUT.format(9, 8), 8)) == ["shared_memory"]
+
+
+def test_messages_across_the_blocks_of_a_large_log_are_found_once():
+    filler = sglang("Decode batch. #running-req: 128, #token: 86816, token usage: 0.44") + "\n"
+    many = filler * (2 * (1 << 20) // len(filler))
+    log = many + sglang(WARNING, 1) + "\n" + many + sglang(MEMORY, 2) + "\n" + many
+    found = diagnose_text(log)
+    assert [a.finding.message.name for a in found.answers] == [
+        "kv_cache_no_memory",
+        "moe_config_missing",
+    ]
+    assert [a.finding.count for a in found.answers] == [1, 1]
+    line = many.count("\n") + 1
+    assert found.answers[1].finding.where == f"input:{line}"
+    assert found.findings.lines == log.count("\n")
+
+
+@pytest.mark.parametrize("shift", range(0, 400, 37))
+def test_a_message_at_any_place_of_a_blocks_end_counts_once(shift):
+    block = 1 << 20
+    line = b"x" * 99 + b"\n"
+    head = line * (block // 100 - 3) + b"y" * (shift + 1) + b"\n"
+    log = head + f"{sglang(WARNING)}\n".encode() + line * 50
+    findings = scan([("log", io.BytesIO(log))], TABLE)
+    assert [f.count for f in findings.found] == [1]
+
+
+def test_one_endless_line_is_read():
+    log = ("x" * 3_000_000) + MEMORY + ("y" * 3_000_000)
+    assert names(log) == ["kv_cache_no_memory"]
+
+
+def test_facts_of_the_log_complete_the_answer():
+    log = (
+        "server_args=ServerArgs(model_path='/m/DeepSeek-R1', tokenizer_path='x', tp_size=32, )\n"
+        "ValueError: The output_size of gate's and up's weight = 64 is not divisible by weight "
+        "quantization block_n = 128."
+    )
+    assert "Use --tp 16" in words(Case("", log, ()))
+    assert "Use --tp 8" in words(Case("", log.replace("= 64 ", "= 32 "), ()))
+    hinted = words(Case("", log.partition("\n")[2], ()), Hints(tp=64))
+    assert "Use --tp 32" in hinted
+
+
+def test_the_int8_answer_knows_card_model_and_release():
+    log = "RuntimeError: gemm executioin failed, error: Error Internal"
+    hints = Hints("sglang==0.4.4", "L40S", "deepseek-r1", 32)
+    (answer,) = diagnose_text(log, hints).answers
+    assert answer.details["fails_at"]
+    assert "batch sizes" in " ".join(answer.cause)
+    (fixed,) = diagnose_text(log, Hints("sglang==0.4.5", "L40S")).answers
+    assert "all tiles of sglang 0.4.5 fit" in " ".join(fixed.cause)
+    (none,) = diagnose_text(log, Hints("sglang==0.5.16", "B200")).answers
+    assert "no int8_scaled_mm at all" in " ".join(none.cause)
+
+
+def test_the_numbers_of_the_l40s_log_are_reconciled():
+    log = OUT.format(102400, 101376)
+    text = words(Case("", log, ()), Hints(device="L40S"))
+    assert "needs exactly 102,400 bytes with Triton 3.1.0" in text
+    assert "106,496 bytes" in text
+    assert "Upgrade to sglang 0.5.2 or later" in text
+    assert "--enable-flashinfer-mla" in text
+    assert "--write-patch" in text
+    everywhere = words(Case("", log, ()))
+    assert "0.5.2 for sm_86 and sm_89; 0.5.12 for sm_120 and sm_121" in everywhere
+    of_vllm = words(Case("", log, ()), Hints("vllm", "L40S"))
+    assert "patch" not in of_vllm
+
+
+def test_one_engines_steps_are_left_out_for_the_other():
+    text = words(Case("", f"/x/sglang/srt/y.py\n{MEMORY}", ()))
+    assert "vLLM:" not in text
+    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert "sglang: If it fails later" in words(Case("", log, ()))
+    assert "max-num-seqs" not in words(Case("", log, ()), Hints("sglang"))
+
+
+def test_text_is_at_most_80_columns_and_safe_to_print():
+    log = "\n".join(case.log for case in CASES) + "\n\x07\x1b]0;title\x07RuntimeError: \x1b[31mred"
+    text = diagnose_text(log).as_text()
+    assert_narrow(text)
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_hints_that_name_nothing_are_refused():
+    for hints in (Hints(device="L41S"), Hints(engine="sgl"), Hints(tp=-1)):
+        with pytest.raises(BadInput):
+            diagnose_text("x", hints)
+
+
+def test_unreadable_files_are_named(tmp_path):
+    with pytest.raises(UnreadableLog, match="nothing.log cannot be read"):
+        diagnose([tmp_path / "nothing.log"])
+    with pytest.raises(UnreadableLog):
+        diagnose([tmp_path])
+
+
+def test_missing_files_of_a_log(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(sglang(WARNING, rank) for rank in range(8)) + f"\n{MEMORY}\n")
+    (path,) = missing_files(log)
+    assert path.endswith("E=128,N=192,device_name=NVIDIA_H200.json")
+    assert diagnose([log]).answers[0].finding.where == "server.log:9"
+
+
+# Made-up logs.
+
+
+def _mutated(random_: random.Random, log: str) -> bytes:
+    data = bytearray(log.encode())
+    for _ in range(random_.randint(1, 30)):
+        at = random_.randrange(len(data) + 1)
+        match random_.randrange(5):
+            case 0:
+                data[at:at] = bytes(random_.randrange(256) for _ in range(random_.randint(1, 9)))
+            case 1:
+                del data[at : at + random_.randint(1, 20)]
+            case 2:
+                data[at:at] = data[: random_.randint(1, 60)]
+            case 3:
+                data[at:at] = random_.choice(
+                    (b"\n", b"\0", b"\x1b[", b"9" * 400, b"{}", b"E=", b"%")
+                )
+            case 4:
+                data[at:at] = random_.choice(CASES).log.encode()[:200]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_made_up_logs_never_end_in_a_traceback(seed, tmp_path):
+    random_ = random.Random(seed)  # noqa: S311
+    case = random_.choice((*CASES, *UNKNOWN))
+    log = tmp_path / "log"
+    log.write_bytes(_mutated(random_, case.log))
+    hints = random_.choice(
+        (Hints(), Hints("sglang==0.4.4", "L40S", "deepseek-r1", 32), Hints("vllm"))
+    )
+    found = diagnose([log], hints)
+    assert_narrow(found.as_text())
+    assert found.as_json()["lines"] >= 0
+    missing_files(log)

@@ -1,0 +1,152 @@
+"""The commands for engines on disk: which are here, adding and removing them, their kernels."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli.app import app, guarded, print_json, say, show
+from tuner.cli.options import Json
+from tuner.render import printable, table
+
+if TYPE_CHECKING:
+    from tuner.engines.inventory import Release
+    from tuner.kernels.survey import JittedFunction
+
+engines = typer.Typer(
+    name="engines", help="List, add and remove engines and their Tritons.", no_args_is_help=True
+)
+app.add_typer(engines)
+
+Spec = Annotated[
+    str, typer.Argument(metavar="NAME==VERSION", help="For example sglang==0.5.16 or vllm==0.33.0.")
+]
+_WIDTH = 80
+_FOUND = {"engine_path": "TUNER_ENGINE_PATH"}
+
+
+@engines.command("list")
+@guarded
+def list_engines(as_json: Json = False) -> None:
+    """List the engines and Tritons on this machine, and which of them are used."""
+    from tuner.engines.inventory import releases
+
+    found = releases()
+    if as_json:
+        print_json([{**asdict(one), "path": str(one.path)} for one in found])
+        return
+    if found:
+        typer.echo(_releases_text(found))
+    for one in found:
+        if one.triton and not one.triton_here:
+            name = f"{one.name}=={one.version}"
+            say(f"Triton {one.triton} is missing: `tuner engines add {name}` adds it")
+    if not any(one.name != "triton" for one in found):
+        say("no engine is here: `tuner engines add sglang==VERSION` adds one")
+
+
+@engines.command("add")
+@guarded
+def add_engine(
+    spec: Spec,
+    no_triton: Annotated[
+        bool, typer.Option("--no-triton", help="Leave out the Triton that it pins (200 MB).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Add an engine's Python and JSON files, and the Triton that it pins.
+
+    pip's package index has them. Nothing is installed: no environment changes.
+    """
+    from tuner.engines.fetch.add import add
+    from tuner.engines.inventory import split_spec
+
+    name, version = split_spec(spec)
+    folder = add(name, version, say, with_triton=not no_triton)
+    show(as_json, lambda: {"path": str(folder)}, lambda: str(folder))
+
+
+@engines.command("remove")
+@guarded
+def remove_engine(spec: Spec, as_json: Json = False) -> None:
+    """Remove an engine, or triton==VERSION, that `add` has added."""
+    from tuner.engines.fetch.add import remove
+    from tuner.engines.inventory import releases, split_spec
+
+    name, version = split_spec(spec)
+    folder = remove(name, version)
+    show(as_json, lambda: {"path": str(folder)}, lambda: str(folder))
+    left = releases()
+    pinned = {one.triton for one in left}
+    for one in left:
+        if one.name == "triton" and one.source == "added" and one.version not in pinned:
+            say(
+                f"no engine here pins Triton {one.version}: "
+                f"`tuner engines remove triton=={one.version}` removes it"
+            )
+
+
+@engines.command("kernels")
+@guarded
+def kernels(
+    spec: Spec,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Only those that cannot be lifted.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List an engine's Triton kernels: which can be lifted, and why others cannot.
+
+    A kernel is lifted when its source, with all that it uses, compiles without the engine. Tests
+    and what is for other platforms than CUDA are left out.
+    """
+    from tuner.engines.engine import matching_packages
+    from tuner.engines.inventory import split_spec
+    from tuner.kernels.survey import jitted_functions
+
+    name, version = split_spec(spec)
+    package = matching_packages(name, version)[0]
+    found = list(jitted_functions(package.root, f"{name} {version}"))
+    lifted = sum(one.refusal is None for one in found)
+    shown = [one for one in found if one.refusal is not None or not refused]
+    if as_json:
+        functions = [{**asdict(one), "lifts": one.refusal is None} for one in shown]
+        counts = {"lifted": lifted, "total": len(found)}
+        print_json({"engine": name, "version": version, **counts, "functions": functions})
+        return
+    if shown:
+        typer.echo(_kernels_text(shown))
+    typer.echo(f"{lifted} of {len(found)} kernels of {name} {version} lift")
+
+
+def _releases_text(found: Sequence[Release]) -> str:
+    headers = ("name", "version", "found", "pins Triton", "used")
+    rows = []
+    for one in found:
+        pins = one.triton or "-"
+        pins += " (missing)" if one.triton and not one.triton_here else ""
+        where = _FOUND.get(one.source, one.source)
+        rows.append((one.name, one.version, where, pins, "yes" if one.used else "-"))
+    return table(headers, rows)
+
+
+def _kernels_text(found: Sequence[JittedFunction]) -> str:
+    """Each file's functions below its path; a reason below its function."""
+    lines = []
+    for file, functions in groupby(found, key=lambda one: one.file):
+        lines.append(file if len(file) <= _WIDTH else f"...{file[3 - _WIDTH :]}")
+        for one in functions:
+            lines.append(f"  {'no ' if one.refusal else 'yes'}  {printable(one.name)}"[:_WIDTH])
+            indent = " " * 7
+            lines += textwrap.wrap(
+                printable(one.refusal or ""),
+                _WIDTH,
+                initial_indent=indent,
+                subsequent_indent=indent,
+            )
+    return "\n".join(lines)

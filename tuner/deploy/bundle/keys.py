@@ -1,0 +1,222 @@
+"""The files that a cluster's servers will ask for, beside the tuned files of a bundle.
+
+A server computes the names of files from its model, its ranks, its flags and its release. A bundle
+whose files have other names is loaded without a word, and none of its entries counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tuner.deploy.bundle.configs import TunedFile
+from tuner.deploy.bundle.dispatch import served_version, server_flags
+from tuner.deploy.cluster import Cluster
+from tuner.devices.table import Device
+from tuner.engines.dispatch import flags_of, what_runs
+from tuner.engines.engine import Engine, supports
+from tuner.engines.launch import read_flags, unfusing_flag
+from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
+from tuner.export.delivery import delivery_of
+from tuner.export.selection import LeftOut
+from tuner.families.fused_moe.problem import FusedMoe
+from tuner.jobs.targets import resolve_all
+from tuner.limited_file import read_limited
+from tuner.models.fields import MAX_BYTES
+from tuner.models.serving import Serving
+from tuner.models.table import find_preset
+from tuner.problems.points import Problem
+from tuner.problems.registry import Family, families, family_of
+
+
+@dataclass(frozen=True)
+class AskedFile:
+    """A file that servers ask for."""
+
+    name: str
+    problem: Problem
+    by_plugin: bool  # only servers with this package's plugin ask for it
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names that servers ask for, and those that a bundle has."""
+
+    asked: Sequence[AskedFile]
+    bundled: Sequence[str]
+
+    @property
+    def missing(self) -> list[AskedFile]:
+        return [file for file in self.asked if file.name not in self.bundled]
+
+    @property
+    def unasked(self) -> list[str]:
+        asked = {file.name for file in self.asked}
+        return [name for name in self.bundled if name not in asked]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(asked, bundled) for each name; one of them is empty where the other side lacks it."""
+        rows = [(one.name, one.name if one.name in self.bundled else "") for one in self.asked]
+        return [*rows, *(("", name) for name in self.unasked)]
+
+    def as_json(self) -> dict[str, list[str]]:
+        return {"asked": [one.name for one in self.asked], "bundled": list(self.bundled)}
+
+
+def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile]:
+    """The files that the cluster's servers ask for; those of kernels that never run are left out.
+
+    `engine` is the engine that the winners were tuned for. Raises UnknownModel where the model is
+    no preset and the cluster file names no config.json, and what `resolve_all` raises.
+    """
+    flags = server_flags(cluster)
+    version = served_version(cluster, engine)
+    found: list[AskedFile] = []
+    for problem in _problems(cluster, engine, device):
+        runs = what_runs(cluster.engine.name, version, problem, device, flags)
+        if runs and not any(kernel.triton for kernel in runs.kernels):
+            continue
+        found += _files_of(problem, engine, device)
+    return list(dict.fromkeys(found))
+
+
+def file_names(tuned: Sequence[TunedFile]) -> list[str]:
+    """The names of a bundle's tuned files, sorted."""
+    return sorted(file.path.rpartition("/")[2] for file in tuned)
+
+
+def compare_keys(
+    asked: Sequence[AskedFile],
+    tuned: Sequence[TunedFile],
+    left_out: Sequence[LeftOut],
+    engine: Engine,
+    device: Device,
+    *,
+    allow_missing: bool,
+) -> tuple[Keys, list[str]]:
+    """(the keys side by side, notes for the operator).
+
+    Files that only the plugin asks for may be absent as a family: the engine's own constants then
+    run. Raises ExportRefused where other files are missing, or some files of such a family; with
+    `allow_missing` that is a note.
+    """
+    bundled = {family_of(file.problem).name for file in tuned}
+    optional = {
+        family_of(one.problem).name
+        for one in asked
+        if one.by_plugin and family_of(one.problem).name not in bundled
+    }
+    wanted = [one for one in asked if family_of(one.problem).name not in optional]
+    keys = Keys(wanted, file_names(tuned))
+    notes = [f"no {name} file is bundled: servers run the engine's own" for name in optional]
+    if not keys.missing:
+        return keys, notes
+    said = _missing_text(keys, left_out, tuned, engine, device)
+    if not allow_missing:
+        raise ExportRefused(f"{said}; or pass --allow-missing")
+    return keys, [said, *notes]
+
+
+def render_keys(keys: Keys, device: Device) -> str:
+    """Both sides as text, the device's name left out."""
+    if not keys.asked:
+        return "the files that servers ask for are not known"
+    told = f",device_name={device.name}"
+    rows = [
+        (_short(asked, told) or "-", "the same" if asked == bundled else _short(bundled, told))
+        for asked, bundled in keys.rows()
+    ]
+    lines = [f"files for {device.name}: asked by the servers, and in the bundle"]
+    lines += [f"  {asked}  |  {bundled or 'missing'}" for asked, bundled in rows]
+    return "\n".join(lines)
+
+
+def _short(name: str, told: str) -> str:
+    return name.replace(told, "").removesuffix(".json")
+
+
+def _problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:
+    """The problems of one rank, of the families whose files can reach the cluster's servers."""
+    parallel = cluster.parallel
+    said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))
+    # With tp over all GPUs, dp is data-parallel attention; otherwise each replica has tp ranks.
+    dp = parallel.dp if parallel.tp == cluster.gpus else 1
+    serving = Serving(
+        engine=engine.name,
+        engine_version=served_version(cluster, engine),
+        device=device,
+        tp=parallel.tp,
+        dtype=said.dtype,
+        options={"ep": parallel.ep, "dp": dp, **said.options},
+    )
+    reached = [family for family in families() if _reaches(family, engine)]
+    resolved = resolve_all(_model(cluster), serving, reached, name=cluster.model.name)
+    return [problem for target in resolved for problem in target.problems]
+
+
+def _reaches(family: Family, engine: Engine) -> bool:
+    return supports(engine.name, family.name) and not delivery_of(engine, family.name).obstacle(
+        into_engine=False
+    )
+
+
+def _model(cluster: Cluster) -> str | bytes:
+    """The bytes of the model's config.json, or the name of a preset. Raises UnknownModel."""
+    model = cluster.model
+    if model.config:
+        return read_limited(model.config, MAX_BYTES, "config.json", MalformedCheckpoint)
+    try:
+        return find_preset(model.path.rstrip("/").rpartition("/")[2]).name
+    except UnknownModel:
+        return find_preset(model.name).name
+
+
+def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFile]:
+    try:
+        delivery = delivery_of(engine, family_of(problem).name)
+        return [
+            AskedFile(name, problem, delivery.by_plugin) for name in delivery.asked(problem, device)
+        ]
+    except UnsupportedKernel:
+        return []  # the engine asks for no file of such a problem
+
+
+def _missing_text(
+    keys: Keys,
+    left_out: Sequence[LeftOut],
+    tuned: Sequence[TunedFile],
+    engine: Engine,
+    device: Device,
+) -> str:
+    problems = list(dict.fromkeys(one.problem for one in keys.missing))
+    part = "none" if len(keys.missing) == len(keys.asked) else "not all"
+    names = " ".join(one.name for one in keys.missing)
+    text = f"the servers ask for {len(keys.asked)} files, and {part} of them are bundled: {names}"
+    if keys.unasked:
+        text += f"; they do not ask for {' '.join(keys.unasked)}"
+    predicted = {one.problem for one in left_out}.intersection(problems)
+    if predicted:
+        specs = " ".join(sorted(problem.spec() for problem in predicted))
+        text += f"; predicted, not measured: {specs}: measure, or pass --allow-predicted"
+    untuned = [problem for problem in problems if problem not in predicted]
+    if not untuned:
+        return text
+    options = f"--device {device.name} --engine {engine.name}=={engine.version}"
+    commands = " && ".join(f"tuner tune '{problem.spec()}' {options}" for problem in untuned)
+    return f"{text}; {_fusion_advice(untuned, tuned, engine.name)}run `{commands}`"
+
+
+def _fusion_advice(problems: Sequence[Problem], tuned: Sequence[TunedFile], engine: str) -> str:
+    """What to change where the files differ in fused shared experts alone; or empty."""
+    for wanted in problems:
+        for mine in (file.problem for file in tuned):
+            if not isinstance(wanted, FusedMoe) or not isinstance(mine, FusedMoe):
+                continue
+            if wanted.E == mine.E or replace(wanted, E=mine.E, top_k=mine.top_k) != mine:
+                continue
+            if wanted.E < mine.E:
+                return f"{engine} here does not fuse the shared experts (--no-fuse-shared): "
+            flag = unfusing_flag(engine)
+            if flag:
+                return f"{engine} here fuses the shared experts: add {flag} to engine.flags, or "
+    return ""

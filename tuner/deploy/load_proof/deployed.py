@@ -1,0 +1,141 @@
+"""The config folder that servers were pointed at: a bundle's, or one that `tuner export` wrote.
+
+It tells the files that were tuned from the engine's own, which a folder carries beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from tuner.deploy.bundle.archive import LARGEST_ARCHIVE
+from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
+from tuner.deploy.bundle.verify import check_bundle, read_at_most
+from tuner.errors import BadInput
+from tuner.export.files import PROVENANCE
+
+_GZIP = b"\x1f\x8b"
+# Parts of paths inside the engines' packages.
+_PACKAGES = ("/sglang/srt/", "/vllm/model_executor/")
+
+
+class Origin(str, Enum):
+    """Where a file that a server loaded is from."""
+
+    TUNED = "tuned"
+    SHIPPED = "shipped"  # the engine's own
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """The files of a config folder; paths are those below it."""
+
+    tuned: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # entries by status
+    packaged: frozenset[str] = frozenset()
+    root: str = ""  # the folder, where it is on this machine
+    nodes: int = 0  # of the bundle's cluster; 0: no bundle was given
+    known: bool = True
+
+    def origin(self, used: str) -> Origin:
+        """The origin of a file by the path in the server's log."""
+        path = used.replace("\\", "/")
+        if self.root and path.startswith(f"{self.root}/"):
+            below = path.removeprefix(f"{self.root}/")
+            return Origin.TUNED if below in self.tuned else Origin.SHIPPED
+        if any(part in path for part in _PACKAGES):
+            return Origin.SHIPPED
+        if not self.known:
+            return Origin.TUNED if _sidecar(Path(path)) else Origin.UNKNOWN
+        if any(path.endswith(f"/{one}") for one in self.tuned):
+            return Origin.TUNED
+        carried = any(path.endswith(f"/{one}") for one in self.packaged)
+        return Origin.SHIPPED if carried else Origin.UNKNOWN
+
+    def statuses(self, used: str) -> str:
+        """How the entries of a tuned file came about: "36 predicted"."""
+        path = used.replace("\\", "/")
+        found = next((n for one, n in self.tuned.items() if path.endswith(f"/{one}")), {})
+        return ", ".join(f"{n} {status}" for status, n in sorted(found.items()))
+
+
+UNKNOWN = Deployed(known=False)
+
+
+def is_deployed(path: Path) -> bool:
+    """Whether a path is a bundle or a folder, and not a log."""
+    return path.is_dir() or (path.is_file() and read_at_most(path, 2) == _GZIP)
+
+
+def read_deployed(path: Path) -> Deployed:
+    """Read a bundle's archive, an unpacked bundle, or a folder that `tuner export` wrote.
+
+    Raises BundleRefused for a changed bundle, and BadInput for something else.
+    """
+    if path.is_file():
+        return _bundle(check_bundle(read_at_most(path, LARGEST_ARCHIVE + 1)), "")
+    if (path / NAME).is_file():
+        manifest = read_manifest(read_at_most(path / NAME, LARGEST_ARCHIVE))
+        return _bundle(manifest, str((path / CONFIGS).resolve()))
+    if (path / PROVENANCE).is_dir():
+        return _exported(path.resolve())
+    raise BadInput(
+        f"{path} holds neither {NAME} nor {PROVENANCE}/: give a bundle, or the folder that "
+        "`tuner export` wrote"
+    )
+
+
+def _bundle(manifest: Mapping[str, Any], root: str) -> Deployed:
+    below = f"{CONFIGS}/"
+    tuned: dict[str, Counter[str]] = {}
+    for row in manifest["entries"]:
+        counts = tuned.setdefault(str(row["file"]).removeprefix(below), Counter())
+        counts[str(row["status"])] += 1
+    paths = {row["path"].removeprefix(below) for row in manifest["files"]}
+    nodes = len(manifest["cluster"].get("nodes", ()))
+    return Deployed(tuned, frozenset(paths - tuned.keys()), root, nodes)
+
+
+def _exported(root: Path) -> Deployed:
+    tuned: dict[str, Mapping[str, int]] = {}
+    packaged = set()
+    for path in sorted(root.rglob("*.json")):
+        below = path.relative_to(root)
+        if below.parts[0] == PROVENANCE:
+            continue
+        counts = _sidecar(path)
+        if counts:
+            tuned[below.as_posix()] = counts
+        else:
+            packaged.add(below.as_posix())
+    return Deployed(tuned, frozenset(packaged), str(root))
+
+
+def _sidecar(path: Path) -> Mapping[str, int]:
+    """The entries by status in a file's sidecar; empty where the file has none.
+
+    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME, that of
+    ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and that of vLLM's
+    ROOT/NAME is ROOT/provenance/NAME.
+    """
+    for root in list(path.parents)[:3]:
+        below = path.relative_to(root)
+        for relative in (below, Path(*below.parts[1:])):
+            counts = _statuses(root / PROVENANCE / relative)
+            if counts:
+                return counts
+    return {}
+
+
+def _statuses(sidecar: Path) -> Mapping[str, int]:
+    try:
+        entries = json.loads(sidecar.read_bytes())["entries"]
+        rows = entries.values() if isinstance(entries, dict) else entries
+        return Counter(str(row["status"]) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}

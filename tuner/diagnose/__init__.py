@@ -1,0 +1,80 @@
+"""Read logs of servers, and say what their messages mean and what helps.
+
+The messages stand in the TOML files of this folder. Adding one is adding a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from tuner.diagnose.added import Added
+from tuner.diagnose.answers import ANSWERS
+from tuner.diagnose.context import Context, Hints, check_hints
+from tuner.diagnose.findings import Finding, Findings
+from tuner.diagnose.report import Answer, Diagnosis, filled, for_engine
+from tuner.diagnose.scan import scan
+from tuner.diagnose.table import known_messages
+from tuner.errors import UnreadableLog
+
+__all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "missing_files"]
+
+
+def diagnose(paths: Iterable[Path], hints: Hints = Hints()) -> Diagnosis:
+    """Read logs of one server or cluster; "-" is the standard input.
+
+    Raises UnreadableLog, and BadInput for hints that name no GPU or engine.
+    """
+    check_hints(hints)
+    return _answered(scan(_streams(paths), known_messages()), hints)
+
+
+def diagnose_text(text: str, hints: Hints = Hints()) -> Diagnosis:
+    """Like `diagnose`, for lines that somebody pasted."""
+    check_hints(hints)
+    stream = io.BytesIO(text.encode("utf-8", errors="replace"))
+    return _answered(scan([("input", stream)], known_messages()), hints)
+
+
+def missing_files(path: Path) -> list[str]:
+    """The config files that a log says are missing, each once. Raises UnreadableLog."""
+    findings = scan(_streams([path]), known_messages())
+    found = [f for f in findings.found if f.message.answer == "missing_file"]
+    return list(dict.fromkeys(finding.values["path"] for finding in found))
+
+
+def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:
+    for path in paths:
+        if str(path) == "-":
+            yield "stdin", sys.stdin.buffer
+            continue
+        with contextlib.ExitStack() as stack:
+            try:
+                stream = stack.enter_context(path.open("rb"))
+                stream.peek(1)
+            except (OSError, ValueError) as error:  # ValueError: the name holds a NUL
+                reason = getattr(error, "strerror", None) or error
+                raise UnreadableLog(f"{path} cannot be read: {reason}") from None
+            yield path.name, stream
+
+
+def _answered(findings: Findings, hints: Hints) -> Diagnosis:
+    context = Context(hints, findings.facts)
+    return Diagnosis([_answer(finding, context) for finding in findings.found], findings)
+
+
+def _answer(finding: Finding, context: Context) -> Answer:
+    message = finding.message
+    added = ANSWERS[message.answer](finding, context) if message.answer else Added()
+    engine, values = context.engine_name(finding), context.values(finding)
+    return Answer(
+        finding,
+        [*filled(message.cause, values), *added.cause],
+        [*filled([*for_engine(message.fix, engine)], values), *for_engine(added.fix, engine)],
+        added.details,
+        added.mends,
+    )

@@ -1,0 +1,38 @@
+"""What a computation adds to the table's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.engines.engine import Engine
+from tuner.families.attention.engine import Remedy
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A patch for a file on this machine."""
+
+    engine: Engine
+    device: Device
+    remedy: Remedy
+
+
+@dataclass(frozen=True)
+class Added:
+    """Sentences, and steps in the form of the table's."""
+
+    cause: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)  # for --json
+    mends: Mend | None = None
+
+
+def card_name(device: Device | None) -> str:
+    """The GPU as commands name it."""
+    if device is None:
+        return "GPU"
+    names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
+    return min((name for name in names if " " not in name), key=len)

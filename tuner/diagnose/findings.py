@@ -1,0 +1,95 @@
+"""What was found in logs, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.diagnose.table import Form, Message
+
+_MOST_VALUES = 200  # distinct values of one message; a log may be made up
+_MOST_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of a traceback: `File "PATH", line 356, in FUNCTION`."""
+
+    path: str
+    line: int
+    function: str
+
+
+@dataclass
+class Finding:
+    """A message, at the place of its first occurrence."""
+
+    message: Message
+    form: Form
+    values: Mapping[str, str]  # of the form's holes
+    text: str  # the line
+    where: str  # FILE:LINE
+    frames: Sequence[Frame]  # of the traceback before it, the innermost last
+    count: int = 0
+    ranks: dict[str, None] = field(default_factory=dict)  # in order
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "message": self.message.name,
+            "kind": self.message.kind.value,
+            "where": self.where,
+            "text": self.text,
+            "count": self.count,
+            "ranks": list(self.ranks),
+            "values": dict(self.values),
+        }
+
+
+@dataclass
+class Findings:
+    """Collects what a scan finds; the same message of many lines and ranks is one finding."""
+
+    known: dict[tuple[str, ...], Finding] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)  # the first value of each counts
+    errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
+    lines: int = 0
+
+    def add(self, new: Finding, rank: str) -> None:
+        key = (
+            new.message.name,
+            *(_last_part(new.values.get(name, "")) for name in new.message.per),
+        )
+        if key not in self.known and len(self.known) >= _MOST_VALUES:
+            key = (new.message.name,)
+        found = self.known.setdefault(key, new)
+        found.count += 1
+        if rank and len(found.ranks) < _MOST_RANKS:
+            found.ranks[rank] = None
+
+    def add_fact(self, values: Mapping[str, str], engine: str) -> None:
+        for name, value in values.items():
+            self.facts.setdefault(name, value)
+        if engine:
+            self.facts.setdefault("engine", engine)
+
+    def add_error(self, text: str, where: str) -> None:
+        """Keep the first and the last exception that no message explains."""
+        if len(self.errors) < 2 or text in self.errors:
+            self.errors.setdefault(text, where)
+        else:
+            del self.errors[next(reversed(self.errors))]
+            self.errors[text] = where
+
+    @property
+    def found(self) -> list[Finding]:
+        """The findings that say something new, the worst first, then in the log's order."""
+        names = {finding.message.name for finding in self.known.values()}
+        kinds = list(type(next(iter(self.known.values())).message.kind)) if self.known else []
+        kept = [one for one in self.known.values() if not names & set(one.message.unless)]
+        return sorted(kept, key=lambda one: kinds.index(one.message.kind))
+
+
+def _last_part(path: str) -> str:
+    """The end of a path: ranks on several nodes keep the same file in different folders."""
+    return path.replace("\\", "/").rpartition("/")[2]

@@ -1,0 +1,167 @@
+"""A diagnosis as text of 80 columns and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.diagnose.added import Mend
+from tuner.diagnose.context import ENGINES
+from tuner.diagnose.findings import Finding, Findings
+from tuner.render import printable
+
+_WIDTH = 80
+_NAMED = 8  # ranks and problems that are listed by name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is to be said of a finding."""
+
+    finding: Finding
+    cause: Sequence[str]  # sentences
+    fix: Sequence[str]  # sentences; a command begins with "$ "
+    details: Mapping[str, Any]
+    mends: Mend | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        origins = self.finding.form.origins
+        return {
+            **self.finding.as_json(),
+            "title": self.finding.message.title,
+            "cause": list(self.cause),
+            "fix": [step for step in self.fix if not step.startswith("$ ")],
+            "commands": [step[2:] for step in self.fix if step.startswith("$ ")],
+            "releases": [
+                {
+                    "program": origin.program,
+                    "since": origin.since or None,
+                    "until": origin.until or None,
+                    "source": origin.source,
+                }
+                for origin in origins
+            ],
+            "threads": list(self.finding.message.threads),
+            "details": dict(self.details),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The answer's lines, without its number."""
+        finding = self.finding
+        yield from _wrapped(f"{finding.message.kind.value}: {finding.message.title}", "")
+        yield from _wrapped(_where(finding), "   ")
+        yield from _wrapped(printable(finding.text), "   | ", "   | ")
+        for sentence in self.cause:
+            yield from _wrapped(printable(sentence), "   ")
+        for step in self.fix:
+            if step.startswith("$ "):
+                yield from _command(printable(step[2:]))
+            else:
+                yield from _wrapped(printable(step), "   - ", "     ")
+        known = "; ".join(origin.releases() for origin in finding.form.origins)
+        yield from _wrapped(f"(message of {known})", "   ")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answers to what was found in logs."""
+
+    answers: Sequence[Answer]
+    findings: Findings
+
+    @property
+    def known(self) -> bool:
+        """Whether a message was recognised that says what is the matter."""
+        return any(answer.finding.message.kind.value != "follows" for answer in self.answers)
+
+    @property
+    def unknown(self) -> Mapping[str, str]:
+        """Exceptions that may be the cause and that no message explains, with FILE:LINE."""
+        stops = any(answer.finding.message.kind.value == "stops" for answer in self.answers)
+        return {} if stops else self.findings.errors
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "lines": self.findings.lines,
+            "facts": dict(self.findings.facts),
+            "found": [answer.as_json() for answer in self.answers],
+            "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
+        }
+
+    def as_text(self) -> str:
+        blocks = []
+        for number, answer in enumerate(self.answers, 1):
+            first, *rest = answer.lines()
+            blocks.append("\n".join([f"{number}. {first}", *rest]))
+        if self.unknown:
+            lines = ["unknown: no message of the table explains"]
+            for text, where in self.unknown.items():
+                lines += _wrapped(f"{where}: {printable(text)}", "   ")
+            blocks.append("\n".join(lines))
+        if not blocks:
+            blocks.append(f"nothing known in {self.findings.lines:,} lines")
+        return "\n\n".join(blocks)
+
+
+def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:
+    """The steps for one engine, or all of them where it is not known."""
+    for step in steps:
+        name, colon, rest = step.partition(": ")
+        if not colon or name not in ENGINES.values():
+            yield step
+        elif name.lower() == engine:
+            yield rest
+        elif not engine:
+            yield step
+
+
+def filled(sentences: Sequence[str], values: Mapping[str, str]) -> Iterator[str]:
+    """The sentences with their holes filled; one with a hole of unknown value is left out."""
+    for sentence in sentences:
+        try:
+            yield sentence.format_map(values)
+        except (KeyError, IndexError, ValueError):
+            continue
+
+
+def _where(finding: Finding) -> str:
+    times = "" if finding.count == 1 else f", {finding.count:,} times"
+    ranks = list(finding.ranks)
+    if not ranks:
+        return f"{printable(finding.where)}{times}"
+    named = ", ".join(ranks[:_NAMED]) + (
+        f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    )
+    return f"{printable(finding.where)}{times}, on {printable(named)}"
+
+
+def _wrapped(text: str, first: str, others: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=first if others is None else others,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
+
+
+def _command(text: str) -> list[str]:
+    """A command, broken at blanks outside quotes with a backslash, so that it can be copied."""
+    indent = " " * 5
+    words: list[str] = []
+    for word in text.split(" "):
+        open_quote = bool(words) and words[-1].count("'") % 2 == 1
+        if open_quote:
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    lines, line = [], ""
+    for word in words:
+        if line and len(indent) + len(line) + len(word) + 3 > _WIDTH:
+            lines.append(f"{line} \\")
+            line = "  " + word
+        else:
+            line = f"{line} {word}" if line else word
+    return [f"{indent}{one}" for one in [*lines, line]]

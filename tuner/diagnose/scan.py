@@ -1,0 +1,181 @@
+"""Find the known messages in logs of any size.
+
+A log is read in blocks. Most blocks hold no message, so each block is first searched for the
+forms' anchors, as bytes and without blanks. That finds a message too that a terminal has wrapped.
+Only where an anchor occurs are lines decoded and matched.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from tuner.deploy.load_proof.messages import rank_of
+from tuner.diagnose.findings import Finding, Findings, Frame
+from tuner.diagnose.table import BLANKS, Form, Message, Table
+
+_BLOCK = 1 << 20  # bytes
+_LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
+_BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
+_COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+_FRAME = re.compile(r'File "([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?')
+# A line that begins so is no continuation of the one before.
+_BEGINS = re.compile(
+    r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
+)
+_ERROR = re.compile(r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)): ?(.{0,300})")
+_SHOWN = 300  # characters of a line
+
+
+def scan(streams: Iterable[tuple[str, BinaryIO]], table: Table) -> Findings:
+    """Search (name, stream) pairs, all of one server or cluster."""
+    findings = Findings()
+    for name, stream in streams:
+        _Scan(name, table, findings).read(stream)
+    return findings
+
+
+@dataclass
+class _Scan:
+    """The state of the scan of one log."""
+
+    name: str
+    table: Table
+    findings: Findings
+    _lines: list[bytes] = field(default_factory=list)  # context, and lines not yet searched
+    _searched: int = 0  # how many of them are context
+    _first: int = 1  # the number of the first of them in the log
+
+    def __post_init__(self) -> None:
+        self._forms: list[tuple[bytes, Form, Message | None]] = [
+            *(
+                (form.anchor, form, message)
+                for message in self.table.messages
+                for form in message.forms
+            ),
+            *((form.anchor, form, None) for form in self.table.facts),
+        ]
+
+    def read(self, stream: BinaryIO) -> None:
+        for block in _blocks(stream):
+            self._lines += _lines_of(block)
+            self._search(len(self._lines) - _AHEAD)
+        self._search(len(self._lines))
+        self.findings.lines += self._first + len(self._lines) - 1
+
+    def _search(self, end: int) -> None:
+        """Search the lines up to `end`, then keep only what later lines need as context."""
+        if end <= self._searched:
+            return
+        squeezed = [line.translate(None, BLANKS) for line in self._lines]
+        joined = b"".join(squeezed)
+        hits = [one for one in self._forms if one[0] in joined]
+        explained: set[int] = set()
+        if hits:
+            starts = _starts(squeezed)
+            for anchor, form, message in hits:
+                for place in _places(joined, anchor):
+                    at = bisect_right(starts, place) - 1
+                    if self._searched <= at < end:
+                        explained |= self._match(at, form, message)
+        if b"Error" in joined or b"Exception" in joined:
+            self._errors(end, explained)
+        keep = max(0, end - _BEFORE)
+        self._first += keep
+        self._lines, self._searched = self._lines[keep:], end - keep
+
+    def _match(self, at: int, form: Form, message: Message | None) -> set[int]:
+        """Match a form whose anchor is in line `at`. The lines that it takes up."""
+        for first, last in self._windows(at):
+            text = "".join(self._text(i) for i in range(first, last + 1))
+            match = form.pattern.search(text)
+            if match:
+                break
+        else:
+            return set()
+        values = {name: value.strip() for name, value in match.groupdict().items() if value}
+        if message is None:
+            self.findings.add_fact(values, form.origins[0].program if form.origins else "")
+            return set()
+        line = " ".join(text.split())[:_SHOWN]
+        frames = self._frames(first)
+        where = f"{self.name}:{self._first + first}"
+        found = Finding(message, form, values, line, where, frames)
+        self.findings.add(found, "".join(rank_of(text)))
+        return set(range(first, last + 1))
+
+    def _windows(self, at: int) -> Iterator[tuple[int, int]]:
+        """The line itself, then with the lines that may continue it or begin it."""
+        before = at
+        while before > max(0, at - 3) and not _BEGINS.match(self._text(before)):
+            before -= 1
+        after = at
+        most = min(len(self._lines) - 1, at + _AHEAD)
+        while after < most and not _BEGINS.match(self._text(after + 1)):
+            after += 1
+        yield at, at
+        yield from ((at, last) for last in range(at + 1, after + 1))
+        yield from ((before, last) for last in range(at, after + 1) if before < at)
+
+    def _frames(self, before: int) -> list[Frame]:
+        """The frames of the traceback that ends above a line."""
+        found = []
+        for i in range(max(0, before - _BEFORE), before):
+            match = _FRAME.search(self._text(i))
+            if match:
+                found.append(Frame(match[1], int(match[2]), match[3] or ""))
+        return found
+
+    def _errors(self, end: int, explained: set[int]) -> None:
+        for i in range(self._searched, end):
+            line = self._lines[i]
+            if (b"Error" in line or b"Exception" in line) and i not in explained:
+                match = _ERROR.search(self._text(i))
+                if match:
+                    self.findings.add_error(
+                        f"{match[1]}: {match[2]}".strip(), f"{self.name}:{self._first + i}"
+                    )
+
+    def _text(self, i: int) -> str:
+        return self._lines[i].decode("utf-8", errors="replace")
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Blocks that end where a line does, or at the size of a block."""
+    rest = b""
+    while block := stream.read(_BLOCK):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if not newline and len(rest) >= _BLOCK:
+            whole, rest = rest, b""
+        if whole:
+            yield whole
+    if rest:
+        yield rest
+
+
+def _lines_of(block: bytes) -> list[bytes]:
+    if b"\x1b" in block:
+        block = _COLOURS.sub(b"", block)
+    lines = block.replace(b"\r", b"\n").split(b"\n") if b"\r" in block else block.split(b"\n")
+    if max(map(len, lines)) <= _LONGEST:
+        return lines
+    return [line[i : i + _LONGEST] for line in lines for i in range(0, max(1, len(line)), _LONGEST)]
+
+
+def _starts(lines: Sequence[bytes]) -> list[int]:
+    """Where each line begins in the joined text. An empty line begins where the next one does."""
+    found, at = [], 0
+    for line in lines:
+        found.append(at)
+        at += len(line)
+    return found
+
+
+def _places(text: bytes, anchor: bytes) -> Iterator[int]:
+    at = text.find(anchor)
+    while at >= 0:
+        yield at
+        at = text.find(anchor, at + len(anchor))

@@ -1,0 +1,61 @@
+"""Which size fits instead: ranks, shares of memory."""
+
+from __future__ import annotations
+
+from tuner.diagnose.added import Added
+from tuner.diagnose.context import Context
+from tuner.diagnose.findings import Finding
+
+_OTHERWISE = (
+    "expert parallelism, which divides experts instead of weights; or a checkpoint with a scale "
+    "for each channel instead of blocks."
+)
+
+
+def block_shape(finding: Finding, context: Context) -> Added:
+    """The largest tensor-parallel size below the server's whose shares are whole blocks."""
+    size, block, tp = _number(finding, "size"), _number(finding, "block"), context.tp
+    if not tp or not block:
+        smaller = f"Use a smaller --tp, so that each rank holds a multiple of {block}; or"
+        return Added((), (f"{smaller} {_OTHERWISE}",))
+    whole = size * tp
+    fits = [n for n in range(1, tp) if tp % n == 0 and whole % (n * block) == 0]
+    if not fits:
+        none = f"The whole weight has {whole:,}, and no smaller size divides it into whole blocks."
+        return Added((none,), (f"Use {_OTHERWISE}",))
+    tp = fits[-1]
+    return Added(
+        (f"The whole weight has {whole:,}: {tp} ranks hold {whole // tp:,} each.",),
+        (f"Use --tp {tp}, with pipeline or data parallelism for the other GPUs; or {_OTHERWISE}",),
+        {"tp": tp},
+    )
+
+
+def heads(finding: Finding, context: Context) -> Added:
+    """The sizes that divide the heads."""
+    count, asked = _number(finding, "heads"), _number(finding, "tp")
+    fits = [n for n in range(1, min(count, 128) + 1) if count % n == 0]
+    near = max((n for n in fits if n <= asked), default=1)
+    return Added(
+        (f"These sizes divide {count}: {', '.join(map(str, fits))}.",),
+        (
+            f"Use --tensor-parallel-size {near}. --pipeline-parallel-size, which divides layers, "
+            "can use more GPUs.",
+        ),
+        {"tp": near},
+    )
+
+
+def memory_taken(finding: Finding, context: Context) -> Added:
+    """The share of the GPU's memory that is free."""
+    free, total = (float(finding.values[name]) for name in ("free", "total"))
+    share = int(100 * free / total) / 100 if total else 0.0
+    steps = ["$ nvidia-smi"]
+    if share >= 0.1:
+        steps.append("If the other process is to stay, take what is free:")
+        steps.append(f"$ --gpu-memory-utilization {share:.2f}")
+    return Added((), tuple(steps), {"gpu_memory_utilization": share})
+
+
+def _number(finding: Finding, name: str) -> int:
+    return int(finding.values[name].replace(",", "")[:18])

@@ -1,0 +1,179 @@
+"""The table of known messages: the TOML files beside this module.
+
+A message has one or several forms. A form is the format string in the engine's own source, with
+holes for what the engine fills in:
+
+    {name}        any text, as short as possible
+    {name:int}    digits, perhaps with commas
+    {name:num}    a number, perhaps with a fraction
+    {name:word}   text without blanks, quotes, brackets and commas
+    {name:path}   text that ends in .json
+    {a|b}         one of these words; {name:a|b} keeps it
+
+A hole without a name is not kept. A blank stands for any white space or none, because terminals and
+mail programs break lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from tuner.toml_table import shipped_toml
+
+BLANKS = b" \t\n\r\v\f"
+_HOLE = re.compile(r"\{(?:(?P<name>\w*):)?(?P<kind>[^{}]*)\}")
+_ANY = ".{1,400}"
+_KINDS = {
+    "int": r"\d[\d,]*",
+    "num": r"\d+(?:\.\d+)?",
+    "word": r"[^\s'\",;()\[\]{}]+",
+    "path": r"\S.{0,400}?\.json",
+}
+
+
+class Kind(str, Enum):
+    """What a message means for the server, the worst first."""
+
+    STOPS = "stops"  # the server ends, or cannot serve
+    SLOW = "slow"  # the server serves more slowly than it could
+    WAITS = "waits"  # the server takes long, and goes on
+    NOTE = "note"
+    FOLLOWS = "follows"  # the cause is in an earlier message
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a form stands in a program's source."""
+
+    program: str  # sglang, vLLM, NCCL, torch, Triton, Ray ...
+    since: str  # the first release of those read that has it; "" where releases were not compared
+    until: str  # the last one; "" where the newest one read still has it
+    source: str  # release, file and line of the format string, or the thread that reports it
+
+    def releases(self) -> str:
+        if not self.since:
+            return self.program
+        if self.since == self.until:
+            return f"{self.program} {self.since}"
+        return f"{self.program} {self.since} {f'to {self.until}' if self.until else 'and later'}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One format string."""
+
+    text: str
+    origins: Sequence[Origin]
+
+    @property
+    def anchor(self) -> bytes:
+        """The longest text between holes, without blanks."""
+        parts = (part.encode().translate(None, BLANKS) for part in _literals(self.text))
+        return max(parts, key=len, default=b"")
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return _pattern(self.text)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A known message, and what is to be said of it."""
+
+    name: str
+    title: str
+    kind: Kind
+    forms: Sequence[Form]
+    cause: Sequence[str]  # sentences; one that names a hole without a value is left out
+    fix: Sequence[str]  # the same; "$ " begins a command, "sglang: " or "vLLM: " one engine's step
+    answer: str  # the name of a function of `answers` that adds what must be computed
+    per: Sequence[str]  # holes whose values make findings of their own
+    unless: Sequence[str]  # messages beside which this one says nothing new
+    threads: Sequence[str]  # public reports, "owner/name#123"
+
+
+@dataclass(frozen=True)
+class Table:
+    """All messages, and the forms of lines that tell how the server was started."""
+
+    messages: Sequence[Message]
+    facts: Sequence[Form]
+
+
+@cache
+def known_messages() -> Table:
+    """The table that is shipped."""
+    messages: list[Message] = []
+    facts: list[Form] = []
+    for file in sorted(f.name for f in resources.files(__package__).iterdir()):
+        if file.endswith(".toml"):
+            values = shipped_toml(__package__, file)
+            messages += [_message(row) for row in values.get("message", ())]
+            facts += [_form(row) for row in values.get("fact", ())]
+    return Table(tuple(messages), tuple(facts))
+
+
+def _message(row: Mapping[str, Any]) -> Message:
+    return Message(
+        name=row["name"],
+        title=row["title"],
+        kind=Kind(row["kind"]),
+        forms=tuple(_form(form) for form in row["forms"]),
+        cause=tuple(row["cause"]),
+        fix=tuple(row["fix"]),
+        answer=row.get("answer", ""),
+        per=tuple(row.get("per", ())),
+        unless=tuple(row.get("unless", ())),
+        threads=tuple(row.get("threads", ())),
+    )
+
+
+def _form(row: Mapping[str, Any]) -> Form:
+    return Form(row["text"], tuple(Origin(*origin) for origin in row.get("in", ())))
+
+
+def _literals(text: str) -> list[str]:
+    return [part for part in split_form(text) if isinstance(part, str)]
+
+
+def split_form(text: str) -> list[str | re.Match[str]]:
+    """Literal text and holes, in order."""
+    found: list[str | re.Match[str]] = []
+    end = 0
+    for hole in _HOLE.finditer(text):
+        found += [text[end : hole.start()], hole]
+        end = hole.end()
+    return [*found, text[end:]]
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    parts = split_form(text)
+    written = [
+        _hole(part, last=part is parts[-2] and not parts[-1])
+        if isinstance(part, re.Match)
+        else _literal(part)
+        for part in parts
+    ]
+    return re.compile("".join(written))
+
+
+def _hole(hole: re.Match[str], *, last: bool) -> str:
+    name, kind = hole["name"], hole["kind"]
+    if name is None and kind.isidentifier() and "|" not in kind:  # {name}, of any kind
+        name, kind = kind, ""
+    if "|" in kind:
+        words = "|".join(_literal(word) for word in kind.split("|"))
+    else:
+        words = _KINDS[kind] if kind else _ANY + ("" if last else "?")
+    return f"(?P<{name}>{words})" if name else f"(?:{words})"
+
+
+def _literal(text: str) -> str:
+    return "".join(r"\s*" if c.isspace() else re.escape(c) for c in text)

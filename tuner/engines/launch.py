@@ -1,0 +1,58 @@
+"""What a server's flags say of the kernels that it will ask files for.
+
+Each engine's package has a module `launch` with a `read_flags` of this kind. It names the first
+release that reads the variable of a config folder too: `CONFIG_FOLDER_SINCE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from tuner.engines.engine import Engine, engine_package
+from tuner.problems.dtypes import Dtype
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How flags change a model's problems; the fields are those of `models.serving.Serving`."""
+
+    dtype: Dtype | None = None  # None: the checkpoint's own
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_flags(engine: str, flags: Mapping[str, str]) -> Asked:
+    """What the flags of an engine's server say; `dispatch.flags_of` reads a command line.
+
+    Raises BadProblem for a flag that needs a number and has none.
+    """
+    found: Asked = _module(engine).read_flags(flags)
+    return found
+
+
+def config_folder_since(engine: str) -> str:
+    """The first release whose servers read a config folder's variable; empty: it is not known.
+
+    An engine on disk knows it better: see `Delivery.variable`.
+    """
+    found: str = _module(engine).CONFIG_FOLDER_SINCE
+    return found
+
+
+def unfusing_flag(engine: str) -> str:
+    """The flag that keeps shared experts apart from the routed ones; empty where there is none."""
+    found: str = _module(engine).UNFUSING_FLAG
+    return found
+
+
+def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
+    """The flags of a command line that the engine on disk does not know, each with the nearest."""
+    found: list[str] = _module(engine.name).unknown_flags(engine, words)
+    return found
+
+
+def _module(engine: str) -> ModuleType:
+    return import_module(f"{engine_package(engine)}.launch")

@@ -1,0 +1,66 @@
+"""What the flags of sglang's server say of the kernels that it runs.
+
+Source: `ServerArgs` in srt/server_args.py and srt/arg_groups of releases 0.4.4 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tuner.engines.launch import Asked
+from tuner.engines.sglang.package import SGLang
+from tuner.errors import BadProblem, did_you_mean
+from tuner.problems.dtypes import Dtype
+
+# Older releases are asked on disk: `fused_moe/loader_rules.py` looks for the variable's name.
+CONFIG_FOLDER_SINCE = ""
+
+# The words of --quantization for formats that the Triton kernels read. Words for a checkpoint's
+# own format, such as compressed-tensors, change nothing.
+_QUANTISED = {"fp8": Dtype.FP8_W8A8, "w8a8_fp8": Dtype.FP8_W8A8, "w8a8_int8": Dtype.INT8_W8A8}
+UNFUSING_FLAG = "--disable-shared-experts-fusion"
+_FUSION = {UNFUSING_FLAG: False, "--enforce-shared-experts-fusion": True}
+_NUMBERS = {
+    "--page-size": "page_size",
+    "--moe-dense-tp-size": "moe_dense_tp",
+}
+_FLAG = re.compile(r"[\"'](--[a-z0-9][a-z0-9-]*)[\"']")
+_FIELD = re.compile(r"^ +([a-z][a-z0-9_]*): ", re.MULTILINE)
+
+
+def read_flags(flags: Mapping[str, str]) -> Asked:
+    """See `tuner.engines.launch.read_flags`."""
+    options: dict[str, object] = {}
+    for flag, fuse in _FUSION.items():
+        if flag in flags:
+            options["fuse_shared"] = fuse
+    for flag, option in _NUMBERS.items():
+        if flag in flags:
+            options[option] = _number(flag, flags[flag])
+    return Asked(_QUANTISED.get(flags.get("--quantization", "")), options)
+
+
+def unknown_flags(engine: SGLang, words: Sequence[str]) -> list[str]:
+    """See `tuner.engines.launch.unknown_flags`. A flag may be shortened, as argparse allows."""
+    known = _known_flags(engine)
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    absent = [flag for flag in given if not any(one.startswith(flag) for one in known)]
+    return [f"{flag}{did_you_mean(flag, sorted(known))}" for flag in absent] if known else []
+
+
+def _known_flags(engine: SGLang) -> set[str]:
+    """The flags in the engine's source: as text, and as fields that become flags."""
+    srt = engine.root / "srt"
+    files = [srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))]
+    texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
+    named = {flag for text in texts for flag in _FLAG.findall(text)}
+    return named | {
+        f"--{name.replace('_', '-')}" for text in texts for name in _FIELD.findall(text)
+    }
+
+
+def _number(flag: str, text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise BadProblem(f"{flag} needs a whole number, not {text!r}")
+    return int(text)

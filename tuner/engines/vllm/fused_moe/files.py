@@ -1,0 +1,171 @@
+"""vLLM's fused-MoE config files on disk, and how vLLM picks their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from tuner.devices.table import Device
+from tuner.devices.target import CUDA
+from tuner.engines.config_files import (
+    AMD_OPTIONS,
+    LAUNCH_OPTIONS,
+    REQUIRED_FIELDS,
+    ZERO_OPTIONS,
+    EntryFields,
+    nearest_entry,
+    read_lenient,
+)
+from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
+from tuner.engines.vllm.fused_moe.file_names import dtype_word, parse_file_name
+from tuner.engines.vllm.fused_moe.functions import device_functions
+from tuner.engines.vllm.fused_moe.loader_rules import (
+    CONFIG_DIR_VARIABLE,
+    LoaderRules,
+    read_loader_rules,
+)
+from tuner.engines.vllm.package import VLLM
+from tuner.errors import UnsupportedKernel
+from tuner.families.fused_moe.engine import FileKey, ShippedFile
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.families.fused_moe.shipped import shipped_files
+from tuner.problems.points import Config
+
+_FIELDS = EntryFields(
+    REQUIRED_FIELDS,
+    (*REQUIRED_FIELDS, "SPLIT_K", *LAUNCH_OPTIONS, *AMD_OPTIONS),
+    zero=ZERO_OPTIONS,
+)
+
+
+@dataclass(frozen=True)
+class VLLMFusedMoe:
+    """The fused-MoE layer of one copy of vLLM; see `MoeEngine` for the interface.
+
+    One file and one configuration serve both gemms. All Triton versions share a file.
+    """
+
+    engine: VLLM
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def version(self) -> str:
+        return self.engine.version
+
+    @cached_property
+    def rules(self) -> LoaderRules:
+        return read_loader_rules(self.engine.root, f"{self.name} {self.version}")
+
+    # Locations of files
+
+    @property
+    def package_root(self) -> Path:
+        return self.rules.source.parent
+
+    @property
+    def config_dir_variable(self) -> str | None:
+        return CONFIG_DIR_VARIABLE if self.rules.config_dir_env else None
+
+    @property
+    def fields(self) -> EntryFields:
+        aside = {"triton_version"} if self.rules.takes_triton_version else ()
+        return replace(_FIELDS, aside=frozenset(aside))
+
+    def config_dir(self, root: Path, triton: str) -> Path:
+        """The folder of the variable holds the files themselves, the package's root configs/."""
+        return root / "configs" if root == self.package_root else root
+
+    def has_down_files(self) -> bool:
+        return False
+
+    def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
+        if gemm is Gemm.DOWN:
+            raise UnsupportedKernel("vLLM reads no _down files: one file serves both gemms")
+        arguments = {
+            "E": problem.E,
+            "N": problem.N,
+            "dtype": dtype_word(problem),
+            "block_shape": _block_shape(problem),
+        }
+        name: str = device_functions(self.engine, device).call("get_config_file_name", arguments)
+        return name
+
+    def read_file_name(self, name: str) -> FileKey:
+        return parse_file_name(name)
+
+    # The engine's choices
+
+    def find_file(
+        self, root: Path, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
+    ) -> Path | None:
+        """The file that the engine's loader reads; DOWN has the one of UP."""
+        name = self.file_name(problem, device, Gemm.UP)
+        folders = (self.config_dir(root, triton), self.package_root / "configs")
+        return next((folder / name for folder in folders if (folder / name).exists()), None)
+
+    def pick(self, entries: Mapping[int, Config], batch_size: int) -> Config:
+        return nearest_entry(entries, batch_size)
+
+    def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
+        """The heuristic's configuration. It may lack num_warps and num_stages.
+
+        Raises UnsupportedKernel for quantisation groups along k: vLLM runs a compiled kernel or
+        other tiles for each gemm.
+        """
+        if problem.grouped:
+            raise UnsupportedKernel(
+                f"vLLM runs {problem.spec()} by a compiled kernel, or with tiles that no "
+                "configuration sets: it is not tuned"
+            )
+        arguments = {
+            "M": batch_size,
+            "E": problem.E,
+            "N": problem.N,
+            "K": problem.K,
+            "topk": problem.top_k,
+            "dtype": dtype_word(problem),
+            "is_marlin": False,
+            "block_shape": _block_shape(problem),
+        }
+        found = device_functions(self.engine, device).call("get_default_config", arguments)
+        # Its launcher sets SPLIT_K to 1 in any case.
+        return Config({name: value for name, value in found.items() if name != "SPLIT_K"})
+
+    def incumbents(
+        self,
+        problem: FusedMoe,
+        device: Device,
+        batch_size: int,
+        triton: str,
+        root: Path | None = None,
+    ) -> dict[str, dict[Gemm, Config]]:
+        """What the engine runs: "default", and "shipped" where its loader finds a file."""
+        default = self.default_config(problem, device, batch_size)
+        found = {"default": dict.fromkeys(Gemm, default)}
+        path = self.find_file(root or self.package_root, problem, device, Gemm.UP, triton)
+        entries = read_lenient(path, self.fields).entries if path else {}
+        if entries:
+            found["shipped"] = dict.fromkeys(Gemm, self.pick(entries, batch_size))
+        return found
+
+    # Shipped files
+
+    def shipped(self, *, nvidia_only: bool = True) -> Iterator[ShippedFile]:
+        """The files that the loader can find, sorted by path."""
+        found = shipped_files(self.package_root / "configs", parse_file_name, self.fields)
+        return (file for file in found if file.nvidia or not nvidia_only)
+
+    def takes_tma(self, problem: FusedMoe) -> bool:
+        return False
+
+    def lift(self, backend: str = CUDA) -> VLLMMoeKernels:
+        return lift_fused_moe(self.engine, backend)
+
+
+def _block_shape(problem: FusedMoe) -> list[int] | None:
+    return list(problem.block_shape) if problem.block_shape else None

@@ -1,0 +1,88 @@
+"""vLLM's own functions for fused MoE, run with stand-ins for the card and its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.devices.target import CUDA, HIP, Target
+from tuner.engines.vllm.fused_moe.loader_rules import SOURCE
+from tuner.engines.vllm.package import VLLM
+from tuner.kernels.definitions import Definitions
+from tuner.kernels.stand_ins import Launch, Namespace, Unknown, stand_in_torch, stand_in_triton
+
+# Variables of servers' environments, as they are where nobody sets them.
+_ENVS = {"VLLM_BATCH_INVARIANT": False, "VLLM_TRITON_USE_TD": None}
+# Cards that vLLM names by their number on the bus, and not as torch does: platforms/rocm.py,
+# _ROCM_DEVICE_ID_NAME_MAP of 0.33.0.
+_NAMES = {
+    "AMD_Radeon_AI_PRO_R9700": "AMD_Radeon_R9700",
+    "AMD_Radeon_RX_7900_XTX": "AMD_Radeon_RX7900XTX",
+}
+
+
+@dataclass(frozen=True)
+class EngineFunctions:
+    """The functions of one copy of vLLM for one target."""
+
+    engine: VLLM
+    target: Target
+    device_name: str = ""  # as the driver gives it; "" where nothing asks
+    _launches: list[Launch] = field(default_factory=list)
+    _opened: list[Definitions] = field(default_factory=list)
+
+    def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
+        """See `Definitions.call`."""
+        return self._definitions.call(name, arguments)
+
+    def launches(self, name: str, arguments: Mapping[str, object]) -> list[Launch]:
+        """What a function launches. Raises UnsupportedKernel."""
+        self._launches.clear()
+        self.call(name, arguments)
+        return list(self._launches)
+
+    def has(self, name: str) -> bool:
+        return self._definitions.has(name)
+
+    @property
+    def _definitions(self) -> Definitions:
+        if not self._opened:
+            engine = self.engine
+            origin = f"{engine.name} {engine.version}"
+            known = _stand_ins(self.target, self.device_name, self._launches)
+            source = engine.root / SOURCE
+            self._opened.append(
+                Definitions(source, engine.root, origin, known, self._launches.append)
+            )
+        return self._opened[0]
+
+
+def device_functions(engine: VLLM, device: Device) -> EngineFunctions:
+    """The functions for a card, which may ask for its name."""
+    return EngineFunctions(engine, device.target, _NAMES.get(device.name, device.name))
+
+
+def _stand_ins(target: Target, device_name: str, launches: list[Launch]) -> dict[str, object]:
+    triton = stand_in_triton(launches.append)
+    platform = {
+        "is_cuda": lambda: target.backend == CUDA,
+        "is_rocm": lambda: target.backend == HIP,
+        "is_xpu": lambda: False,
+        "is_device_capability": target.is_sm,
+        "has_device_capability": target.is_sm_or_later,
+        "get_device_name": lambda *index: device_name,
+    }
+    return {
+        "current_platform": Namespace("current_platform", platform),
+        "envs": Namespace("envs", _ENVS),
+        "vllm_is_batch_invariant": lambda: False,  # what 0.11.1 to 0.30 ask instead of envs
+        "get_device_name_as_file_name": lambda: re.sub(r"[\s/]+", "_", device_name),
+        "torch": stand_in_torch(target),
+        "triton": triton,
+        "tl": triton.language,
+        "ops": Unknown("vllm._custom_ops"),
+        "logger": Unknown("vllm's logger"),
+    }

@@ -1,0 +1,24 @@
+"""What the flags of vLLM's server say of the kernels that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tuner.engines.engine import Engine
+from tuner.engines.launch import Asked
+from tuner.problems.dtypes import Dtype
+
+# VLLM_TUNED_CONFIG_FOLDER is in vllm/envs.py of 0.10.1's wheel, and not in 0.10.0's (PR 22791).
+CONFIG_FOLDER_SINCE = "0.10.1"
+UNFUSING_FLAG = ""
+
+
+def read_flags(flags: Mapping[str, str]) -> Asked:
+    """See `tuner.engines.launch.read_flags`."""
+    dtype = Dtype.FP8_W8A8 if flags.get("--quantization") == "fp8" else None
+    return Asked(dtype)
+
+
+def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
+    """None: the flags of vLLM's releases were not read."""
+    return []

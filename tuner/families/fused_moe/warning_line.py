@@ -1,0 +1,166 @@
+"""Find the problem of a fused-MoE config file that an engine names, such as in a warning line.
+
+The name has E, N, the dtype and the GPU. It lacks the hidden size K and top_k; these come from the
+presets that divide into the same E and N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from tuner.engines.versions import Release, release_of
+from tuner.errors import BadProblem
+from tuner.families.fused_moe.file_names import NAME
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.models.model import Model
+from tuner.models.serving import Resolved, Serving
+from tuner.models.table import presets
+from tuner.problems.dtypes import Dtype, parse_dtype
+
+
+@dataclass(frozen=True)
+class MissingFile:
+    """The facts in the path of an engine's config file."""
+
+    E: int
+    N: int  # elements
+    device_name: str
+    dtype: Dtype | None  # None: unquantised weights, for which the name has no type
+    block_shape: tuple[int, int] | None
+    per_channel_quant: bool
+    gemm: Gemm
+    file_name: str
+    before: Release | None = None  # the engine is older than this release, according to the folder
+
+
+# How many shared experts may be among E, by the model and the ranks that share an expert.
+Fusions = Callable[[Model, MissingFile, int], Collection[int]]
+
+
+def find_config_name(
+    text: str, *, packed: bool, before: Release | None = None
+) -> MissingFile | None:
+    """Find a config file's name in a line or a path; None if there is none.
+
+    `packed`: see `FileKey`. Raises BadProblem for an unknown dtype.
+    """
+    match = NAME.search(text)
+    if not match:
+        return None
+    dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
+    block = (int(match["n"]), int(match["k"])) if match["n"] else None
+    return MissingFile(
+        E=int(match["E"]),
+        N=int(match["N"]) * (2 if packed and dtype is Dtype.INT4_W4A16 else 1),
+        device_name=match["device"],
+        dtype=dtype,
+        block_shape=block,
+        # int8_w8a8 without blocks is always per channel; older releases' names do not say so.
+        per_channel_quant=bool(match["per_channel"]) or (dtype is Dtype.INT8_W8A8 and not block),
+        gemm=Gemm.DOWN if match["down"] else Gemm.UP,
+        file_name=match[0],
+        before=before,
+    )
+
+
+@dataclass(frozen=True)
+class Match:
+    """A preset that can be divided into a file's E and N."""
+
+    model: Model
+    tp: int
+    ep: int
+    fused: int  # shared experts among E
+
+    @property
+    def top_k(self) -> int:
+        return self.model.top_k + (self.model.n_shared_experts if self.fused else 0)
+
+
+def matches(missing: MissingFile, fusions: Fusions) -> tuple[Match, ...]:
+    """The presets whose experts divide into the file's E and N. Matches without expert
+    parallelism exclude others, and so do matches whose tp is a power of two.
+    """
+    with_experts = [model for model in presets() if model.E]
+    found = [match for model in with_experts for match in _divisions(model, missing, fusions)]
+    found = [match for match in found if match.ep == 1] or found
+    return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
+
+
+def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Match]:
+    if missing.before and (not model.since or release_of(model.since) >= missing.before):
+        return []
+    if not missing.N or model.intermediate % missing.N:
+        return []
+    moe_tp = model.intermediate // missing.N
+    found = []
+    for fused in sorted({0, *fusions(model, missing, moe_tp)}):
+        routed = missing.E - fused
+        if routed > 0 and model.E % routed == 0:
+            ep = model.E // routed
+            found.append(Match(model, moe_tp * ep, ep, fused))
+    return found
+
+
+def choose(
+    missing: MissingFile, hidden_size: int | None, top_k: int | None, fusions: Fusions
+) -> tuple[int, int, str]:
+    """(K, top_k, their origin). A given hidden size or top_k excludes other presets.
+
+    Raises BadProblem, which names the matching presets, if they disagree or none matches.
+    """
+    if hidden_size and top_k:
+        return hidden_size, top_k, "hidden size and top_k as given"
+    found = [
+        match
+        for match in matches(missing, fusions)
+        if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k)
+    ]
+    shapes = sorted({(match.model.hidden, match.top_k) for match in found})
+    if len(shapes) == 1:
+        names = " and ".join(f"{m.model.name} at tp={m.tp}" for m in found)
+        return *shapes[0], f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
+    these = "; ".join(f"{m.model.name} ({m.model.hidden}, {m.top_k})" for m in found)
+    these = these or "no preset matches"
+    raise BadProblem(
+        f"{missing.file_name} names neither the hidden size nor top_k",
+        cli=f": add --hidden-size and --top-k ({these})",
+        api=f": add hidden_size and top_k ({these})",
+    )
+
+
+def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) -> Resolved:
+    """The problem that a file is for. Raises BadProblem."""
+    dtype, options = serving.dtype, serving.options
+    if dtype and missing.dtype and dtype is not missing.dtype:
+        raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
+    block_shape = options.get("block_shape")
+    K, top_k, origin = choose(missing, options.get("hidden_size"), options.get("top_k"), fusions)
+    problem = FusedMoe(
+        E=missing.E,
+        N=missing.N,
+        K=K,
+        top_k=top_k,
+        dtype=missing.dtype or dtype or Dtype.BFLOAT16,
+        block_shape=missing.block_shape or block_shape,
+        per_channel_quant=missing.per_channel_quant and not block_shape,
+    )
+    notes = [origin]
+    if missing.per_channel_quant and "per_channel_quant" not in missing.file_name:
+        notes.append("int8_w8a8 without blocks is quantised per channel")
+    if note := _age_note(missing, serving.engine_version):
+        notes.append(note)
+    before = ".".join(map(str, missing.before)) if missing.before else None
+    return Resolved((problem,), tuple(notes), missing.device_name or None, before)
+
+
+def _age_note(missing: MissingFile, version: str | None) -> str:
+    """Says that the engine to tune for looks for another file than the line's; empty otherwise."""
+    if not missing.before or not version or release_of(version) < missing.before:
+        return ""
+    before = ".".join(map(str, missing.before))
+    return (
+        f"the line is of a release before {before}, and {version} looks for another file: "
+        "for the line's server, name its version, as in sglang==VERSION"
+    )

@@ -1,0 +1,65 @@
+"""Which well-known models have a problem: the inverse of `targets.resolve_target`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tuner.errors import BadInput
+from tuner.models.serving import Resolved, Serving
+from tuner.models.table import presets
+from tuner.problems.dtypes import Dtype
+from tuner.problems.points import Problem
+from tuner.problems.registry import Family, families, family_of
+
+_TP = (1, 2, 4, 8, 16, 32)
+_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own, and the one that fleets of older cards use
+
+
+def models_of(problem: Problem) -> Sequence[str]:
+    """The models with this problem, each with its tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
+
+    An empty list says that no model of the table has it in a usual way of serving. The first call
+    for a family takes up to a second.
+    """
+    return _models(family_of(problem).name).get(problem, ())
+
+
+@cache
+def _models(family: str) -> Mapping[Problem, Sequence[str]]:
+    chosen = next(one for one in families() if one.name == family)
+    sizes: dict[Problem, dict[tuple[str, Dtype | None], list[int]]] = defaultdict(dict)
+    for model, tp, dtype, options in itertools.product(presets(), _TP, _DTYPES, _choices(chosen)):
+        for problem in _problems(chosen, model.name, Serving(tp=tp, dtype=dtype, options=options)):
+            # A dtype of quantised weights changes nothing for attention.
+            known = dtype if dtype and (model.name, None) not in sizes[problem] else None
+            found = sizes[problem].setdefault((model.name, known), [])
+            if tp not in found:
+                found.append(tp)
+    return {
+        problem: sorted(_words(*who, some) for who, some in of.items())
+        for problem, of in sizes.items()
+    }
+
+
+def _choices(family: Family) -> Sequence[Mapping[str, Any]]:
+    """Ways of serving that a server's flags decide."""
+    flags = [option.name for option in family.shaping if option.kind is bool]
+    every = itertools.product((True, False), repeat=len(flags))
+    return [dict(zip(flags, values, strict=True)) for values in every]
+
+
+def _problems(family: Family, model: str, serving: Serving) -> Sequence[Problem]:
+    try:
+        resolved: Resolved = family.module("models").resolve(model, serving)
+    except BadInput:
+        return ()
+    return resolved.problems
+
+
+def _words(model: str, dtype: Dtype | None, sizes: Sequence[int]) -> str:
+    name = f"{model} {dtype.value}" if dtype else model
+    return f"{name} TP {', '.join(map(str, sizes))}"

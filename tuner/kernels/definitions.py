@@ -1,0 +1,184 @@
+"""Functions of an engine's source, compiled one by one with the definitions that they use.
+
+The engine is not imported, and no source file is run as a whole. So only the things that a function
+really uses must be understood.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import UnsupportedKernel
+from tuner.kernels.stand_ins import Kernel, Launch
+
+_Definition = ast.FunctionDef | ast.Assign
+
+
+class Definitions:
+    """The functions of a source file, and those of the engine's other files that they use.
+
+    `known` has stand-ins for names in all of these files. A jitted function becomes a stand-in too:
+    `record` takes its launches.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        root: Path,
+        engine: str,
+        known: Mapping[str, object],
+        record: Callable[[Launch], None] = lambda launch: None,
+    ) -> None:
+        self._source, self._root, self._engine = source, root, engine
+        self._known, self._record = known, record
+        self._files: dict[Path, _File] = {}
+        self._parameters: dict[str, Mapping[str, inspect.Parameter]] = {}
+
+    def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 (the engine's)
+        """A function's result for those of the arguments that this version's function has.
+
+        Raises UnsupportedKernel where the function or something that it uses is not known, where it
+        has another required parameter, or where it fails.
+        """
+        function: Callable[..., Any] = self._define(self._file(self._source), name, "the tuner")
+        if name not in self._parameters:  # a signature takes longer than most of the calls
+            self._parameters[name] = inspect.signature(function).parameters
+        parameters = self._parameters[name]
+        for parameter in parameters.values():
+            if parameter.name not in arguments and parameter.default is parameter.empty:
+                raise UnsupportedKernel(
+                    f"{self._engine}'s {name} has an unknown parameter {parameter.name!r}"
+                )
+        with self._unsupported_if_it_fails(name):
+            return function(**{n: arguments[n] for n in parameters if n in arguments})
+
+    def has(self, name: str) -> bool:
+        """Whether the source file defines a name."""
+        return name in self._file(self._source).definitions
+
+    @contextlib.contextmanager
+    def _unsupported_if_it_fails(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except UnsupportedKernel:
+            raise
+        except (Exception, SystemExit) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UnsupportedKernel(
+                f"{self._engine}'s {what} cannot be followed ({reason})"
+            ) from None
+
+    def _file(self, path: Path) -> _File:
+        if path not in self._files:
+            self._files[path] = _File(path, self._engine, dict(self._known))
+        return self._files[path]
+
+    def _define(self, file: _File, name: str, asked_by: str) -> Any:  # noqa: ANN401
+        if name in file.space:
+            return file.space[name]
+        if name in file.definitions:
+            return self._compile(file, name)
+        if name in file.imports:
+            file.space[name] = self._import(file, name, asked_by)
+            return file.space[name]
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        raise UnsupportedKernel(
+            f"{self._engine}'s {file.path.name} has no {name!r}, which {asked_by} needs"
+        )
+
+    def _compile(self, file: _File, name: str) -> Any:  # noqa: ANN401
+        node = file.definitions[name]
+        jitted = isinstance(node, ast.FunctionDef) and _is_jitted(node)
+        if isinstance(node, ast.FunctionDef):
+            node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
+        file.space[name] = None  # stops the recursion if the definition uses its own name
+        for used in () if jitted else _free_names(node):
+            self._define(file, used, asked_by=name)
+        # Annotations stay text, because they name types that are not lifted. (`annotations` is
+        # the feature from this file's `from __future__` import.)
+        code = compile(
+            ast.Module(body=[node], type_ignores=[]),
+            str(file.path),
+            "exec",
+            flags=annotations.compiler_flag,
+            dont_inherit=True,
+        )
+        with self._unsupported_if_it_fails(name):
+            exec(code, file.space)  # noqa: S102 - running the engine's code is the purpose
+        if jitted:
+            file.space[name] = Kernel(file.space[name], self._record)
+        return file.space[name]
+
+    def _import(self, file: _File, name: str, asked_by: str) -> Any:  # noqa: ANN401
+        module, own = file.imports[name]
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            found = import_module(module)
+            return getattr(found, own) if own else found
+        stem = self._root.parent.joinpath(*module.split("."))
+        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if own and stem.is_relative_to(self._root) and path.is_file():
+                return self._define(self._file(path), own, asked_by)
+        raise UnsupportedKernel(
+            f"{self._engine}'s {file.path.name} takes {name!r} from {module}, and {asked_by} "
+            "needs it"
+        )
+
+
+class _File:
+    """A source file's definitions and imports, and what was compiled of it."""
+
+    def __init__(self, path: Path, engine: str, space: dict[str, Any]) -> None:
+        self.path, self.space = path, space
+        self.definitions: dict[str, _Definition] = {}
+        # name -> (module, the name there; "" for the module itself)
+        self.imports: dict[str, tuple[str, str]] = {}
+        for node in _tree(path, engine).body:
+            if isinstance(node, ast.FunctionDef):
+                self.definitions[node.name] = node
+            elif isinstance(node, ast.Assign):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                self.definitions |= dict.fromkeys(names, node)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    self.imports[alias.asname or alias.name] = node.module or "", alias.name
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    bound = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self.imports[alias.asname or bound] = bound, ""
+
+
+@lru_cache(maxsize=16)  # engines' files are long, and a run asks for their functions many times
+def _tree(path: Path, engine: str) -> ast.Module:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UnsupportedKernel(f"{engine}: cannot read {path}: {error}") from None
+
+
+def _is_jitted(node: ast.FunctionDef) -> bool:
+    return any("jit" in ast.unparse(d).split("(")[0].split(".") for d in node.decorator_list)
+
+
+def _free_names(node: _Definition) -> list[str]:
+    roots: list[ast.AST] = [node.value] if isinstance(node, ast.Assign) else [*node.body]
+    bound: set[str] = set()
+    if isinstance(node, ast.FunctionDef):
+        roots += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+        bound = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+    inner = [n for root in roots for n in ast.walk(root)]
+    bound |= {n.arg for n in inner if isinstance(n, ast.arg)}  # of lambdas and nested functions
+    bound |= {n.name for n in inner if isinstance(n, ast.FunctionDef)}
+    names = [n for n in inner if isinstance(n, ast.Name)]
+    bound |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    bound -= {name for n in inner if isinstance(n, ast.Global) for name in n.names}
+    return sorted({n.id for n in names if isinstance(n.ctx, ast.Load)} - bound)

@@ -1,0 +1,63 @@
+"""What the GPU of this process is, whoever made it. This module imports torch and triton.
+
+The branches for ROCm were never run: no AMD card was there to try them on.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+import triton
+
+from tuner.devices.table import find_device
+from tuner.devices.target import Target
+from tuner.errors import UnknownDevice
+
+
+def local_target() -> Target:
+    """The target that Triton compiles for here."""
+    found = triton.runtime.driver.active.get_current_target()
+    return Target(found.backend, found.arch, found.warp_size)
+
+
+def local_name() -> str:
+    """The GPU's name as the table of devices and engines' files have it."""
+    name: str = torch.cuda.get_device_name(0)
+    return name.replace(" ", "_")
+
+
+def last_cache_bytes() -> int:
+    """The last cache before memory. ROCm reports the L2 of one die, behind which AMD's Infinity
+    Cache lies, so there the table's figure counts where it is larger.
+    """
+    reported: int = torch.cuda.get_device_properties(0).L2_cache_size
+    if not torch.version.hip:
+        return reported
+    try:
+        return max(reported, find_device(local_name()).l2_bytes)
+    except UnknownDevice:
+        return reported
+
+
+def driver_version() -> str:
+    """The driver version that the kernel module reports; empty where no file shows it."""
+    if torch.version.hip:
+        return _text(Path("/sys/module/amdgpu/version")).strip()
+    found = re.search(
+        r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _text(Path("/proc/driver/nvidia/version"))
+    )
+    return found[1] if found else ""
+
+
+def runtime_version() -> str:
+    """The version of CUDA, or "ROCm" and that of HIP."""
+    return f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda or ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

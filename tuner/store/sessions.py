@@ -1,0 +1,74 @@
+"""Sessions of browsers. A session stands for a key, and ends with it."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, Engine, delete, select
+
+from tuner.errors import BadInput
+from tuner.store.api_key import ApiKey, read_key
+from tuner.store.database import Clock, Database, insert_into, utc_now
+from tuner.store.job_tables import api_keys, sessions
+from tuner.store.keys import key_hash
+
+LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
+
+
+class SessionStore(Database):
+    """Stores sessions. Methods are single transactions; a failing database raises UnusableStore."""
+
+    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def start(self, name: str) -> str:
+        """Begin a session of the unrevoked key of that name. Returns the token for its cookie.
+
+        Sessions that have expired are deleted. Raises BadInput where no key has that name.
+        """
+        token, now = secrets.token_urlsafe(32), self._clock()
+        mine = select(api_keys.c.id).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
+        with self._write() as connection:
+            connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
+            key_id = connection.execute(mine).scalar_one_or_none()
+            if key_id is None:
+                raise BadInput(f"no valid key is named {name!r}: log in with another key")
+            row = {
+                "token_hash": key_hash(token),
+                "key_id": key_id,
+                "created_at": now,
+                "expires_at": now + LASTS,
+            }
+            connection.execute(insert_into(connection, sessions), row)
+        return token
+
+    def find(self, token: str) -> ApiKey | None:
+        """The key of a session, unless the session has ended or the key was revoked.
+
+        The key may have expired.
+        """
+        query = (
+            select(api_keys)
+            .join(sessions, sessions.c.key_id == api_keys.c.id)
+            .where(sessions.c.token_hash == key_hash(token), self._valid())
+        )
+        with self._read() as connection:
+            row = connection.execute(query).mappings().one_or_none()
+        return None if row is None else read_key(row)
+
+    def hashes(self) -> frozenset[str]:
+        """The hashes (`key_hash`) of all sessions that have not ended."""
+        query = select(sessions.c.token_hash).join(api_keys, sessions.c.key_id == api_keys.c.id)
+        with self._read() as connection:
+            return frozenset(connection.execute(query.where(self._valid())).scalars())
+
+    def end(self, token: str) -> None:
+        """End a session. One that has ended stays so."""
+        with self._write() as connection:
+            mine = sessions.c.token_hash == key_hash(token)
+            connection.execute(delete(sessions).where(mine))
+
+    def _valid(self) -> ColumnElement[bool]:
+        return api_keys.c.revoked_at.is_(None) & (sessions.c.expires_at > self._clock())
