@@ -142,7 +142,12 @@ def footprint(config, problem):
 class TestModel:
     @pytest.mark.parametrize("device", devices(), ids=lambda device: device.name)
     @pytest.mark.parametrize(
-        "text", [f"extend_attention:{MLA}", f"decode_attention:{MLA}", f"prefill_attention:{GQA}"]
+        "text",
+        [
+            f"extend_attention:{MLA}",
+            f"decode_attention:{MLA},kv_splits=8",
+            f"prefill_attention:{GQA}",
+        ],
     )
     def test_every_configuration_has_a_time_on_every_device(self, device, text):
         problem = parse_attention(text)
@@ -160,7 +165,7 @@ class TestModel:
                 assert found.total_us >= max(found.blocks_us, found.dram_us)
 
     def test_faster_memory_more_cores_and_no_spills_are_never_slower(self):
-        problem = parse_attention(f"decode_attention:{GQA}")
+        problem = parse_attention(f"decode_attention:{GQA},kv_splits=8")
         config = Config({"BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 4, "num_stages": 3})
         point = Point(64, Stage.DECODE, 1, 4096)
 
@@ -176,7 +181,7 @@ class TestModel:
         assert us(H200, spills=512) > base
 
     def test_loading_ahead_hides_latency_where_blocks_are_few(self):
-        problem = parse_attention(f"decode_attention:{GQA}")
+        problem = parse_attention(f"decode_attention:{GQA},kv_splits=8")
         point = Point(1, Stage.DECODE, 1, 32768)
 
         def us(stages):
