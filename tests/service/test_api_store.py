@@ -254,6 +254,7 @@ class TestFullDisk:
             assert str(tmp_path) not in answer.body.decode()
             jobs = server.call("GET", "/v1/jobs?limit=1000").json["jobs"]
             assert len(jobs) == taken
+            event.remove(engine, "connect", limit)
             engine.dispose()
             assert self.post(server, next(seeds)).status == 202
 
