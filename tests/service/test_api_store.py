@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -238,8 +239,12 @@ class TestFullDisk:
         url = f"sqlite:///{tmp_path / 'tuner.db'}"
         with serving(ApiSettings(Settings(url), rate=(), submit_rate=(), no_auth=True)) as server:
             engine = server.app.state.api.store._engine
-            with engine.connect() as connection:
-                connection.exec_driver_sql("PRAGMA max_page_count = 1")  # as large as it is
+
+            @event.listens_for(engine, "connect")
+            def limit(connection: sqlite3.Connection, record: object) -> None:
+                connection.execute("PRAGMA max_page_count = 1")  # as large as it is
+
+            engine.dispose()  # so that each connection is made anew, with the limit
             seeds = iter(range(1000))
             taken = 0
             while (answer := self.post(server, next(seeds))).status == 202:
@@ -249,6 +254,7 @@ class TestFullDisk:
             assert str(tmp_path) not in answer.body.decode()
             jobs = server.call("GET", "/v1/jobs?limit=1000").json["jobs"]
             assert len(jobs) == taken
+            event.remove(engine, "connect", limit)
             engine.dispose()
             assert self.post(server, next(seeds)).status == 202
 

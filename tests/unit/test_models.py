@@ -70,7 +70,7 @@ class TestPresets:
 
     @pytest.mark.parametrize("text", ["/nope/DeepSeek-R1", "./DeepSeek-R1", "~/DeepSeek-R1"])
     def test_a_path_with_nothing_there_is_no_preset(self, text):
-        with pytest.raises(UnknownModel, match="nothing is at .*: give the path of a config.json"):
+        with pytest.raises(UnknownModel, match="nothing is there: give the path of a config.json"):
             find_preset(text)
 
     @pytest.mark.parametrize("text", ["Hunyuan-A13B", "DeepSeek-V5-Flash", "dots.llm1", "glm-4.7"])

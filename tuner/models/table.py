@@ -53,7 +53,11 @@ def find_preset(text: str) -> Model:
     no name: where nothing is there, a preset of its last part could be another model.
     """
     if text.startswith(_PATHS):
-        raise UnknownModel(f"nothing is at {text[:200]!r}: give the path of a config.json")
+        raise UnknownModel(
+            f"no preset is called {text[:200]!r}",
+            cli=", and nothing is there: give the path of a config.json",
+            api="; post its config.json; GET /v1/models lists the presets",
+        )
     if model := _by_key().get(_key(text)):
         return model
     near = _near(text)
