@@ -143,7 +143,8 @@ def test_record_writes_what_was_measured_and_replays(env, tmp_path):
 def test_record_keeps_every_problem_of_a_models_attention(env, tmp_path):
     again = tmp_path / "attention.csv.gz"
     model = ["tune", "qwen3-30b-a3b", "--attention", "--device", "H200", "--engine", ENGINE]
-    options = ["--effort", "quick", "--json", "--measure"]
+    # The recording is of the 8 splits that the engine makes by itself.
+    options = ["--kv-splits", "8", "--effort", "quick", "--json", "--measure"]
     first = tuner(env, *model, *options, f"replay:{SWEEP}", "--record", str(again))
     assert first.returncode == 0, first.stderr
     reports = json.loads(first.stdout)["reports"]
