@@ -99,7 +99,7 @@ class Wanted:
         return (c for name, c in row.cells.items() if not self.devices or name in self.devices)
 
     def sorted(self, rows: Iterable[Row]) -> list[Row]:
-        """Rows in order; those that lack what they are sorted by come last."""
+        """Rows in order. A row that lacks the sorted value comes last."""
         by_name = sorted(rows, key=lambda row: (not row.models, row.models, row.problem))
         if self.order is Order.NAME:
             return by_name
@@ -153,7 +153,7 @@ class Matrix:
         """Sum up the store before somebody asks."""
         try:
             await to_thread.run_sync(self.rows, abandon_on_cancel=True)
-        except TunerError as error:  # whoever asks is told
+        except TunerError as error:  # each request is told
             log.info("the coverage was not summed up: %s", error)
 
     def _refresh(self) -> None:
@@ -210,7 +210,7 @@ def _row(problem: Problem, engine: str, cells: Mapping[str, list[Mapping[str, An
 
 
 def _rank(cell: Mapping[str, Any]) -> tuple[object, ...]:
-    """Of several results for a device, the one with the highest rank is shown."""
+    """If a device has several results, the one with the highest rank is shown."""
     order = ("missing", "untuned", "stale", "predicted", "measured")
     return order.index(cell["state"]), cell["newest"] or ""
 

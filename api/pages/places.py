@@ -24,12 +24,12 @@ def is_open(path: str) -> bool:
 
 
 def is_static(path: str) -> bool:
-    """Whether a path is that of a style or a script, which are the same for all."""
+    """Whether a path names a style or a script, which are the same for all."""
     return path.startswith(STATIC)
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is that of a page, and no other part of the API."""
+    """Whether a path names a page, and no other part of the API."""
     first = path.removeprefix("/").partition("/")[0]
     return first in PAGES or f"/{first}" in (LOGIN, "/logout")
 
@@ -46,7 +46,7 @@ def here(request: Request) -> str:
 
 
 def checked_return(address: str) -> str:
-    """`address`, if it is that of a page here; else that of the first page."""
+    """`address` if it is a page here, else the first page."""
     path, _, query = address.partition("?")
     plain = all(c.isalnum() or c in "-._~/" for c in path) and path.isascii() and "//" not in path
     if not plain or ".." in path or not is_page(f"/{path}") or path in ("login", "logout"):

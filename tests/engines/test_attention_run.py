@@ -391,7 +391,7 @@ def formula(at: Point, config: Config) -> float:
 
 
 def least_us(trials, points) -> float:
-    """The least time of both kernels at one length, with constants of its own."""
+    """The least time of both kernels at one length, with the best constants for it."""
     by_numbers: dict = {}
     for one in trials:
         at, config = one.candidate.point, one.candidate.config

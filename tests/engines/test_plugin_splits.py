@@ -1,6 +1,6 @@
 """KV splits of a file's table in the Triton attention backend of real sglang versions.
 
-Each run is a process of its own (`decode_scheduler.py`).
+Each run has a separate process (`decode_scheduler.py`).
 """
 
 from __future__ import annotations

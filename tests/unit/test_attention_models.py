@@ -25,7 +25,7 @@ from tuner.problems.registry import parse_problem
 DATA = Path(__file__).parents[1] / "data" / "models"
 FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))
 # Presets whose attention the engines' Triton kernels do not run, or of which no source has all
-# sizes: kernels of its own (DeepSeek V4), layers of several kinds, a class's defaults alone.
+# sizes: special kernels (DeepSeek V4), layers of several kinds, a class's defaults alone.
 WITHOUT = {
     *("deepseek-v4-flash", "deepseek-v4-flash-fp8", "deepseek-v4-pro", "deepseek-v4-pro-fp8"),
     *("kimi-k3", "hy4-preview", "ling-2.5-1t", "ling-2.6-1t", "longcat-flash"),

@@ -274,7 +274,7 @@ def bench_report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare benchmark results before and after, at equal load; or show those of one run.
+    """Compare benchmark results before and after, at equal load, or show the results of one run.
 
     E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
     """

@@ -1,4 +1,4 @@
-"""What the GPU of this process is, whoever made it. This module imports torch and triton.
+"""What this process knows of its GPU, NVIDIA's or AMD's. This module imports torch and triton.
 
 The branches for ROCm were never run: no AMD card was there to try them on.
 """
@@ -52,7 +52,7 @@ def driver_version() -> str:
 
 
 def runtime_version() -> str:
-    """The version of CUDA, or "ROCm" and that of HIP."""
+    """The version of CUDA, or "ROCm" and HIP's version."""
     return f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda or ""
 
 

@@ -20,7 +20,7 @@ class ResultStore(Database):
     """Reads results. Methods are single transactions; a failing database raises UnusableStore."""
 
     def winners_at(self, problem: Problem, device: str, engine: str) -> Sequence[Winner]:
-        """All winners for a problem on a device with an engine, of all its environments."""
+        """The winners of all environments, for a problem on a device with an engine."""
         query = SELECT_WINNERS.where(
             problems.c.spec == problem.spec(),
             environments.c.device == device,

@@ -40,7 +40,7 @@ class AskedFile:
 
 @dataclass(frozen=True)
 class Keys:
-    """The names that servers ask for, and those that a bundle has."""
+    """The files that servers ask for, and the files in a bundle, by name."""
 
     asked: Sequence[AskedFile]
     bundled: Sequence[str]
@@ -64,7 +64,7 @@ class Keys:
 
 
 def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile]:
-    """The files that the cluster's servers ask for; those of kernels that never run are left out.
+    """The files that the cluster's servers ask for, without files of kernels that never run.
 
     `engine` is the engine that the winners were tuned for. Raises UnknownModel where the model is
     no preset and the cluster file names no config.json, and what `resolve_all` raises.

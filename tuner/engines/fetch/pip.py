@@ -79,7 +79,7 @@ def unpack(requirement: str, folder: Path) -> None:
 
 
 def parse_requirements(lines: Iterable[str]) -> tuple[Requirement, ...]:
-    """Requirements of a wheel's metadata, without those that no tool can read."""
+    """A wheel's requirements. An entry that no tool can read is left out."""
     found = []
     for line in lines:
         try:

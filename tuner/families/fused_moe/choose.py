@@ -133,7 +133,7 @@ def finalists(
     """The trials worth timing again. At each requested point these are the incumbents, the choices
     there and at the neighbouring batch sizes, and the fastest with the two best BLOCK_SIZE_M.
 
-    `one_config`: the fastest are those of both gemms together.
+    `one_config`: the fastest in the sum of both gemms.
     """
     found: list[Trial] = []
     sizes = sorted(requested)

@@ -21,7 +21,7 @@ class OneConfigStrategy:
     """Tries the proposals of an inner strategy at both gemms, and tells it the sum of the times.
 
     The inner strategy proposes for the up gemm's points. What it proposes for a point at once is
-    a wave: all its up gemms are tried, then the down gemms of those that can still be the best.
+    a wave: all its up gemms are tried, then the down gemms of the ones that may still be the best.
     Only then is the inner strategy told, so what it hears does not depend on the order of answers.
     """
 

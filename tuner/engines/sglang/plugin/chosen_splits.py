@@ -143,7 +143,7 @@ class ChosenSplits:
     def write(self, num_kv_splits: Any, seq_lens: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401
         """Write the splits of each sequence. Both are tensors on the device, one value each.
 
-        It may run in a CUDA graph of its own, so it waits for nothing and makes no tensor of a
+        It may be captured in a CUDA graph, so it waits for nothing and makes no tensor of a
         Python value.
         """
         sequences = num_kv_splits.shape[0]

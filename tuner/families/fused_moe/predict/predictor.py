@@ -110,7 +110,7 @@ class Predictor:
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
         """Scores by estimated footprint, for the configurations that will probably fit.
 
-        Those with options of AMD's compiler have none, because the model knows nothing of them.
+        A configuration with options of AMD's compiler has none: the model does not know them.
         """
         scores = {}
         for config in configs:
