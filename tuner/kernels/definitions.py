@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.stand_ins import Kernel, Launch
+from tuner.kernels.stand_ins import Kernel, Launch, unsupported_if_it_fails
 
 _Definition = ast.FunctionDef | ast.Assign
 
@@ -58,24 +57,12 @@ class Definitions:
                 raise UnsupportedKernel(
                     f"{self._engine}'s {name} has an unknown parameter {parameter.name!r}"
                 )
-        with self._unsupported_if_it_fails(name):
+        with unsupported_if_it_fails(f"{self._engine}'s {name}"):
             return function(**{n: arguments[n] for n in parameters if n in arguments})
 
     def has(self, name: str) -> bool:
         """Whether the source file defines a name."""
         return name in self._file(self._source).definitions
-
-    @contextlib.contextmanager
-    def _unsupported_if_it_fails(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except UnsupportedKernel:
-            raise
-        except (Exception, SystemExit) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UnsupportedKernel(
-                f"{self._engine}'s {what} cannot be followed ({reason})"
-            ) from None
 
     def _file(self, path: Path) -> _File:
         if path not in self._files:
@@ -113,7 +100,7 @@ class Definitions:
             flags=annotations.compiler_flag,
             dont_inherit=True,
         )
-        with self._unsupported_if_it_fails(name):
+        with unsupported_if_it_fails(f"{self._engine}'s {name}"):
             exec(code, file.space)  # noqa: S102 - running the engine's code is the purpose
         if jitted:
             file.space[name] = Kernel(file.space[name], self._record)

@@ -27,6 +27,7 @@ from tuner.kernels.stand_ins import (
     platform_answers,
     stand_in_torch,
     stand_in_triton,
+    unsupported_if_it_fails,
 )
 
 __all__ = ["Followed", "Launch", "Launcher", "TensorSpec"]
@@ -72,7 +73,7 @@ class Launcher:
         loader of config files. Raises UnsupportedKernel too where the file lacks such a name.
         """
         call = self._function(function)
-        with self._unsupported_if_it_fails(function), self._replaced(instead or {}):
+        with unsupported_if_it_fails(f"{self.origin}: {function}"), self._replaced(instead or {}):
             taken = self._arguments_of(function, call, arguments)
             self._launches.clear()
             if hasattr(call, "cache_clear"):  # its last answer was for other stand-ins
@@ -83,12 +84,12 @@ class Launcher:
     def parameters(self, function: str) -> tuple[str, ...]:
         """The names of a function's parameters. Raises UnsupportedKernel."""
         call = self._function(function)
-        with self._unsupported_if_it_fails(function):
+        with unsupported_if_it_fails(f"{self.origin}: {function}"):
             return tuple(inspect.signature(call).parameters)
 
     def has(self, name: str) -> bool:
         """Whether the source file defines a name. Raises UnsupportedKernel if it cannot be run."""
-        with self._unsupported_if_it_fails(self.source.name):
+        with unsupported_if_it_fails(f"{self.origin}: {self.source.name}"):
             return name in self._execute(self.source)
 
     @contextlib.contextmanager
@@ -107,25 +108,12 @@ class Launcher:
             space.update(known)
 
     def _function(self, name: str) -> Callable[..., object]:
-        with self._unsupported_if_it_fails(self.source.name):
+        with unsupported_if_it_fails(f"{self.origin}: {self.source.name}"):
             namespace = self._execute(self.source)
         if name not in namespace:
             raise UnsupportedKernel(f"{self.origin} has no {name} in {self.source.name}")
         found: Callable[..., object] = namespace[name]
         return found
-
-    @contextlib.contextmanager
-    def _unsupported_if_it_fails(self, what: str) -> Iterator[None]:
-        """Turn any error of the engine's code into UnsupportedKernel with the reason."""
-        try:
-            yield
-        except UnsupportedKernel:
-            raise
-        except (Exception, SystemExit) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UnsupportedKernel(
-                f"{self.origin}: {what} cannot be followed ({reason})"
-            ) from None
 
     def _arguments_of(
         self, function: str, call: Callable[..., object], known: Mapping[str, Any]

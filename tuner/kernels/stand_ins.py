@@ -6,9 +6,10 @@ knows refuses each question.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, overload
 
@@ -266,3 +267,15 @@ def platform_answers(target: Target) -> dict[str, Any]:
 
 def _answering(value: object) -> Callable[..., object]:
     return lambda *args, **kwargs: value
+
+
+@contextlib.contextmanager
+def unsupported_if_it_fails(what: str) -> Iterator[None]:
+    """Turn any error of an engine's code into UnsupportedKernel, which says what and why."""
+    try:
+        yield
+    except UnsupportedKernel:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UnsupportedKernel(f"{what} cannot be followed ({reason})") from None
