@@ -284,11 +284,27 @@ class BestOut(PointOut):
     best_us: float
 
 
+class IncumbentTimesOut(PointOut):
+    """A point to tune, and what the engine would run there without this tuner."""
+
+    point: str = Field(description="As the events of the job name it.")
+    times_us: dict[str, float | None] = Field(
+        description="By name: default, and shipped if the engine has a file. Null: not timed yet."
+    )
+
+
 class ProgressOut(BaseModel):
     """How far a job's run has come."""
 
     trials: dict[str, int] = Field(description="Numbers of trials by their status.")
     best: list[BestOut]
+    incumbents: list[IncumbentTimesOut] = Field([], description="Empty until the run has begun.")
+    to_try: int | None = Field(None, description="The most configurations that the run tries.")
+    left_s: float | None = Field(
+        None, description="Seconds until all are tried at this pace. Null: not known, or ended."
+    )
+    tried_a_minute: float | None = Field(None, description="The pace of the newest attempt.")
+    timed_a_minute: float | None = None
 
 
 class KeyOut(BaseModel):
