@@ -110,6 +110,15 @@ _WATCH = {
     "created_at": "2026-11-21T20:49:37.765401Z",
 }
 
+_KEY = {
+    "name": "ci",
+    "scopes": ["submit", "urgent"],
+    "state": "valid",
+    "created_at": _POSTED,
+    "last_used_at": _ENDED,
+    "expires_at": None,
+    "revoked_at": None,
+}
 _SUBMITTED = {
     **_QUEUED,
     "created": True,
@@ -234,19 +243,8 @@ ANSWERS: dict[str, Any] = {
         "tried_a_minute": 181.0,
         "timed_a_minute": 173.6,
     },
-    "KeysOut": {
-        "keys": [
-            {
-                "name": "ci",
-                "scopes": ["submit", "urgent"],
-                "state": "valid",
-                "created_at": _POSTED,
-                "last_used_at": _ENDED,
-                "expires_at": None,
-                "revoked_at": None,
-            }
-        ]
-    },
+    "KeysOut": {"keys": [_KEY]},
+    "NewKeyOut": {**_KEY, "last_used_at": None, "key": "tuner_2ZlnL5AVSVQf5BRB3Kx8mYtJ0aC1dEwq"},
     "WatchedPageOut": {
         "watched": [
             {

@@ -325,6 +325,12 @@ class KeysOut(BaseModel):
     keys: list[KeyOut]
 
 
+class NewKeyOut(KeyOut):
+    """A key with its secret, which cannot be read again."""
+
+    key: str = Field(description="The secret. Only its hash is stored.")
+
+
 class WatchedOut(BaseModel):
     """A watched model on a device, and whether it is tuned."""
 

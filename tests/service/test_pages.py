@@ -32,7 +32,7 @@ SCRIPT = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}"
 STEERING = f"{SCRIPT}\u202e\u0085\x1b[31m\u2066"
 PAGES = (
     *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
-    *("/exports/L40S", "/devices", "/models", "/compare"),
+    *("/exports/L40S", "/bundles", "/devices", "/models", "/compare"),
 )
 RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
 
@@ -102,7 +102,16 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
         for link in links_of(visitor.open(path), path):
             place = link.partition("?")[0]
             posted = place.endswith(
-                ("/cancel", "/retry", "/drain", "/resume", "/remove", "/logout")
+                (
+                    "/cancel",
+                    "/retry",
+                    "/drain",
+                    "/resume",
+                    "/remove",
+                    "/rotate",
+                    "/revoke",
+                    "/logout",
+                )
             )
             if link in seen or posted or place.endswith("/events"):
                 continue
