@@ -71,6 +71,7 @@ _WINNER = {
             "median_us": 52.96059635655606,
         }
     },
+    "least_us": 9.557333333333334,
     "reason": "predicted 2.572x as fast as the default configuration",
     "run_id": 1,
     "published_at": "2026-11-21T20:49:45.388817Z",
@@ -109,6 +110,15 @@ _WATCH = {
     "created_at": "2026-11-21T20:49:37.765401Z",
 }
 
+_KEY = {
+    "name": "ci",
+    "scopes": ["submit", "urgent"],
+    "state": "valid",
+    "created_at": _POSTED,
+    "last_used_at": _ENDED,
+    "expires_at": None,
+    "revoked_at": None,
+}
 _SUBMITTED = {
     **_QUEUED,
     "created": True,
@@ -220,20 +230,21 @@ ANSWERS: dict[str, Any] = {
     "ProgressOut": {
         "trials": {"ok": 212, "out_of_resources": 9},
         "best": [{"gemm": "up", "batch_size": 1, "point": "M=1 up", "best_us": 16.1}],
-    },
-    "KeysOut": {
-        "keys": [
+        "incumbents": [
             {
-                "name": "ci",
-                "scopes": ["submit", "urgent"],
-                "state": "valid",
-                "created_at": _POSTED,
-                "last_used_at": _ENDED,
-                "expires_at": None,
-                "revoked_at": None,
+                "gemm": "up",
+                "batch_size": 1,
+                "point": "M=1 up",
+                "times_us": {"default": 52.96, "shipped": None},
             }
-        ]
+        ],
+        "to_try": 512,
+        "left_s": 96.5,
+        "tried_a_minute": 181.0,
+        "timed_a_minute": 173.6,
     },
+    "KeysOut": {"keys": [_KEY]},
+    "NewKeyOut": {**_KEY, "last_used_at": None, "key": "tuner_2ZlnL5AVSVQf5BRB3Kx8mYtJ0aC1dEwq"},
     "WatchedPageOut": {
         "watched": [
             {

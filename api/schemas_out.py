@@ -161,6 +161,9 @@ class WinnerOut(ResultOut):
     """A configuration that was chosen."""
 
     incumbents: dict[str, IncumbentOut]
+    least_us: float = Field(
+        description="The roofline: the least time that the device's memory and tensor cores need."
+    )
     reason: str
     run_id: int = Field(description="The run that published it: the job's own, or a later one.")
     published_at: datetime
@@ -281,11 +284,27 @@ class BestOut(PointOut):
     best_us: float
 
 
+class IncumbentTimesOut(PointOut):
+    """A point to tune, and what the engine would run there without this tuner."""
+
+    point: str = Field(description="As the events of the job name it.")
+    times_us: dict[str, float | None] = Field(
+        description="By name: default, and shipped if the engine has a file. Null: not timed yet."
+    )
+
+
 class ProgressOut(BaseModel):
     """How far a job's run has come."""
 
     trials: dict[str, int] = Field(description="Numbers of trials by their status.")
     best: list[BestOut]
+    incumbents: list[IncumbentTimesOut] = Field([], description="Empty until the run has begun.")
+    to_try: int | None = Field(None, description="The most configurations that the run tries.")
+    left_s: float | None = Field(
+        None, description="Seconds until all are tried at this pace. Null: not known, or ended."
+    )
+    tried_a_minute: float | None = Field(None, description="The pace of the newest attempt.")
+    timed_a_minute: float | None = None
 
 
 class KeyOut(BaseModel):
@@ -304,6 +323,12 @@ class KeysOut(BaseModel):
     """All keys, also the revoked ones."""
 
     keys: list[KeyOut]
+
+
+class NewKeyOut(KeyOut):
+    """A key with its secret, which cannot be read again."""
+
+    key: str = Field(description="The secret. Only its hash is stored.")
 
 
 class WatchedOut(BaseModel):

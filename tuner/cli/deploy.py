@@ -90,7 +90,7 @@ def bundle(
     from tuner.problems.registry import parse_problem
 
     wanted = read_cluster(cluster)
-    card, found = find_device(device), find_engine(engine or _engine_spec(wanted))
+    card, found = find_device(device), find_engine(engine or wanted.engine.spec)
     sign = _signer(key) if key else None
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
     winners = _winners(wanted, card, found, problem or (), model)
@@ -306,12 +306,6 @@ def bench_report(
     if out:
         write_report(comparison, out, str(before), str(after))
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
-
-
-def _engine_spec(cluster: Cluster) -> str:
-    """The cluster's engine, with its version if it is known."""
-    name, version = cluster.engine.name, cluster.engine.release
-    return f"{name}=={version}" if version else name
 
 
 def _expected(path: Path) -> Expected:

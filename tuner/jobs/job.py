@@ -181,14 +181,17 @@ class Job:
         }
 
 
+PLANNED = "planned"  # the kind of the event that says what a run will try
+
+
 @dataclass(frozen=True)
 class JobEvent:
     """One event of a job."""
 
     job_id: str
     seq: int  # 1, 2, 3, ... without gaps
-    # submitted, waiting, joined, withdrawn, leased, running, trials, requeued, refused, retried,
-    # cancel_requested, or a final state
+    # submitted, waiting, joined, withdrawn, leased, running, planned, trials, requeued, refused,
+    # retried, cancel_requested, or a final state
     kind: str
     at: datetime
     data: Mapping[str, Any]

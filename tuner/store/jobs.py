@@ -165,6 +165,16 @@ class JobStore(Database):
         with self._read() as connection:
             return [JobEvent(**row) for row in connection.execute(query).mappings()]
 
+    def latest_events(self, job_id: str, limit: int, kind: str | None = None) -> list[JobEvent]:
+        """A job's newest events, of one kind if it is given, in order."""
+        query = select(job_events).where(job_events.c.job_id == job_id)
+        if kind is not None:
+            query = query.where(job_events.c.kind == kind)
+        query = query.order_by(job_events.c.seq.desc()).limit(limit)
+        with self._read() as connection:
+            rows = connection.execute(query).mappings().all()
+            return [JobEvent(**row) for row in reversed(rows)]
+
     def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state. States without jobs are left out."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)

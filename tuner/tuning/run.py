@@ -23,7 +23,7 @@ from tuner.measure.replay import Replay
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Part, Point, Problem
-from tuner.problems.records import RunKey, RunState
+from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
 from tuner.tuning.bench import Bench, SerialBench
@@ -131,7 +131,9 @@ class TuningRun(ABC):
         journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
-            entries = tune(self._plan(), strategy, bench, journal, progress, racer, earlier)
+            plan = self._plan()
+            store.expect(run, self._outlook(plan, earlier))
+            entries = tune(plan, strategy, bench, journal, progress, racer, earlier)
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             store.finish_run(run, entries, bench.totals)
@@ -145,6 +147,10 @@ class TuningRun(ABC):
         if record is not None:
             self._record(record, journal.trials(), add_to_record)
         return self._report(entries, bench.totals)
+
+    def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
+        to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
+        return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
 
     def _revalidation(self, store: RunStore) -> Revalidation | None:
         """What to take over from a run with an older engine or Triton, if there is one."""
