@@ -179,7 +179,12 @@ def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
         objects = [report.as_json() for report in reports]
         print_json(objects[0] if len(objects) == 1 else {"reports": objects})
     else:
-        typer.echo("\n\n".join(report.as_text() for report in reports))
+        texts = [report.as_text() for report in reports]
+        if len(reports) > 1:
+            headings = (getattr(report, "problem", None) for report in reports)
+            named = zip(headings, texts, strict=True)
+            texts = [f"{one.spec()}\n{text}" if one else text for one, text in named]
+        typer.echo("\n\n".join(texts))
 
 
 @command
