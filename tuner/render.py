@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 GAP = "  "
 _NARROWEST = 8  # columns of text are folded no further
+_WORD = 40  # words up to this length are broken only where nothing else helps
 # A long word is broken after one of these, where it can be.
 _JOINTS = re.compile(r"(?<=[,:/=+&])")
 
@@ -88,17 +89,28 @@ def _fit(
     limit: int,
 ) -> list[int]:
     """The columns' widths in a table of at most `limit`, if text can be folded so far."""
-    widths, least = list(natural), []
-    for i, name in enumerate(headers):
-        words = max(map(len, name.split() or [""]))
-        needed = max((len(row[i]) for row in cells), default=0) if numeric[i] else _NARROWEST
-        least.append(min(natural[i], max(words, needed)))
-    while _total(widths) > limit:
-        over = [i for i in range(len(widths)) if widths[i] > least[i]]
-        if not over:
-            break
-        widths[max(over, key=lambda i: widths[i])] -= 1
+    widths = list(natural)
+    # First only between words, then within them too.
+    for longest in (_WORD, _NARROWEST):
+        least = [
+            min(natural[i], _least(name, [row[i] for row in cells], numeric[i], longest))
+            for i, name in enumerate(headers)
+        ]
+        while _total(widths) > limit:
+            over = [i for i in range(len(widths)) if widths[i] > least[i]]
+            if not over:
+                break
+            widths[max(over, key=lambda i: widths[i])] -= 1
     return widths
+
+
+def _least(header: str, cells: Sequence[str], numeric: bool, longest: int) -> int:
+    """The narrowest that a column may become; words up to `longest` stay whole."""
+    in_header = max(map(len, header.split() or [""]))
+    if numeric:
+        return max(in_header, max(map(len, cells), default=0))
+    words = (len(word) for cell in cells for word in cell.split())
+    return max(in_header, min(longest, max(words, default=0)))
 
 
 def _wrapped(cell: str, width: int) -> list[str]:

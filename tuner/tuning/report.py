@@ -62,7 +62,7 @@ class Report:
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else list(self.entries)
         lines = [self._table(entries), "", *self._reasons(entries)]
-        lines += [closing_line(entries), self._cost(), self._caveat]
+        lines += [closing_line(entries), self._cost(), self.device.shared_limit, self._caveat]
         return folded("\n".join(lines)).rstrip("\n")
 
     def _table(self, entries: Sequence[Entry]) -> str:
