@@ -21,6 +21,9 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     workers,
 )
 from tuner.cli.app import app
+from tuner.cli.help import add_examples
+
+add_examples(app)
 
 
 def main() -> None:

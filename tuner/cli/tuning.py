@@ -126,13 +126,16 @@ def tune(
         for run in runs:
             run.start_early()
         # The first problem's run starts the recording; the others add to it.
-        reports = [_run(run, record, add=at > 0) for at, run in enumerate(runs)]
+        reports = []
+        for at, run in enumerate(runs):
+            heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
+            reports.append(_run(run, record, add=at > 0, heading=heading))
     if len(reports) > 1:
         say(_cost([report.totals for report in reports]))
     _print(reports, as_json)
 
 
-def _run(run: TuningRun, record: Path | None, add: bool) -> Report:
+def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report:
     from tuner.store import Store, database_url
     from tuner.tuning.progress import Progress
 
@@ -141,9 +144,9 @@ def _run(run: TuningRun, record: Path | None, add: bool) -> Report:
             say(f"{part.value}: {name}")
         with (
             Store.open(database_url(os.environ)) as store,
-            closing(Progress(sys.stderr, session.tries)) as progress,
+            closing(Progress(sys.stderr, session.tries, heading)) as progress,
         ):
-            return session.run(store, progress, record=record, add_to_record=add)
+            return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
 
 
 def _say_other_triton(engine: Engine) -> None:
@@ -176,7 +179,12 @@ def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
         objects = [report.as_json() for report in reports]
         print_json(objects[0] if len(objects) == 1 else {"reports": objects})
     else:
-        typer.echo("\n\n".join(report.as_text() for report in reports))
+        texts = [report.as_text() for report in reports]
+        if len(reports) > 1:
+            headings = (getattr(report, "problem", None) for report in reports)
+            named = zip(headings, texts, strict=True)
+            texts = [f"{one.spec()}\n{text}" if one else text for one, text in named]
+        typer.echo("\n\n".join(texts))
 
 
 @command

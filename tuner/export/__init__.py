@@ -24,7 +24,13 @@ from tuner.export.files import (
     write_all,
 )
 from tuner.export.report import ExportReport, triton_notes
-from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, select
+from tuner.export.selection import (
+    LeftOut,
+    leave_out_predicted,
+    left_out_lines,
+    select,
+    with_shipped,
+)
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of
@@ -122,7 +128,7 @@ def choose(
             cli=f"run `tuner tune MODEL --device {device.name}` first",
             api=f"post a job for the device {device.name} first",
         )
-    found = select(winners, wanted) if wanted else winners
+    found = with_shipped(select(winners, wanted) if wanted else winners)
     kept, left_out = loadable(found, engine, into_engine=into_engine)
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)

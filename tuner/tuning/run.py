@@ -32,10 +32,16 @@ from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.request import Effort, Source
 from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.space import Space, space_identity
-from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, tune
+from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+# What a run does before its first trial, which may take seconds.
+_BEFORE = {
+    MeasureKind.GPU: "starting the process that measures on the GPU",
+    MeasureKind.REPLAY: "reading the recording",
+    MeasureKind.PREDICT: "choosing what is worth compiling, by the model of the GPU",
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ class TuningRun(ABC):
         progress: Progress,
         record: Path | None = None,
         add_to_record: bool = False,
+        watcher: Watcher | None = None,
     ) -> Report:
         """Tune, store the winners, and report. A stopped run is resumed.
 
@@ -120,7 +127,9 @@ class TuningRun(ABC):
         """
         if record is not None:
             self._prove_recordable(record, add_to_record)
+        watcher = watcher or Unwatched()
         self._look_up(store)
+        watcher.step(_BEFORE[self.request.source.kind])
         bench, strategy = self._bench_and_strategy()
         key, earlier = self._run_key(), self._revalidation(store)
         if earlier is not None:
@@ -131,9 +140,11 @@ class TuningRun(ABC):
         journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
+            watcher.step("")
             plan = self._plan()
             store.expect(run, self._outlook(plan, earlier))
-            entries = tune(plan, strategy, bench, journal, progress, racer, earlier)
+            entries = tune(plan, strategy, bench, journal, progress, racer, earlier, watcher)
+            watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             store.finish_run(run, entries, bench.totals)

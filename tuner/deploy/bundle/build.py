@@ -42,7 +42,7 @@ from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
 from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
-from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
+from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
 from tuner.families.attention.problem import Attention
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
@@ -92,7 +92,7 @@ def build_bundle(
         )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
-    usable, left_out = usable_winners(winners, cluster, engine)
+    usable, left_out = usable_winners(with_shipped(winners), cluster, engine)
     predicted: list[LeftOut] = []
     if not allow_predicted:
         usable, predicted = leave_out_predicted(usable, named)
