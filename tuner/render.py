@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 
 def printable(line: str) -> str:
     """Replace control characters, which text from elsewhere could send to the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)
+
+
+def gain_text(gain: float) -> str:
+    """A gain cut to two decimals, so that it is never overstated: 1.8854 is 1.88x."""
+    # The small number corrects binary fractions: 1.15 is stored as 1.1499999...
+    return f"{math.floor(gain * 100 + 1e-9) / 100:.2f}x" if math.isfinite(gain) else "-"
 
 
 def table(
