@@ -71,6 +71,7 @@ _WINNER = {
             "median_us": 52.96059635655606,
         }
     },
+    "least_us": 9.557333333333334,
     "reason": "predicted 2.572x as fast as the default configuration",
     "run_id": 1,
     "published_at": "2026-11-21T20:49:45.388817Z",

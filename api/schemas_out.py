@@ -161,6 +161,9 @@ class WinnerOut(ResultOut):
     """A configuration that was chosen."""
 
     incumbents: dict[str, IncumbentOut]
+    least_us: float = Field(
+        description="The roofline: the least time that the device's memory and tensor cores need."
+    )
     reason: str
     run_id: int = Field(description="The run that published it: the job's own, or a later one.")
     published_at: datetime

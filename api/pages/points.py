@@ -9,6 +9,7 @@ from typing import Any
 from api.pages.charts import Chart, chart_of
 
 _INCUMBENTS = ("default", "shipped")
+_FAR = 50.0  # a roofline that lies further below a time is not drawn: it would flatten the rest
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Entry:
         return alone / mine if alone and mine else None
 
     @property
+    def roofline_share(self) -> float | None:
+        """The roofline's time over this one: 1 is as fast as the device can be."""
+        mine = self.winner["median_us"]
+        return self.winner["least_us"] / mine if mine else None
+
+    @property
     def bar(self) -> float:
         """The speed-up as the length of a bar, 0 to 100: twice as fast is half of it."""
         return 0.0 if not self.speedup else max(0.0, min(100.0, 100 * (1 - 1 / self.speedup)))
@@ -85,6 +92,17 @@ def charts_of(entries: Sequence[Entry]) -> list[Chart]:
         series["tuned", "tuned"] = {
             one.size: one.winner["median_us"] for one in mine if one.winner["median_us"]
         }
+        series["roofline", "roofline"] = _rooflines(mine)
         if chart := chart_of(part, series):
             charts.append(chart)
     return charts
+
+
+def _rooflines(entries: Sequence[Entry]) -> dict[str, float]:
+    """The least time of each size, unless some are so far below the times that they mislead."""
+    near = all(
+        one.winner["least_us"] * _FAR > one.winner["median_us"]
+        for one in entries
+        if one.winner["median_us"]
+    )
+    return {one.size: one.winner["least_us"] for one in entries} if near else {}

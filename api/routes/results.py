@@ -233,9 +233,12 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def _winner(winner: Winner) -> dict[str, Any]:
+    problem, point = winner.problem, winner.entry.point
+    card = find_device(winner.environment.device)
     return {
-        **winner.entry.point.as_json(),
+        **point.as_json(),
         **entry_json(winner.entry),
+        "least_us": family_of(problem).module("roofline").least_us(problem, point, card),
         "run_id": winner.run_id,
         "published_at": winner.published_at,
     }

@@ -16,6 +16,8 @@ from visitor import Visitor, links_of
 from api.pages.names import device_short, problem_words
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
+from tuner.devices.table import find_device
+from tuner.families.fused_moe.roofline import least_us
 from tuner.jobs.job import JobFilter
 from tuner.jobs.names import models_of
 from tuner.jobs.workers import WorkerInfo
@@ -152,6 +154,9 @@ def test_a_result_shows_its_reasons_and_its_history(server: Server, visitor: Vis
     assert "1.25×" in html and "0.5.23" in html and "0.5.16" in html
     assert "engine_version is now 0.5.23" in html
     assert "<svg" in html and "12.5" in html
+    (winner,) = server.call("GET", f"/v1{RESULT}").json["environments"][0]["winners"]
+    assert winner["least_us"] == least_us(PROBLEM, POINTS[0], find_device("L40S"))
+    assert f"{100 * winner['least_us'] / 10:.0f} %" in html and 'class="series roofline"' in html
     older = visitor.open(f"{RESULT}&environment=1")
     assert "stale" in older
     assert visitor.send("GET", f"{RESULT}&environment=x").status == 422

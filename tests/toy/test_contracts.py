@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.devices.table import find_device
+from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily
@@ -158,6 +158,7 @@ class TestEveryFamily:
             ("models", "reads", ["text"]),
             ("models", "resolve", ["text", "serving"]),
             ("models", "resolve_config", ["data", "name", "serving"]),
+            ("roofline", "least_us", ["problem", "point", "device"]),
         ],
     )
     def test_modules_have_what_their_users_call(
@@ -165,6 +166,16 @@ class TestEveryFamily:
     ) -> None:
         found: Callable[..., object] = getattr(family.module(module), function)
         assert list(inspect.signature(found).parameters) == parameters
+
+    def test_the_roofline_grows_with_the_size(self, family: Family) -> None:
+        least_us = family.module("roofline").least_us
+        for text in EXAMPLES[family.name][0]:
+            problem = parse_problem(text)
+            for part in problem.parts:
+                for card in devices():
+                    sizes = [Point(n, part, 1, 256) for n in (1, 2, 64, 4096)]
+                    times = [least_us(problem, point, card) for point in sizes]
+                    assert 0 < times[0] <= times[1] <= times[2] < times[3], (card.name, times)
 
     def test_the_gpu_module_opens_sessions(self, family: Family) -> None:
         spec = importlib.util.find_spec(f"{family.package}.gpu")
@@ -182,8 +193,8 @@ class TestEveryFamily:
 
     def test_nothing_heavy_is_loaded_to_read_a_problem(self, family: Family) -> None:
         code = (
-            f"import sys, {family.package}.family as f; f.FAMILY.parse(sys.argv[1]);"
-            f"print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))"
+            f"import sys, {family.package}.family as f, {family.package}.roofline;"
+            f"f.FAMILY.parse(sys.argv[1]); print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))"
         )
         run = subprocess.run(
             [sys.executable, "-c", code, EXAMPLES[family.name][0][0]],

@@ -1,0 +1,63 @@
+"""The least time of an attention kernel. No torch."""
+
+from __future__ import annotations
+
+from tuner.devices.roofline import roofline_us
+from tuner.devices.table import Device
+from tuner.families.attention.lengths import ragged
+from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.problems.points import Point
+
+_BYTES = 2  # of a number of queries, keys, values, outputs: 16 bits
+_SPLIT_BYTES = 4  # of a number of a split's result
+
+
+def least_us(problem: Attention, point: Point, device: Device) -> float:
+    """Microseconds of one launch at least; see `roofline_us`.
+
+    All cached keys and values are read from memory. The sequences have the lengths with which the
+    point is measured (`ragged`, seed 0).
+    """
+    if point.part is Stage.REDUCE:
+        return _reduce_us(problem, point, device)
+    lengths = ragged(problem, point, 0)
+    pairs = sum(
+        _pairs(problem, new, cached)
+        for new, cached in zip(lengths.new, lengths.cached, strict=True)
+    )
+    row = problem.Lq + problem.Lv
+    latent_row = problem.Lq if problem.shares_kv else row  # a latent value is part of its key
+    rows = sum(lengths.new)
+    new_keys = 0 if problem.phase is Phase.DECODE else rows  # decode reads them from the cache
+    return roofline_us(
+        device,
+        problem.dtype,
+        operations=2.0 * pairs * problem.q_heads * row,
+        cold_bytes=float(sum(lengths.cached) * problem.kv_heads * latent_row * _BYTES),
+        warm_bytes=float((rows * problem.q_heads + new_keys * problem.kv_heads) * row * _BYTES),
+    )
+
+
+def _pairs(problem: Attention, new: int, cached: int) -> int:
+    """Pairs of a query and a key that it sees, in one sequence."""
+    if problem.phase is Phase.DECODE:
+        return cached  # the new token among them
+    if problem.phase is Phase.PREFILL:
+        return new * new
+    if not problem.window:
+        return new * cached + new * (new + 1) // 2
+    most = problem.window + 1  # a query sees itself as well
+    growing = max(0, min(new, most - cached))  # the queries that see all keys before them
+    return growing * cached + growing * (growing + 1) // 2 + (new - growing) * most
+
+
+def _reduce_us(problem: Attention, point: Point, device: Device) -> float:
+    """Decode's second kernel, for sequences in one part each: the engine may choose more."""
+    numbers = point.batch_size * problem.q_heads * problem.Lv
+    return roofline_us(
+        device,
+        problem.dtype,
+        operations=2.0 * numbers,
+        cold_bytes=0.0,
+        warm_bytes=float(numbers * (_SPLIT_BYTES + _BYTES)),
+    )
