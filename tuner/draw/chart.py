@@ -136,7 +136,8 @@ def _line(one: Series, x: LogScale, y: LogScale) -> list[Shape]:
         if spot.low and spot.high and spot.low < spot.high:
             ends = ((left, y.at(spot.low)), (left, y.at(spot.high)))
             shapes.append(Line(ends, one.colour))
-        shapes.append(Mark(left, top, spot.glyph, one.colour, spot.tip))
+        if spot.glyph is not Glyph.NONE:
+            shapes.append(Mark(left, top, spot.glyph, one.colour, spot.tip))
     taken: list[tuple[float, float]] = []
     for spot, (left, top) in zip(one.spots, places, strict=True):
         near = any(abs(left - tx) < 24 and abs(top - ty) < 12 for tx, ty in taken)
@@ -155,7 +156,7 @@ def _strip(gains: Mapping[float, float], x: LogScale, top: float) -> list[Shape]
         return bottom - (gain - low) / (high - low) * room
 
     shapes: list[Shape] = [
-        Text(_LEFT - 6, top + 10, "gain", _SMALL, Colour.MUTED, Anchor.END),
+        Text(0, top + 28, "gain", _SMALL, Colour.MUTED),
         Text(_LEFT - 6, at(1) + 4, "1x", _SMALL, Colour.MUTED, Anchor.END),
         Line(((_LEFT, at(1)), (WIDTH, at(1))), Colour.MUTED),
     ]
@@ -166,7 +167,9 @@ def _strip(gains: Mapping[float, float], x: LogScale, top: float) -> list[Shape]
     notable = sorted(gains, key=lambda v: (v != max(gains, key=lambda g: gains[g]), v))
     for value in _apart(notable, x, lambda v: text_width(gain_text(gains[v]), 10) + 2):
         words = gain_text(gains[value])
-        height = min(at(gains[value]), at(1)) - 4
+        reach = text_width(words, 10) / 2 + 3  # a text stands above all bars that it would touch
+        below = [gains[v] for v in gains if abs(x.at(v) - x.at(value)) < reach]
+        height = at(max(1.0, *below)) - 4
         shapes.append(Text(_inside(x.at(value), words), height, words, 10, anchor=Anchor.MIDDLE))
     return shapes
 

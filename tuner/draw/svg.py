@@ -60,8 +60,6 @@ def _shape(shape: Shape) -> str:
 
 
 def _mark(mark: Mark) -> str:
-    if mark.glyph is Glyph.NONE:
-        return ""
     tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
     if mark.glyph is Glyph.SQUARE:
         side = 2 * RADIUS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from textwrap import fill
 
 from tuner.devices.table import Device
 from tuner.draw.chart import WIDTH
@@ -17,6 +18,7 @@ from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.render import gain_text, table
 
+_COLUMNS = 80
 _HEADERS = ("size", "engine us", "tuned us", "gain", "roofline us", "from")
 _ROOFLINE = (
     "The roofline is the least time that any kernel could take: the larger of the bytes over the "
@@ -80,10 +82,10 @@ def _html_table(rows: Sequence[Row]) -> str:
 
 def as_text(problem: Problem, rows: Sequence[Row]) -> str:
     """A heading, a table that fits 80 columns, and the gains in one sentence."""
-    parts = [title_of(problem)]
+    parts = [fill(title_of(problem), _COLUMNS)]
     for title, some in _by_chart(rows).items():
         parts += [title, table(_HEADERS, [_cells(row) for row in some], right=_HEADERS[1:5])]
-    return "\n".join([*parts, summary_line(rows)])
+    return "\n".join([*parts, fill(summary_line(rows), _COLUMNS)])
 
 
 def _by_chart(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
