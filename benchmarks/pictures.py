@@ -15,6 +15,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tuner.deploy.bench_report import compare, read_samples, summarise
+from tuner.deploy.bench_report.page import headline
+from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
 from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
 from tuner.draw.files import picture_files
@@ -29,6 +32,7 @@ from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Stat
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+BENCH = ROOT / "tests" / "data" / "cluster" / "bench"
 OUT = ROOT / "docs" / "pictures"
 
 
@@ -55,7 +59,22 @@ def pictures() -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name, source, titles in PICTURES:
         found |= picture_files(name, drawing(known[source], titles), png=False)
-    return found
+    return found | _bench_pictures()
+
+
+def _bench_pictures() -> dict[str, bytes]:
+    """Two runs, and one run, that users posted."""
+    sides = [
+        [s for path in sorted(BENCH.glob(f"l40s-32gpu-{side}-*")) for s in read_samples(path)]
+        for side in ("before", "after")
+    ]
+    comparison = compare(*sides)
+    title = "DeepSeek-R1 INT8 on 32 x NVIDIA_L40S: before and after"
+    two = render_picture(comparison_charts(comparison), title, headline(comparison))
+    summary = summarise(read_samples(BENCH / "h20-2node-sglang-sweep.md"))
+    first = [chart for chart in summary_charts(summary) if "128+128" in chart.label]
+    one = render_picture(first, "DeepSeek-R1 on 16 x NVIDIA_H20", "a sweep of sglang")
+    return picture_files("bench-l40s", two, png=False) | picture_files("bench-h20", one, png=False)
 
 
 # A picture's name, its report, and which of its charts are drawn; no titles: all.
