@@ -40,7 +40,6 @@ class ExportReport:
             "carried": self.carried,
             "environment": dict.fromkeys(self.variables, str(self.root.resolve())),
             "server_flags": [flags.as_json() for flags in self.server_flags],
-            **({"picture": str(self.picture)} if self.picture else {}),
             "left_out": "; ".join(left_out_lines(self.left_out)),
             **({"left_out_problems": problems} if problems else {}),
         }
