@@ -10,7 +10,7 @@ TEST_ENGINES := $(foreach v,0.4.3.post2 0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGIN
 # The oldest and the newest Triton that compile processes run; not all have a wheel for each Python.
 TEST_TRITONS := $(foreach v,3.1.0 3.8.0,$(ENGINES)/triton-$(v))
 
-.PHONY: install demo check lint types imports browser test chaos mixed-fleet clean
+.PHONY: install demo docs check lint types imports browser test chaos mixed-fleet clean
 
 install: $(VENV)/.installed $(ENGINE)
 
@@ -36,6 +36,10 @@ demo: install
 	$(BIN)/tuner export --device L40S --out configs_out --allow-predicted
 	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json \
 	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
+
+# The documentation's site, in build/site. A broken link is an error.
+docs: $(VENV)/.installed-dev
+	$(BIN)/zensical build --strict --clean
 
 # What to run before a commit: no engine is needed, and two idle cores take less than two minutes.
 check: lint types imports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import textwrap
@@ -36,6 +37,12 @@ def folded(text: str, width: int | None = None) -> str:
         else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
         for line in text.split("\n")
     )
+
+
+def gain_text(gain: float) -> str:
+    """A gain cut to two decimals, so that it is never overstated: 1.8854 is 1.88x."""
+    # The small number corrects binary fractions: 1.15 is stored as 1.1499999...
+    return f"{math.floor(gain * 100 + 1e-9) / 100:.2f}x" if math.isfinite(gain) else "-"
 
 
 def table(

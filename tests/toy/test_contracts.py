@@ -22,6 +22,7 @@ from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily
 from tuner.export.delivery import Delivery, delivery_of
 from tuner.models.serving import Resolved, Serving
+from tuner.pictures.place import Place
 from tuner.problems import registry
 from tuner.problems.points import Part, Point
 from tuner.problems.registry import Family, families, family_of, parse_problem
@@ -155,6 +156,7 @@ class TestEveryFamily:
         ("module", "function", "parameters"),
         [
             ("tuning", "open_run", ["request"]),
+            ("picture", "place", ["problem", "point"]),
             ("models", "reads", ["text"]),
             ("models", "resolve", ["text", "serving"]),
             ("models", "resolve_config", ["data", "name", "serving"]),
@@ -177,6 +179,24 @@ class TestEveryFamily:
                     times = [least_us(problem, point, card) for point in sizes]
                     assert 0 < times[0] <= times[1] <= times[2] < times[3], (card.name, times)
 
+    def test_every_point_has_a_place_in_the_picture(self, family: Family) -> None:
+        """Two launches share a place only if one follows the other at one size."""
+        place = family.module("picture").place
+        for text in EXAMPLES[family.name][0]:
+            problem = parse_problem(text)
+            points = family.read_selection(problem, {}).points(problem)
+            parts: dict[Place, list[Part]] = {}
+            for point in points:
+                parts.setdefault(place(problem, point), []).append(point.part)
+            for found, sharing in parts.items():
+                assert isinstance(found, Place)
+                assert found.chart
+                assert found.x > 0
+                assert found.x_label
+                assert len(sharing) == len(set(sharing))
+            sizes = {found.chart: found.x_label for found in parts}
+            assert all(found.x_label == sizes[found.chart] for found in parts)
+
     def test_the_gpu_module_opens_sessions(self, family: Family) -> None:
         spec = importlib.util.find_spec(f"{family.package}.gpu")
         assert spec is not None
@@ -193,7 +213,8 @@ class TestEveryFamily:
 
     def test_nothing_heavy_is_loaded_to_read_a_problem(self, family: Family) -> None:
         code = (
-            f"import sys, {family.package}.family as f, {family.package}.roofline;"
+            f"import sys, {family.package}.family as f, {family.package}.roofline,"
+            f"{family.package}.picture;"
             f"f.FAMILY.parse(sys.argv[1]); print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))"
         )
         run = subprocess.run(

@@ -20,15 +20,22 @@ from tuner.deploy.bench_report import (
     read_samples,
     render_text,
     save_runs,
+    summarise,
     write_report,
+    write_summary,
 )
-from tuner.deploy.bench_report.compare import Comparison, cut
+from tuner.deploy.bench_report.compare import Comparison
+from tuner.deploy.bench_report.loads import loads_of
+from tuner.deploy.bench_report.origin import Origin, parse_origin
 from tuner.deploy.bench_report.page import headline, render_page
-from tuner.deploy.bench_report.plot import render_svg
+from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
 from tuner.deploy.bench_report.readers import parse_samples
 from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
 from tuner.deploy.bench_report.tables import render_csv
+from tuner.draw.shapes import Mark
+from tuner.draw.svg import svg_text
 from tuner.errors import MalformedBenchmark, UnwritableOutput
+from tuner.render import gain_text
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data/cluster/bench"
@@ -48,7 +55,7 @@ def compare_files(before: Iterable[Path], after: Iterable[Path]) -> Comparison:
 
 def gains() -> dict[tuple[str, int], str]:
     pairs = compare_files(BEFORE, AFTER).pairs
-    return {(p.metric.name, p.key.concurrency): cut(p.gain) for p in pairs}
+    return {(p.metric.name, p.key.concurrency): gain_text(p.gain) for p in pairs}
 
 
 def test_the_users_own_ratios() -> None:
@@ -67,7 +74,7 @@ def test_lower_latency_is_a_gain() -> None:
 
 
 def test_a_gain_is_cut_not_rounded() -> None:
-    assert [cut(x) for x in (1.8854, 1.999, 1.15, 0.999, 2.0)] == [
+    assert [gain_text(x) for x in (1.8854, 1.999, 1.15, 0.999, 2.0)] == [
         "1.88x",
         "1.99x",
         "1.15x",
@@ -152,7 +159,7 @@ def test_sglang_and_vllm_json_pair_up() -> None:
     comparison = compare(
         parse_samples([json.dumps(sglang_run())]), parse_samples([json.dumps(vllm)])
     )
-    assert {p.metric.name: cut(p.gain) for p in comparison.pairs} == {
+    assert {p.metric.name: gain_text(p.gain) for p in comparison.pairs} == {
         "output_throughput": "1.50x",
         "median_ttft_ms": "2.00x",
         "p99_e2e_ms": "1.50x",
@@ -243,7 +250,9 @@ class Reader(HTMLParser):
 def test_the_page_is_self_contained_and_escaped() -> None:
     hostile = Key(LoadKind.SERVING, 1, 1, 1, "<script>alert(1)</script>")
     samples = [Sample(hostile, "output_throughput", 1.0, "x")]
-    page = render_page(compare(samples, samples), "<img src=x>", "a & b")
+    comparison = compare(samples, samples)
+    charts = comparison_charts(comparison)
+    page = render_page(comparison, charts, "<b>title</b>", "<img src=x>", "a & b")
     reader = Reader()
     reader.feed(page)
     assert not {"script", "img", "link", "iframe"} & set(reader.tags)
@@ -253,10 +262,74 @@ def test_the_page_is_self_contained_and_escaped() -> None:
 
 
 def test_the_picture_is_well_formed_and_shows_the_gains() -> None:
-    svg = render_svg(compare_files(BEFORE, AFTER))
+    charts = comparison_charts(compare_files(BEFORE, AFTER))
+    svg = svg_text(render_picture(charts, "DeepSeek-R1 on NVIDIA_L40S", "before to after"))
     words = [e.text for e in ET.fromstring(svg).iter() if e.text and e.text.strip()]  # noqa: S314
     for gain in ("1.37x", "1.75x", "3.64x", "1.88x", "1.49x"):
         assert gain in words
+    assert "DeepSeek-R1 on NVIDIA_L40S" in words
+    assert "Output throughput" in words
+    assert "Median end-to-end latency" in words
+
+
+def serving(concurrency: int, name: str, value: float, **lengths: int) -> Sample:
+    given = {"input_len": 128, "output_len": 128, **lengths}
+    return Sample(Key(LoadKind.SERVING, concurrency, **given), name, value, "x")
+
+
+def test_loads_of_nearly_equal_lengths_are_on_one_axis() -> None:
+    lengths = {1: 130, 4: 121, 16: 128, 64: 125}
+    keys = [Key(LoadKind.SERVING, n, size, 128) for n, size in lengths.items()]
+    other = Key(LoadKind.SERVING, 4, 1024, 128)
+    one, two = loads_of([*keys, other])
+    assert list(one.keys) == [1, 4, 16, 64]
+    assert one.title == "about 130+128 tokens"
+    assert list(two.keys.values()) == [other]
+
+
+def test_request_rates_are_an_axis_where_they_were_varied() -> None:
+    keys = [Key(LoadKind.SERVING, 0, 128, 128, rate) for rate in ("8", "2", "inf", "trace")]
+    found = loads_of(keys)
+    rates = next(one for one in found if len(one.keys) == 2)
+    assert list(rates.keys) == [2.0, 8.0]
+    assert rates.x_label == "requests per second"
+    assert sum(len(one.keys) for one in found) == 4
+
+
+def test_low_loads_stay_visible_beside_high_ones() -> None:
+    """On the logarithmic axis 17 tokens a second are not lost beside 17,613."""
+    sizes = {1: 17.4, 32: 550.0, 1024: 17_613.0}
+    samples = [serving(n, "output_throughput", value) for n, value in sizes.items()]
+    (chart,) = summary_charts(summarise(samples))
+    heights = [shape.y for shape in chart.shapes if isinstance(shape, Mark)]
+    first, middle, last = heights
+    assert first - middle == pytest.approx(middle - last, rel=0.01)
+
+
+def test_throughput_is_drawn_against_latency() -> None:
+    samples = [
+        serving(n, name, value)
+        for n in (1, 8, 64)
+        for name, value in (("output_throughput", 20.0 * n), ("mean_tpot_ms", 10.0 + n))
+    ]
+    titles = [chart.label for chart in summary_charts(summarise(samples))]
+    assert "Throughput against latency, 128+128 tokens: this run" in titles
+
+
+def test_the_title_says_model_gpu_and_date() -> None:
+    lines = [
+        "[2026-11-20 10:00:00] server_args=ServerArgs(model_path='/models/DeepSeek-R1/', tp=8)",
+        "Using MoE kernel config from E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
+        "[2026-11-21 10:00:00] later",
+    ]
+    found = parse_origin(lines)
+    assert found.title == "DeepSeek-R1 on NVIDIA_H200, 2026-11-20"
+    vllm = parse_origin(['{"date": "20261120-101112", "model_id": "Qwen/Qwen3-30B-A3B"}'])
+    assert vllm.title == "Qwen3-30B-A3B, 2026-11-20"
+    assert (
+        Origin(device="NVIDIA_H20").or_else(vllm).title == "Qwen3-30B-A3B on NVIDIA_H20, 2026-11-20"
+    )
+    assert parse_origin(["nothing here"]).title == ""
 
 
 def test_the_headline() -> None:
@@ -267,18 +340,31 @@ def test_the_headline() -> None:
 
 
 def test_report_files(tmp_path: Path) -> None:
-    written = write_report(compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after")
+    written = write_report(
+        compare_files(BEFORE, AFTER), tmp_path / "out", "before", "after", Origin()
+    )
     assert sorted(p.name for p in written) == [
         "report.csv",
         "report.html",
         "report.json",
+        "report.png",
         "report.svg",
         "report.txt",
     ]
     assert all(p.stat().st_size for p in written)
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableOutput):
-        write_report(compare([], []), tmp_path / "file", "", "")
+        write_report(compare([], []), tmp_path / "file", "", "", Origin())
+
+
+def test_one_run_has_pictures_too(tmp_path: Path) -> None:
+    written = write_summary(summarise(read_samples(SWEEP)), tmp_path, "sweep.md", Origin("R1"))
+    names = {path.name for path in written}
+    assert {"summary.html", "summary.svg", "summary.png", "summary.csv"} <= names
+    reader = Reader()
+    reader.feed((tmp_path / "summary.html").read_text())
+    assert reader.links == []
+    assert "svg" in reader.tags
 
 
 @pytest.mark.parametrize("content", [None, "", "no benchmark here\n", "{}\n", "[1]\n", "| a |\n"])
@@ -307,8 +393,10 @@ def test_damaged_results_never_give_a_traceback(data: st.DataObject) -> None:
             text = text[:start] + middle + text[end:]
         sides.append(parse_samples(text.splitlines(), "x"))
     comparison = compare(*sides)
-    ET.fromstring(render_svg(comparison)) if comparison.pairs else None  # noqa: S314
+    charts = comparison_charts(comparison)
+    ET.fromstring(svg_text(render_picture(charts, "a", "b")))  # noqa: S314
+    summary_charts(summarise(sides[0]))
     json.dumps(as_dict(comparison), allow_nan=False)
     assert render_text(comparison)
     assert render_csv(comparison)
-    assert render_page(comparison, "a", "b")
+    assert render_page(comparison, charts, "t", "a", "b")

@@ -272,6 +272,15 @@ def bench_report(
         Path | None,
         typer.Option(metavar="FILE", help="Bundle to save the last runs beside; default: none."),
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="The model, for titles; default: as the results say.")
+    ] = "",
+    device: Annotated[
+        str, typer.Option(help="The GPU, for titles; default: as the results say.")
+    ] = "",
+    date: Annotated[
+        str, typer.Option(help="The date, for titles; default: as the results say.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Compare benchmark results before and after, at equal load, or show the results of one run.
@@ -279,8 +288,10 @@ def bench_report(
     E.g. `tuner bench-report sweep-20261101` or `tuner bench-report before after --out report`.
     """
     from tuner.deploy.bench_report import (
+        Origin,
         as_dict,
         compare,
+        read_origin,
         read_samples,
         render_summary,
         render_text,
@@ -292,6 +303,8 @@ def bench_report(
     )
 
     new = read_samples(after or before)
+    origin = Origin(model, device, date).or_else(read_origin(after or before))
+    origin = origin.or_else(read_origin(before))
     if release:
         from tuner.deploy.bundle.verify import verify as check
 
@@ -299,12 +312,12 @@ def bench_report(
     if after is None:
         summary = summarise(new)
         if out:
-            write_summary(summary, out)
+            write_summary(summary, out, str(before), origin)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
     comparison = compare(read_samples(before), new)
     if out:
-        write_report(comparison, out, str(before), str(after))
+        write_report(comparison, out, str(before), str(after), origin)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
 
 

@@ -17,6 +17,7 @@ from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
 from tuner.export.files import (
+    PICTURES,
     PROVENANCE,
     left_out_name,
     left_out_text,
@@ -31,6 +32,7 @@ from tuner.export.selection import (
     select,
     with_shipped,
 )
+from tuner.pictures.write import picture_pages
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import Family, families, family_of
@@ -75,7 +77,9 @@ def export_device(
     )
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
-    files = export(chosen.winners, engine, device, out, chosen.left_out, beside=carried)
+    pictures = _pictures(chosen.winners, device, out) if out else {}
+    beside = {**carried, **pictures}
+    files = export(chosen.winners, engine, device, out, chosen.left_out, beside=beside)
     notes = triton_notes(files, engine)
     if out is None:
         root = _engine_root(used, engine)
@@ -92,7 +96,14 @@ def export_device(
             *(_copy_text(out, delivery, engine) for delivery in used if not delivery.variable),
         ],
         left_out=chosen.left_out,
+        picture=next(iter(pictures)),
     )
+
+
+def _pictures(winners: Sequence[Winner], device: Device, out: Path) -> dict[Path, bytes]:
+    """The page of the winners first, then the picture of each problem. No PNG: it takes longer."""
+    pages = picture_pages(winners, device, png=False)
+    return {out / PICTURES / name: data for name, data in pages.items()}
 
 
 def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
@@ -121,6 +132,21 @@ def choose(
     predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
     `named` problems stands for is predicted.
     """
+    found = stored(store, device, engine, wanted)
+    kept, left_out = loadable(found, engine, into_engine=into_engine)
+    if not allow_predicted:
+        kept, predicted = leave_out_predicted(kept, named)
+        left_out += predicted
+    return Choice(kept, left_out)
+
+
+def stored(
+    store: WinnerStore, device: Device, engine: Engine, wanted: Sequence[Problem] = ()
+) -> Sequence[Winner]:
+    """All current winners for a device, or those of the `wanted` problems; see `select`.
+
+    Raises ExportRefused where there are none.
+    """
     winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
     if not winners:
         raise ExportRefused(
@@ -128,12 +154,7 @@ def choose(
             cli=f"run `tuner tune MODEL --device {device.name}` first",
             api=f"post a job for the device {device.name} first",
         )
-    found = with_shipped(select(winners, wanted) if wanted else winners)
-    kept, left_out = loadable(found, engine, into_engine=into_engine)
-    if not allow_predicted:
-        kept, predicted = leave_out_predicted(kept, named)
-        left_out += predicted
-    return Choice(kept, left_out)
+    return with_shipped(select(winners, wanted) if wanted else winners)
 
 
 def loadable(

@@ -24,6 +24,7 @@ from tuner.problems.records import Winner
 from tuner.problems.results import entry_json, incumbent_json
 
 PROVENANCE = "provenance"  # the sidecars' folder under a root
+PICTURES = "pictures"  # the folder of pages and pictures under a root
 _READABLE = 0o644  # by the engine's user too, whatever mode temporary files have
 
 

@@ -33,6 +33,7 @@ class ExportReport:
     server_flags: Sequence[ServerAdvice] = ()
     notes: Sequence[str] = ()  # what an operator should know about the files
     left_out: Sequence[LeftOut] = ()
+    picture: Path | None = None  # the page with pictures of the winners
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -53,6 +54,8 @@ class ExportReport:
         lines += ["", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
+        if self.picture:
+            lines.append(f"pictures of the times: {self.picture}")
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
         lines += self.notes
         lines += [f"server flags for {flags}" for flags in self.server_flags]

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from tuner.deploy.bench_report.compare import Comparison, compare
-from tuner.deploy.bench_report.page import render_page
-from tuner.deploy.bench_report.plot import render_svg
+from tuner.deploy.bench_report.origin import Origin, read_origin
+from tuner.deploy.bench_report.page import headline, render_page, render_run_page
+from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
 from tuner.deploy.bench_report.readers import read_samples
 from tuner.deploy.bench_report.summary import (
     Summary,
@@ -18,10 +19,13 @@ from tuner.deploy.bench_report.summary import (
     summary_markdown,
 )
 from tuner.deploy.bench_report.tables import as_dict, render_csv, render_text, save_runs, write_all
+from tuner.draw.files import picture_files
 
 __all__ = [
+    "Origin",
     "as_dict",
     "compare",
+    "read_origin",
     "read_samples",
     "render_summary",
     "render_text",
@@ -33,32 +37,45 @@ __all__ = [
 ]
 
 
-def write_summary(summary: Summary, out: Path) -> list[Path]:
-    """Write summary.csv, summary.md, summary.json and summary.txt under `out`.
+def write_summary(summary: Summary, out: Path, run: str, origin: Origin) -> list[Path]:
+    """Write summary.csv, .md, .json, .txt, .html, .svg and (with Pillow) .png under `out`.
+
+    `run` names the run, e.g. by its file. Raises UnwritableOutput.
+    """
+    title, charts = origin.title or "Benchmark", summary_charts(summary)
+    picture = render_picture(charts, title, run)
+    files = {
+        "summary.csv": summary_csv(summary).encode(),
+        "summary.md": summary_markdown(summary).encode(),
+        "summary.json": (json.dumps(summary_dict(summary), indent=2) + "\n").encode(),
+        "summary.txt": render_summary(summary).encode(),
+        "summary.html": render_run_page(summary, charts, title, run).encode(),
+        **picture_files("summary", picture),
+    }
+    return _write(out, files)
+
+
+def write_report(
+    comparison: Comparison, out: Path, before: str, after: str, origin: Origin
+) -> list[Path]:
+    """Write report.html, .svg, .csv, .json, .txt and (with Pillow) .png under `out`.
 
     Raises UnwritableOutput.
     """
-    texts = {
-        out / "summary.csv": summary_csv(summary),
-        out / "summary.md": summary_markdown(summary),
-        out / "summary.json": json.dumps(summary_dict(summary), indent=2) + "\n",
-        out / "summary.txt": render_summary(summary),
+    title = f"{origin.title or 'Benchmark'}: before and after"
+    charts = comparison_charts(comparison)
+    picture = render_picture(charts, title, f"{before} to {after}. {headline(comparison)}")
+    files = {
+        "report.html": render_page(comparison, charts, title, before, after).encode(),
+        "report.csv": render_csv(comparison).encode(),
+        "report.json": (json.dumps(as_dict(comparison), indent=2) + "\n").encode(),
+        "report.txt": render_text(comparison).encode(),
+        **picture_files("report", picture),
     }
-    write_all(texts)
-    return list(texts)
+    return _write(out, files)
 
 
-def write_report(comparison: Comparison, out: Path, before: str, after: str) -> list[Path]:
-    """Write report.html, report.svg, report.csv, report.json and report.txt under `out`.
-
-    Raises UnwritableOutput.
-    """
-    texts = {
-        out / "report.html": render_page(comparison, before, after),
-        out / "report.svg": render_svg(comparison),
-        out / "report.csv": render_csv(comparison),
-        out / "report.json": json.dumps(as_dict(comparison), indent=2) + "\n",
-        out / "report.txt": render_text(comparison),
-    }
-    write_all(texts)
-    return list(texts)
+def _write(out: Path, files: dict[str, bytes]) -> list[Path]:
+    paths = {out / name: data for name, data in files.items()}
+    write_all(paths)
+    return list(paths)

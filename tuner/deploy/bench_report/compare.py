@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -97,9 +96,3 @@ def spread(values: Sequence[float]) -> Spread:
 
 def _gain(known: Metric, before: float, after: float) -> float:
     return after / before if known.higher_is_better else before / after
-
-
-def cut(gain: float) -> str:
-    """A gain cut to two decimals, so that it is never overstated: 1.8854 is 1.88x."""
-    # The small number corrects binary fractions: 1.15 is stored as 1.1499999...
-    return f"{math.floor(gain * 100 + 1e-9) / 100:.2f}x" if math.isfinite(gain) else "-"

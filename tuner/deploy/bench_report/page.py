@@ -1,65 +1,59 @@
-"""The report as one HTML page with an inline picture; it loads no other file."""
+"""The report as one HTML page with inline pictures; it loads no other file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from tuner.deploy.bench_report.compare import Comparison, Pair, cut
-from tuner.deploy.bench_report.plot import render_svg
+from tuner.deploy.bench_report.compare import Comparison, Pair
+from tuner.deploy.bench_report.summary import Summary, summary_rows
 from tuner.deploy.bench_report.tables import by_metric, spread_text, unpaired
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
-  color: #1b1f24; background: #fff; max-width: 880px; margin: 32px auto; padding: 0 16px; }
-h1 { font-size: 24px; margin: 0 0 4px; }
-p { margin: 4px 0; } .muted { color: #5b6470; } svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; margin-top: 24px; }
-tr.metric th { text-align: left; color: #1b1f24; padding-top: 18px; font-size: 14px; }
-tr.metric span { color: #5b6470; font-weight: 400; }
-th, td { padding: 5px 8px; text-align: right; border-bottom: 1px solid #dfe3e8; }
-th { color: #5b6470; font-weight: 600; } td { font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; }
-td.better, td.worse, td.unclear { font-weight: 600; }
-td.better { color: #1a7f4b; } td.worse { color: #b3261e; } td.unclear { color: #5b6470; }
-"""
-# The page may load no script, style sheet, picture or font.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+from tuner.draw.page import html_page
+from tuner.draw.shapes import Drawing
+from tuner.draw.svg import joined
+from tuner.render import gain_text
 
 
-def render_page(comparison: Comparison, before: str, after: str) -> str:
-    """The HTML page. `before` and `after` name the two sides, e.g. their files."""
+def render_page(
+    comparison: Comparison, charts: Sequence[Drawing], title: str, before: str, after: str
+) -> str:
+    """The page of two runs. `before` and `after` name them, e.g. by their files."""
     groups = by_metric(comparison.pairs)
     rows = "\n".join(_rows(pairs) for pairs in groups.values())
     alone = "\n".join(f'<p class="muted">{escape(line)}</p>' for line in unpaired(comparison))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>Benchmark: before and after</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Benchmark: before and after</h1>
+    body = f"""<h1>{escape(title)}</h1>
 <p class="muted">{escape(before)} &rarr; {escape(after)}</p>
 <p>{escape(headline(comparison))}</p>
-{render_svg(comparison) if comparison.pairs else ""}
-<table>
+<div class="charts">{joined(charts)}</div>
+<div class="table"><table>
 <thead><tr><th>load</th><th>before</th><th>after</th><th>gain</th><th>spread</th><th>n</th></tr>
 </thead>
 <tbody>
 {rows}
 </tbody>
-</table>
+</table></div>
 {alone}
 <p class="muted">A gain above 1 is better, for throughput and latency alike. Gains are cut to two
 decimals, not rounded. The spread is over runs paired one to one where both sides have as many,
 else from the worst to the best case; where it reaches both sides of 1 the gain is grey. n counts
-values before/after.</p>
-</body>
-</html>
-"""
+values before/after.</p>"""
+    return html_page(title, body)
+
+
+def render_run_page(summary: Summary, charts: Sequence[Drawing], title: str, run: str) -> str:
+    """The page of one run. `run` names it, e.g. by its file."""
+    head, rows = summary_rows(summary)
+    body = f"""<h1>{escape(title)}</h1>
+<p class="muted">{escape(run)}</p>
+<div class="charts">{joined(charts)}</div>
+<div class="table"><table>
+<thead>{_cells("th", head)}</thead>
+<tbody>
+{"".join(_cells("td", row) for row in rows)}
+</tbody>
+</table></div>
+<p class="muted">Medians, where a load was measured several times.</p>"""
+    return html_page(title, body)
 
 
 def headline(comparison: Comparison) -> str:
@@ -69,7 +63,11 @@ def headline(comparison: Comparison) -> str:
     first = comparison.pairs[0].metric
     pairs = [p for p in comparison.pairs if p.metric == first]
     gains = sorted(p.gain for p in pairs)
-    reach = cut(gains[0]) if len(gains) == 1 else f"{cut(gains[0])} to {cut(gains[-1])}"
+    reach = (
+        gain_text(gains[0])
+        if len(gains) == 1
+        else f"{gain_text(gains[0])} to {gain_text(gains[-1])}"
+    )
     loads = "one load" if len(pairs) == 1 else f"{len(pairs)} loads"
     return f"{first.title}: {reach} over {loads}."
 
@@ -79,7 +77,7 @@ def _rows(pairs: list[Pair]) -> str:
     direction = "higher is better" if metric.higher_is_better else "lower is better"
     title = f"{escape(metric.title)} <span>{escape(metric.unit)}, {direction}</span>"
     return "\n".join(
-        [f'<tr class="metric"><th colspan="6">{title}</th></tr>', *(_row(p) for p in pairs)]
+        [f'<tr class="group"><th colspan="6">{title}</th></tr>', *(_row(p) for p in pairs)]
     )
 
 
@@ -87,6 +85,10 @@ def _row(pair: Pair) -> str:
     return (
         f"<tr><td>{escape(str(pair.key))}</td><td>{pair.before.median:,.2f}</td>"
         f"<td>{pair.after.median:,.2f}</td>"
-        f'<td class="{pair.verdict}">{cut(pair.gain)}</td>'
+        f'<td class="{pair.verdict}">{gain_text(pair.gain)}</td>'
         f"<td>{spread_text(pair)}</td><td>{pair.before.n}/{pair.after.n}</td></tr>"
     )
+
+
+def _cells(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>\n"

@@ -54,11 +54,17 @@ def summarise(samples: Iterable[Sample]) -> Summary:
     return Summary({k: {name: spread(v) for name, v in groups[k].items()} for k in ordered})
 
 
-def render_summary(summary: Summary) -> str:
-    """The summary as an aligned table."""
+def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headers of the table, and a row for each load."""
     names = _shown(summary)
     head = ("load", "tokens", *(_HEADS[name] for name in names), "runs")
     rows = [(*_labels(key), *_cells(row, names), _runs(key, row)) for key, row in _items(summary)]
+    return head, rows
+
+
+def render_summary(summary: Summary) -> str:
+    """The summary as an aligned table."""
+    head, rows = summary_rows(summary)
     return table(head, rows, right=head[2:], rule=False) + "\n"
 
 

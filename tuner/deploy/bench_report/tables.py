@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.compare import Comparison, Pair, cut
+from tuner.deploy.bench_report.compare import Comparison, Pair
 from tuner.deploy.bench_report.samples import Sample
 from tuner.errors import UnwritableOutput
-from tuner.render import table
+from tuner.render import gain_text, table
 
 _COLUMNS = (
     *("metric", "unit", "better", "load", "concurrency", "input_len", "output_len"),
@@ -32,7 +32,7 @@ def render_text(comparison: Comparison) -> str:
             str(p.key),
             _number(p.before.median),
             _number(p.after.median),
-            cut(p.gain),
+            gain_text(p.gain),
             spread_text(p),
             f"{p.before.n}/{p.after.n}",
         )
@@ -48,7 +48,7 @@ def spread_text(pair: Pair) -> str:
     """The range of the gain, or a dash for a single run on each side."""
     if pair.before.n == pair.after.n == 1:
         return "-"
-    return f"{cut(pair.gain_low)}-{cut(pair.gain_high)}"
+    return f"{gain_text(pair.gain_low)}-{gain_text(pair.gain_high)}"
 
 
 def unpaired(comparison: Comparison) -> list[str]:
@@ -75,7 +75,7 @@ def render_csv(comparison: Comparison) -> str:
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """Values for JSON; `gain_text` is the gain as tables show it."""
-    pairs = [{**asdict(p), "gain_text": cut(p.gain)} for p in comparison.pairs]
+    pairs = [{**asdict(p), "gain_text": gain_text(p.gain)} for p in comparison.pairs]
     return {
         "pairs": pairs,
         "only_before": [asdict(k) for k in comparison.only_before],
@@ -89,15 +89,15 @@ def save_runs(samples: Iterable[Sample], path: Path, release: str) -> None:
     Raises UnwritableOutput.
     """
     value = {"release": release, "samples": [asdict(s) for s in samples]}
-    write_all({path: json.dumps(value) + "\n"})
+    write_all({path: f"{json.dumps(value)}\n".encode()})
 
 
-def write_all(texts: dict[Path, str]) -> None:
+def write_all(files: dict[Path, bytes]) -> None:
     """Write files, and create their folders. Raises UnwritableOutput."""
-    for path, text in texts.items():
+    for path, data in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
+            path.write_bytes(data)
         except OSError as error:
             raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
 

@@ -1,0 +1,138 @@
+"""Draw measured results that are kept in benchmarks/results, for the README and the documents.
+
+    python benchmarks/pictures.py                 # writes docs/pictures/
+    python benchmarks/pictures.py --list          # prints the gains of every kept report
+
+Needs no GPU: the times were measured when the reports were made (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tuner.deploy.bench_report import compare, read_samples, summarise
+from tuner.deploy.bench_report.page import headline
+from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
+from tuner.devices.table import find_device
+from tuner.draw.chart import WIDTH
+from tuner.draw.files import picture_files
+from tuner.draw.shapes import Drawing, heading, stack
+from tuner.pictures.charts import problem_charts
+from tuner.pictures.rows import rows_of, summary_line
+from tuner.pictures.write import title_of
+from tuner.problems.points import Config, Point
+from tuner.problems.records import Winner
+from tuner.problems.registry import parse_problem, read_part
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BENCH = ROOT / "tests" / "data" / "cluster" / "bench"
+OUT = ROOT / "docs" / "pictures"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print gains and write nothing")
+    args = parser.parse_args()
+    if args.list:
+        for name, report in reports():
+            winners = winners_of(report)
+            card = find_device(report["device"])
+            print(name, report["problem"], card.name)
+            print("   ", summary_line(rows_of(winners[0].problem, winners, card)))
+        return
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name, data in pictures().items():
+        (OUT / name).write_bytes(data)
+        print(OUT / name)
+
+
+def pictures() -> dict[str, bytes]:
+    """The documents' pictures by the names of their files."""
+    known = dict(reports())
+    found: dict[str, bytes] = {}
+    for name, source, titles in PICTURES:
+        found |= picture_files(name, drawing(known[source], titles), png=False)
+    return found | _bench_pictures()
+
+
+def _bench_pictures() -> dict[str, bytes]:
+    """Two runs, and one run, that users posted."""
+    sides = [
+        [s for path in sorted(BENCH.glob(f"l40s-32gpu-{side}-*")) for s in read_samples(path)]
+        for side in ("before", "after")
+    ]
+    comparison = compare(*sides)
+    title = "DeepSeek-R1 INT8 on 32 x NVIDIA_L40S: before and after"
+    two = render_picture(comparison_charts(comparison), title, headline(comparison))
+    summary = summarise(read_samples(BENCH / "h20-2node-sglang-sweep.md"))
+    first = [chart for chart in summary_charts(summary) if "128+128" in chart.label]
+    one = render_picture(first, "DeepSeek-R1 on 16 x NVIDIA_H20", "a sweep of sglang")
+    return picture_files("bench-l40s", two, png=False) | picture_files("bench-h20", one, png=False)
+
+
+# A picture's name, its report, and which of its charts are drawn; no titles: all.
+PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
+    ("moe-up-h200", "h200/e256n64int8.json", ("up gemm",)),
+    ("moe-h200", "h200/e256n64int8.json", ()),
+    ("decode-h200", "h200/attention_reports.jsonl:4", ()),
+]
+
+
+def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
+    winners, card = winners_of(report), find_device(report["device"])
+    problem = winners[0].problem
+    rows = [
+        row for row in rows_of(problem, winners, card) if not titles or row.place.chart in titles
+    ]
+    title = f"{title_of(problem)} on {card.name}"
+    engine = report["engine"].replace("==", " ")
+    about = f"{engine}, Triton {report['environment']['triton']}. {summary_line(rows)}."
+    return stack([heading(title, about, WIDTH), *problem_charts(rows)], title)
+
+
+def reports() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What `tuner tune --json` printed, by the name of its file (and its line)."""
+    for path in sorted((RESULTS / "h200").glob("*.json")):
+        value = json.loads(path.read_text())
+        if isinstance(value, dict) and "entries" in value and "environment" in value:
+            yield f"h200/{path.name}", value
+    lines = (RESULTS / "h200" / "attention_reports.jsonl").read_text().splitlines()
+    for at, line in enumerate(lines):
+        yield f"h200/attention_reports.jsonl:{at + 1}", json.loads(line)
+
+
+def winners_of(report: Mapping[str, Any]) -> list[Winner]:
+    problem = parse_problem(report["problem"])
+    fields = {k: v for k, v in report["environment"].items() if k != "fingerprint"}
+    environment = Environment(**fields)
+    then = datetime(2026, 1, 1, tzinfo=timezone.utc)  # reports do not say when they were made
+    return [Winner(problem, environment, _entry(one), 0, then) for one in report["entries"]]
+
+
+def _entry(value: Mapping[str, Any]) -> Entry:
+    part = read_part(value.get("gemm") or value.get("part") or "")
+    tokens = value.get("new_tokens", 0), value.get("cached_tokens", 0)
+    incumbents = {
+        name: Incumbent(Config(one["config"]), Status(one["status"]), one["median_us"])
+        for name, one in value["incumbents"].items()
+    }
+    return Entry(
+        point=Point(value["batch_size"], part, *tokens),
+        config=Config(value["config"]),
+        status=Status(value["status"]),
+        median_us=value["median_us"],
+        compiled=Compiled(Status.OK),
+        incumbents=incumbents,
+        reason=value["reason"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The documentation: every page is in the navigation, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("**/*.md"))
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES
+_LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    listed = re.findall(r"[\w-]+\.md", str(settings["nav"]))
+    assert sorted(listed) == [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(text: Path) -> None:
+    for link in _LINK.findall(text.read_text(encoding="utf-8")):
+        if re.match(r"\w+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = text.parent / name if name else text
+        assert target.exists(), link
+        if anchor:
+            assert anchor in _anchors(target), link
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", one.lower()) for one in headings]
+    return {one.strip().replace(" ", "-") for one in plain}

@@ -1,0 +1,206 @@
+"""A chart of lines on logarithmic axes, with a strip of gains below it.
+
+A chart is as wide as a phone's page, so that its text is never reduced there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tuner.draw.scale import LogScale, log_scale, number_text
+from tuner.draw.shapes import (
+    Anchor,
+    Box,
+    Colour,
+    Drawing,
+    Glyph,
+    Line,
+    Mark,
+    Shape,
+    Text,
+    cut_text,
+    text_width,
+)
+from tuner.render import gain_text
+
+WIDTH = 400.0
+_LEFT, _RIGHT = 50.0, 14.0  # the y axis' numbers; half of the last number of the x axis
+_PLOT, _STRIP = 180.0, 62.0  # heights
+_SMALL = 11.0  # size of numbers and legends
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point of a line; `low` and `high` are the ends of its spread."""
+
+    x: float
+    y: float
+    glyph: Glyph = Glyph.DISC
+    tip: str = ""
+    label: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line with its name. `dashed` is for lines that nobody measured."""
+
+    name: str
+    colour: Colour
+    spots: tuple[Spot, ...]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What to draw. All x and y are above zero."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    gains: Mapping[float, float] = field(default_factory=dict)  # by x; above 1 is better
+    glyphs: Mapping[Glyph, str] = field(default_factory=dict)  # what the forms of points mean
+    # Text for values of the x axis. Empty: round numbers, which need not be points of a line.
+    x_names: Mapping[float, str] = field(default_factory=dict)
+
+
+def draw_chart(chart: Chart) -> Drawing:
+    """The chart as shapes."""
+    shapes: list[Shape] = [Text(0, 16, cut_text(chart.title, 13, WIDTH), 13, bold=True)]
+    legend, top = _legend(chart, 36)
+    spots = [spot for one in chart.series for spot in one.spots]
+    x = log_scale([*(s.x for s in spots), *chart.gains], _LEFT + 6, WIDTH - _RIGHT, room=1.0)
+    reach = [v for s in spots for v in (s.y, s.low, s.high) if v is not None]
+    y = log_scale(reach, top + 22 + _PLOT, top + 22)
+    shapes += [*legend, Text(0, top + 10, chart.y_label, _SMALL, Colour.MUTED)]
+    shapes += _y_axis(y)
+    for one in chart.series:
+        shapes += _line(one, x, y)
+    bottom = y.start
+    if chart.gains:
+        shapes += _strip(chart.gains, x, bottom + 14)
+        bottom += 14 + _STRIP
+    shapes += _x_axis(chart, x, bottom)
+    label = f"{chart.title}: {', '.join(one.name for one in chart.series)}"
+    return Drawing(WIDTH, bottom + 36, tuple(shapes), label)
+
+
+def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
+    """The names of lines and of glyphs, in rows; and the y below them."""
+    items: list[tuple[str, list[Shape]]] = []
+    for one in chart.series:
+        sample: list[Shape] = [Line(((0, 0), (20, 0)), one.colour, 2, one.dashed)]
+        items.append((one.name, sample))
+    for glyph, word in chart.glyphs.items():
+        items.append((word, [Mark(14, 0, glyph, Colour.INK)]))
+    shapes: list[Shape] = []
+    x, y = 0.0, top
+    for name, sample in items:
+        needed = 26 + text_width(name, _SMALL)
+        if x and x + needed > WIDTH:
+            x, y = 0.0, y + 17
+        for shape in sample:
+            shapes.append(_at(shape, x, y - 4))
+        shapes.append(Text(x + 26, y, name, _SMALL))
+        x += needed + 10
+    return shapes, y + 10
+
+
+def _at(shape: Shape, x: float, y: float) -> Shape:
+    if isinstance(shape, Line):
+        points = tuple((px + x, py + y) for px, py in shape.points)
+        return Line(points, shape.colour, shape.width, shape.dashed)
+    assert isinstance(shape, Mark)
+    return Mark(shape.x + x, shape.y + y, shape.glyph, shape.colour)
+
+
+def _y_axis(y: LogScale) -> list[Shape]:
+    shapes: list[Shape] = []
+    for value in y.ticks():
+        at = y.at(value)
+        shapes.append(Line(((_LEFT, at), (WIDTH, at)), Colour.RULE))
+        number = Text(_LEFT - 6, at + 4, number_text(value), _SMALL, Colour.MUTED, Anchor.END)
+        shapes.append(number)
+    return shapes
+
+
+def _line(one: Series, x: LogScale, y: LogScale) -> list[Shape]:
+    places = [(x.at(spot.x), y.at(spot.y)) for spot in one.spots]
+    shapes: list[Shape] = []
+    if len(places) > 1:
+        shapes.append(Line(tuple(places), one.colour, 1.5 if one.dashed else 2, one.dashed))
+    for spot, (left, top) in zip(one.spots, places, strict=True):
+        if spot.low and spot.high and spot.low < spot.high:
+            ends = ((left, y.at(spot.low)), (left, y.at(spot.high)))
+            shapes.append(Line(ends, one.colour))
+        if spot.glyph is not Glyph.NONE:
+            shapes.append(Mark(left, top, spot.glyph, one.colour, spot.tip))
+    taken: list[tuple[float, float]] = []
+    for spot, (left, top) in zip(one.spots, places, strict=True):
+        near = any(abs(left - tx) < 24 and abs(top - ty) < 12 for tx, ty in taken)
+        if spot.label and not near:
+            taken.append((left, top))
+            shapes.append(Text(left - 5, top - 6, spot.label, 10, one.colour, Anchor.END))
+    return shapes
+
+
+def _strip(gains: Mapping[float, float], x: LogScale, top: float) -> list[Shape]:
+    """A bar for each gain, from 1 upwards, or downwards where the gain is a loss."""
+    high, low = max(1.02, *gains.values()), min(1.0, *gains.values())
+    bottom, room = top + _STRIP, _STRIP - 16  # 16 pixels for the number of the highest bar
+
+    def at(gain: float) -> float:
+        return bottom - (gain - low) / (high - low) * room
+
+    shapes: list[Shape] = [
+        Text(0, top + 28, "gain", _SMALL, Colour.MUTED),
+        Text(_LEFT - 6, at(1) + 4, "1x", _SMALL, Colour.MUTED, Anchor.END),
+        Line(((_LEFT, at(1)), (WIDTH, at(1))), Colour.MUTED),
+    ]
+    for value, gain in gains.items():
+        left, ends = x.at(value), sorted((at(1), at(gain)))
+        colour = Colour.SECOND if gain >= 1 else Colour.FIRST
+        shapes.append(Box(left - 3, ends[0], 6, max(ends[1] - ends[0], 0.5), colour))
+    notable = sorted(gains, key=lambda v: (v != max(gains, key=lambda g: gains[g]), v))
+    for value in _apart(notable, x, lambda v: text_width(gain_text(gains[v]), 10) + 2):
+        words = gain_text(gains[value])
+        reach = text_width(words, 10) / 2 + 3  # a text stands above all bars that it would touch
+        below = [gains[v] for v in gains if abs(x.at(v) - x.at(value)) < reach]
+        height = at(max(1.0, *below)) - 4
+        shapes.append(Text(_inside(x.at(value), words), height, words, 10, anchor=Anchor.MIDDLE))
+    return shapes
+
+
+def _inside(x: float, words: str) -> float:
+    """A middle of a text that does not leave the picture."""
+    return min(x, WIDTH - text_width(words, 10) / 2)
+
+
+def _x_axis(chart: Chart, x: LogScale, bottom: float) -> list[Shape]:
+    shapes: list[Shape] = [Line(((_LEFT, bottom), (WIDTH, bottom)), Colour.MUTED)]
+    names = chart.x_names or {value: number_text(value) for value in x.ticks()}
+    ends = [min(names), max(names)] if chart.x_names else []
+    order = [*ends, *(value for value in names if value not in ends)]
+    shown = _apart(order, x, lambda v: text_width(names[v], _SMALL) + 4)
+    for value in names:
+        at = x.at(value)
+        shapes.append(Line(((at, bottom), (at, bottom + 4)), Colour.MUTED))
+        if value in shown:
+            words = names[value]
+            shapes.append(Text(at, bottom + 16, words, _SMALL, Colour.MUTED, Anchor.MIDDLE))
+    middle = (_LEFT + WIDTH) / 2
+    shapes.append(Text(middle, bottom + 32, chart.x_label, _SMALL, Colour.MUTED, Anchor.MIDDLE))
+    return shapes
+
+
+def _apart(values: Iterable[float], x: LogScale, width: Callable[[float], float]) -> list[float]:
+    """The values whose texts do not touch those of earlier ones."""
+    kept: list[float] = []
+    for value in values:
+        here = x.at(value)
+        if all(abs(here - x.at(one)) >= (width(one) + width(value)) / 2 for one in kept):
+            kept.append(value)
+    return kept

@@ -1,0 +1,139 @@
+"""What a picture consists of. Lengths are pixels of a picture at its natural size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from textwrap import wrap
+
+
+class Colour(Enum):
+    """A colour by its purpose: (on a light ground, on a dark ground).
+
+    Lines have the colours of Okabe and Ito, which people with any colour vision tell apart
+    (https://jfly.uni-koeln.de/color/). Marks and dashes differ too, so no line needs its colour.
+    """
+
+    GROUND = ("#ffffff", "#14181d")
+    INK = ("#1b1f24", "#e8ebef")
+    MUTED = ("#5b6470", "#9aa5b1")
+    RULE = ("#dfe3e8", "#303841")
+    FIRST = ("#b94e00", "#e69f00")  # vermilion, darker for text; orange
+    SECOND = ("#0072b2", "#56b4e9")  # blue; sky blue
+    THIRD = ("#5b6470", "#9aa5b1")  # a limit, which was not measured
+
+
+class Glyph(Enum):
+    """The form of a point."""
+
+    DISC = "disc"
+    RING = "ring"
+    SQUARE = "square"
+    NONE = "none"
+
+
+class Anchor(Enum):
+    """The side of a text that its x is at. The values are SVG's."""
+
+    START = "start"
+    MIDDLE = "middle"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Straight lines from point to point."""
+
+    points: tuple[tuple[float, float], ...]
+    colour: Colour
+    width: float = 1.0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Box:
+    """A filled rectangle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a line."""
+
+    x: float
+    y: float
+    glyph: Glyph
+    colour: Colour
+    tip: str = ""  # shown under the pointer
+
+
+@dataclass(frozen=True)
+class Text:
+    """One line of text; y is its baseline."""
+
+    x: float
+    y: float
+    words: str
+    size: float = 12
+    colour: Colour = Colour.INK
+    anchor: Anchor = Anchor.START
+    bold: bool = False
+
+
+Shape = Line | Box | Mark | Text
+RADIUS = 3.5  # of a mark
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of shapes, which are drawn in their order."""
+
+    width: float
+    height: float
+    shapes: tuple[Shape, ...]
+    label: str  # the picture in words, for people who do not see it
+
+
+def text_width(words: str, size: float) -> float:
+    """About the width of a text, a little more than it needs in common fonts."""
+    return 0.58 * size * len(words)
+
+
+def cut_text(words: str, size: float, width: float) -> str:
+    """A text that fits a width; three dots stand for what is left out."""
+    fits = int(width / (0.58 * size))
+    return words if len(words) <= fits else words[: max(fits - 3, 0)] + "..."
+
+
+def stack(drawings: Sequence[Drawing], label: str, gap: float = 20, margin: float = 14) -> Drawing:
+    """The drawings below each other, as one with a margin."""
+    shapes: list[Shape] = []
+    top = margin
+    for one in drawings:
+        shapes += [_moved(shape, margin, top) for shape in one.shapes]
+        top += one.height + gap
+    width = max((one.width for one in drawings), default=0.0)
+    return Drawing(width + 2 * margin, top - gap + margin, tuple(shapes), label)
+
+
+def heading(title: str, details: str, width: float) -> Drawing:
+    """A heading: a title in bold, and details below it, each on as many lines as it takes."""
+    shapes: list[Shape] = []
+    y = 0.0
+    for words, size, colour in ((title, 15, Colour.INK), (details, 12, Colour.MUTED)):
+        for line in wrap(words, int(width / (0.58 * size))) if words else []:
+            y += size + 5
+            shapes.append(Text(0, y, line, size, colour, bold=size == 15))
+    return Drawing(width, y + 4, tuple(shapes), title)
+
+
+def _moved(shape: Shape, right: float, down: float) -> Shape:
+    if isinstance(shape, Line):
+        return replace(shape, points=tuple((x + right, y + down) for x, y in shape.points))
+    return replace(shape, x=shape.x + right, y=shape.y + down)

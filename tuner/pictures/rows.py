@@ -1,0 +1,131 @@
+"""From winners to rows: what the engine would take, what tuning gave, and what no kernel beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.pictures.place import Place
+from tuner.problems.points import Config, Problem
+from tuner.problems.records import Winner
+from tuner.problems.registry import family_of
+from tuner.problems.results import Entry, Incumbent, Status
+from tuner.render import gain_text
+
+
+class Origin(str, Enum):
+    """Where an entry comes from. The weakest comes last."""
+
+    MEASURED = "measured"  # on a GPU
+    SHIPPED = "shipped"  # in the engine's own file
+    DEFAULT = "default"  # the engine's choice without a file
+    PREDICTED = "predicted"  # by a model of the GPU
+
+
+@dataclass(frozen=True)
+class Row:
+    """One place of a problem's picture. Times are microseconds; None: nobody knows it."""
+
+    place: Place
+    size: str  # for people: "M=8"
+    engine_us: float | None
+    engine_measured: bool
+    tuned_us: float | None
+    roofline_us: float
+    origin: Origin
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as the engine's choice."""
+        if self.engine_us is None or not self.tuned_us:
+            return None
+        return self.engine_us / self.tuned_us
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "chart": self.place.chart,
+            "x": self.place.x,
+            "size": self.size,
+            "engine_us": self.engine_us,
+            "tuned_us": self.tuned_us,
+            "roofline_us": self.roofline_us,
+            "gain": self.gain,
+            "origin": self.origin.value,
+        }
+
+
+def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list[Row]:
+    """The rows of one problem's winners, by chart and then by x."""
+    family = family_of(problem)
+    order = {part: at for at, part in enumerate(problem.parts)}
+    placed: dict[Place, list[Entry]] = {}
+    for winner in sorted(winners, key=lambda w: (order[w.entry.point.part], w.entry.point)):
+        place = family.module("picture").place(problem, winner.entry.point)
+        placed.setdefault(place, []).append(winner.entry)
+    least_us = family.module("roofline").least_us
+    charts = list(dict.fromkeys(place.chart for place in placed))
+    return [
+        Row(
+            place=place,
+            size=entries[0].point.size,
+            engine_us=_sum([_engine(entry).median_us for entry in entries]),
+            engine_measured=all(_engine(entry).status is Status.OK for entry in entries),
+            tuned_us=_sum([entry.median_us for entry in entries]),
+            roofline_us=sum(least_us(problem, entry.point, device) for entry in entries),
+            origin=max((origin_of(entry) for entry in entries), key=list(Origin).index),
+        )
+        for place, entries in sorted(
+            placed.items(), key=lambda p: (charts.index(p[0].chart), p[0].x)
+        )
+    ]
+
+
+def origin_of(entry: Entry) -> Origin:
+    """Where an entry comes from; a prediction that keeps the engine's choice is the engine's."""
+    if entry.status is Status.OK:
+        return Origin.MEASURED
+    for origin in (Origin.SHIPPED, Origin.DEFAULT):
+        incumbent = entry.incumbents.get(origin.value)
+        if incumbent is not None and incumbent.config == entry.config:
+            return origin
+    return Origin.PREDICTED
+
+
+_UNKNOWN = Incumbent(Config({}), Status.INCUMBENT)
+
+
+def _engine(entry: Entry) -> Incumbent:
+    """What the engine would launch: with its file where it ships one, else its default."""
+    found = entry.incumbents
+    return found.get("shipped") or found.get("default") or _UNKNOWN
+
+
+def _sum(times: Sequence[float | None]) -> float | None:
+    known = [one for one in times if one is not None]
+    return sum(known) if len(known) == len(times) else None
+
+
+def summary_line(rows: Sequence[Row]) -> str:
+    """The gains of some rows in one sentence."""
+    gains = [row.gain for row in rows if row.gain]
+    if not gains:
+        return "No time is known for both the engine's choice and the tuned one."
+    counts = {o: sum(row.origin is o for row in rows) for o in Origin}
+    origins = ", ".join(f"{n} {origin.value}" for origin, n in counts.items() if n)
+    mean = math.exp(sum(map(math.log, gains)) / len(gains))
+    return (
+        f"{gain_text(mean)} as fast as the engine's choice on average (geometric mean of "
+        f"{len(gains)}), from {gain_text(min(gains))} to {gain_text(max(gains))}; {origins}"
+    )
+
+
+def by_problem(winners: Iterable[Winner]) -> Mapping[Problem, list[Winner]]:
+    """The winners of each problem, in the order of their texts."""
+    found: dict[Problem, list[Winner]] = {}
+    for winner in winners:
+        found.setdefault(winner.problem, []).append(winner)
+    return {problem: found[problem] for problem in sorted(found, key=lambda one: one.spec())}

@@ -1,0 +1,122 @@
+"""The pages and files of winners' pictures, and the table that a terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from textwrap import fill
+
+from tuner.devices.table import Device
+from tuner.draw.chart import WIDTH
+from tuner.draw.files import picture_files
+from tuner.draw.page import html_page
+from tuner.draw.shapes import Drawing, heading, stack
+from tuner.draw.svg import joined
+from tuner.pictures.charts import problem_charts
+from tuner.pictures.rows import Origin, Row, by_problem, rows_of, summary_line
+from tuner.problems.points import Problem
+from tuner.problems.records import Winner
+from tuner.render import gain_text, table
+
+_COLUMNS = 80
+_HEADERS = ("size", "engine us", "tuned us", "gain", "roofline us", "from")
+_ROOFLINE = (
+    "The roofline is the least time that any kernel could take: the larger of the bytes over the "
+    "memory's bandwidth and the operations over the tensor cores' peak."
+)
+_PREDICTED = "Predicted times are a model's: nothing ran on a GPU."
+
+
+def picture_pages(
+    winners: Sequence[Winner], device: Device, *, png: bool = True
+) -> dict[str, bytes]:
+    """Files by name: one page with all problems, and a picture of each problem.
+
+    A PNG is among them with `png`, where Pillow is installed.
+    """
+    problems = by_problem(winners)
+    files = {f"device_name={device.name}.html": page_of(winners, device).encode()}
+    for problem, some in problems.items():
+        rows = rows_of(problem, some, device)
+        title = f"{title_of(problem)} on {device.name}"
+        about = f"{_software(some)}. {summary_line(rows)}."
+        picture = stack([heading(title, about, WIDTH), *problem_charts(rows)], title)
+        files |= picture_files(file_stem(problem, device), picture, png=png)
+    return files
+
+
+def page_of(winners: Sequence[Winner], device: Device) -> str:
+    """The HTML page of all winners."""
+    problems = by_problem(winners)
+    rows = {problem: rows_of(problem, some, device) for problem, some in problems.items()}
+    predicted = any(row.origin is Origin.PREDICTED for some in rows.values() for row in some)
+    parts = [
+        f"<h1>Tuned kernels on {escape(device.name)}</h1>",
+        f'<p class="muted">{_ROOFLINE} {_PREDICTED if predicted else ""}</p>',
+    ]
+    for problem, some in problems.items():
+        parts.append(_section(problem, rows[problem], _software(some)))
+    return html_page(f"Tuned kernels on {device.name}", "\n".join(parts))
+
+
+def _section(problem: Problem, rows: Sequence[Row], software: str) -> str:
+    charts: Sequence[Drawing] = problem_charts(rows)
+    return f"""<h2>{escape(title_of(problem))}</h2>
+<p class="muted">{escape(software)}</p>
+<p>{escape(summary_line(rows))}.</p>
+<div class="charts">{joined(charts)}</div>
+{_html_table(rows)}"""
+
+
+def _html_table(rows: Sequence[Row]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in _HEADERS)
+    lines = []
+    for title, some in _by_chart(rows).items():
+        span = f'<tr class="group"><th colspan="{len(_HEADERS)}">{escape(title)}</th></tr>'
+        cells = ("".join(f"<td>{escape(one)}</td>" for one in _cells(row)) for row in some)
+        lines += [span, *(f"<tr>{one}</tr>" for one in cells)]
+    body = "\n".join(lines)
+    full = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="table"><table>{full}</table></div>'
+
+
+def as_text(problem: Problem, rows: Sequence[Row]) -> str:
+    """A heading, a table that fits 80 columns, and the gains in one sentence."""
+    parts = [fill(title_of(problem), _COLUMNS)]
+    for title, some in _by_chart(rows).items():
+        parts += [title, table(_HEADERS, [_cells(row) for row in some], right=_HEADERS[1:5])]
+    return "\n".join([*parts, fill(summary_line(rows), _COLUMNS)])
+
+
+def _by_chart(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.place.chart, []).append(row)
+    return found
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    times = (row.engine_us, row.tuned_us)
+    engine, tuned = ("-" if us is None else f"{us:,.1f}" for us in times)
+    gain = gain_text(row.gain) if row.gain else "-"
+    return (row.size, engine, tuned, gain, f"{row.roofline_us:,.1f}", row.origin.value)
+
+
+def title_of(problem: Problem) -> str:
+    """The problem's kind, and its shape with a space after each comma, so that lines can break."""
+    kind, _, shape = problem.spec().partition(":")
+    return f"{kind} {shape.replace(',', ', ')}"
+
+
+def _software(winners: Sequence[Winner]) -> str:
+    """The engines and Tritons of some winners, and the day of the newest."""
+    of = {
+        f"{w.environment.engine} {w.environment.engine_version}, Triton {w.environment.triton}"
+        for w in winners
+    }
+    return f"{'; '.join(sorted(of))}; {max(w.published_at for w in winners):%Y-%m-%d}"
+
+
+def file_stem(problem: Problem, device: Device) -> str:
+    """The name of a problem's pictures, without its ending."""
+    return f"{problem.spec().replace(':', ',')},device_name={device.name}"
