@@ -31,6 +31,7 @@ class EngineFunctions:
     source: str  # the file, below the engine's folder
     target: Target
     device_name: str = ""  # as the driver gives it; "" where nothing asks
+    known: Mapping[str, object] = field(default_factory=dict)  # further stand-ins, by name
     _launches: list[Launch] = field(default_factory=list)
     _opened: list[Definitions] = field(default_factory=list)
 
@@ -52,7 +53,7 @@ class EngineFunctions:
         if not self._opened:
             engine = self.engine
             origin = f"{engine.name} {engine.version}"
-            known = _stand_ins(self.target, self.device_name, self._launches)
+            known = {**_stand_ins(self.target, self.device_name, self._launches), **self.known}
             source = engine.root / self.source
             self._opened.append(
                 Definitions(source, engine.root, origin, known, self._launches.append)
