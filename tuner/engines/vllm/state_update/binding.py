@@ -5,7 +5,8 @@ one number for each head, which strides of 0 repeat. x, B, C and dt are parts of
 projection. A server that decodes one token for each sequence is followed: no draft tokens, no
 stochastic rounding, and no ReplaySSM.
 
-The kernel is not specialised on the number of sequences, so all points share machine code.
+The kernel is not specialised on the number of sequences, so points share machine code; only one
+sequence may have a variant of its own, where heads are no multiple of 16.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.binding import Binding, argument_of, bind
 from tuner.kernels.lift import Lifted, lift
 from tuner.kernels.stand_ins import Launch, TensorSpec
-from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
 from tuner.problems.triton import triton_defaults
 
@@ -108,18 +108,20 @@ def operands(problem: StateUpdate, batch_size: int) -> dict[str, TensorSpec]:
     """
     n, heads, width = batch_size, problem.heads, problem.head_dim
     states, groups = problem.state_size, problem.groups
-    dtype = _SHORT[Dtype(problem.dtype).value]
+    dtype = _SHORT[problem.dtype.value]
     # gate, x, B, C and dt of a sequence are one row of the projection.
     row = 2 * heads * width + 2 * groups * states + heads
+    # torch gives a dimension of one sequence the stride that it would have in a tensor of its own.
+    of_x, of_b = (row, row) if n > 1 else (heads * width, groups * states)
     grouped = (n, groups, states)
     indices = TensorSpec("indices", (n, 1), "i32", (1, 1))
     return {
         "state": TensorSpec("state", (n + 1, heads, width, states), _SHORT[problem.cache_dtype]),
-        "x": TensorSpec("x", (n, heads, width), dtype, (row, width, 1)),
+        "x": TensorSpec("x", (n, heads, width), dtype, (of_x, width, 1)),
         "dt": TensorSpec("dt", (n, heads, width), dtype, (row, 1, 0)),
         "A": TensorSpec("A", (heads, width, states), "fp32", (1, 0, 0)),
-        "B": TensorSpec("B", grouped, dtype, (row, states, 1)),
-        "C": TensorSpec("C", grouped, dtype, (row, states, 1)),
+        "B": TensorSpec("B", grouped, dtype, (of_b, states, 1)),
+        "C": TensorSpec("C", grouped, dtype, (of_b, states, 1)),
         "D": TensorSpec("D", (heads, width), dtype, (1, 0)),
         "dt_bias": TensorSpec("dt_bias", (heads, width), dtype, (1, 0)),
         "out": TensorSpec("out", (n, heads, width), dtype),
