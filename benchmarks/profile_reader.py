@@ -2,9 +2,8 @@
 
     python benchmarks/profile_reader.py --out benchmarks/results/profile_reader.json
 
-The trace is made up: events as torch's profiler writes them, in the mix of a decode step (operations
-and launches on the CPU, 1,000 kernels from CUDA graphs for each 2,000 events), 2 GB before gzip.
-It says nothing about coverage by families.
+The trace is made up: events as torch's profiler writes them, a decode step from a CUDA graph and a
+prefill step in turn, 2 GB before gzip. It says nothing about coverage by families.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class Totals:
     idle_us: float = 0.0
     steps: dict[tuple[Phase, int, int], tuple[int, float]] = field(default_factory=dict)
     ways: list[str] = field(default_factory=list)
+    engine: str = ""
 
     def told_by(self) -> str:
         return "; ".join(dict.fromkeys(self.ways))
@@ -42,6 +43,7 @@ def attribute(timeline: Timeline, totals: Totals) -> None:
     marks, at = _marked(timeline, order)
     if marks:
         totals.ways.append(_BY_MARKS)
+        totals.engine = marks[0].engine
         phases: list[Phase | None] = [
             None if position is None else marks[position].phase for position in at
         ]

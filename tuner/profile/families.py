@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
+from typing import Any
 
 from tuner.profile.profile import Phase
 from tuner.toml_table import shipped_toml
@@ -33,8 +34,8 @@ class KernelFamily:
     name: str
     title: str
     maker: Maker
-    tuned_as: str  # the tuner's family of problems, e.g. "fused_moe"; "" where it tunes none
-    note: str  # what a user can do about it; may be empty
+    tuned_as: tuple[str, ...]  # the kinds of problems under which the tuner tunes it; may be empty
+    gained_elsewhere: float  # how many times as fast tuning made other problems; 1 where not tuned
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,14 @@ def kernel_families() -> Mapping[str, KernelFamily]:
     """All families, by name, in the order of the table."""
     return {
         row["name"]: KernelFamily(
-            row["name"], row["title"], Maker(row["maker"]), row.get("tuned_as", ""),
-            row.get("note", ""),
+            row["name"],
+            row["title"],
+            Maker(row["maker"]),
+            tuple(row.get("tuned_as", ())),
+            row.get("gained_elsewhere", 1.0),
         )
         for row in _table()["family"]
-    }  # fmt: skip
+    }
 
 
 @lru_cache(maxsize=1 << 16)  # a trace has millions of kernels, and some hundred names
@@ -87,5 +91,5 @@ def _rows() -> Sequence[_Row]:
 
 
 @cache
-def _table() -> Mapping[str, Sequence[Mapping[str, str]]]:
+def _table() -> Mapping[str, Sequence[Mapping[str, Any]]]:
     return shipped_toml("tuner.profile", "families.toml")

@@ -50,6 +50,7 @@ class Profile:
     steps: tuple[Step, ...]  # empty where the engine marks none
     device: str  # the GPU's name as the driver has it; "" where the trace does not say
     told_by: str  # how phases were told apart, for people
+    engine: str = ""  # whose marks the trace has; "" where it has none
     idle_us: float = 0.0  # gaps in which the server had no request; no part of any other figure
 
     def time_us(self, phase: Phase | None = None) -> float:

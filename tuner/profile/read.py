@@ -41,6 +41,7 @@ def read(paths: Sequence[Path]) -> Profile:
         totals.merged_steps(),
         device,
         totals.told_by(),
+        totals.engine,
         totals.idle_us,
     )
 

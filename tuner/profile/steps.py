@@ -44,6 +44,7 @@ class Mark:
     start: float
     end: float
     device: int  # of a mark on a GPU
+    engine: str  # that writes such marks
 
     @property
     def size(self) -> tuple[Phase, int, int]:
@@ -56,13 +57,15 @@ def read_mark(name: str, start: float, end: float, device: int) -> Mark | None:
         phase = _MODES.get(found["mode"])
         if phase is None:
             return None
-        return Mark(phase, int(found["sequences"]), int(found["tokens"] or 0), start, end, device)
+        return Mark(
+            phase, int(found["sequences"]), int(found["tokens"] or 0), start, end, device, "sglang"
+        )
     if found := _VLLM.match(name):
         prompts, decoding = int(found["prompts"]), int(found["sequences"])
         if not prompts + decoding:
             return None
         phase = Phase.MIXED if prompts and decoding else Phase.PREFILL if prompts else Phase.DECODE
-        return Mark(phase, prompts + decoding, int(found["tokens"]), start, end, device)
+        return Mark(phase, prompts + decoding, int(found["tokens"]), start, end, device, "vllm")
     return None
 
 
