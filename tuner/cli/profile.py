@@ -145,11 +145,11 @@ def _in_use(logs: Iterable[Path]) -> list[str]:
     """The kinds of problems whose tuned files a server's log names."""
     from tuner.deploy.load_proof import prove_loads
 
-    read = [load for load in prove_loads(logs).loads if load.used and load.origin != "shipped"]
+    read = [load for load in prove_loads(logs).loads if load.used and load.origin == "tuned"]
     kinds = {"moe": "fused_moe", "gemm": "block_gemm", "fp8_block": "block_gemm"}
     kinds |= {"int8_block": "block_gemm", "fp8_channel": "channel_gemm"}
     return [
-        f"{load.key.partition('_')[0].partition(',')[0]}_attention"
+        f"{load.key.partition(',')[0]}_attention"
         if load.family == "attention"
         else kinds[load.family]
         for load in read
