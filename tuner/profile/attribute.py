@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from tuner.profile.timeline import Timeline
 # A longer gap is no part of a step: the server had no request. Microseconds.
 IDLE_US = 100_000.0
 
+_UNKNOWN = Phase.UNKNOWN
 _BY_MARKS = "the engine's marks of its steps"
 _BY_KERNELS = "CUDA graphs and the names of attention's kernels"
 _BY_NOTHING = "nothing: the trace has no marks of steps, and one attention kernel for both phases"
@@ -39,52 +41,66 @@ class Totals:
 
 def attribute(timeline: Timeline, totals: Totals) -> None:
     """Add a timeline's kernels, gaps and steps to the totals."""
-    order = sorted(range(len(timeline.starts)), key=timeline.starts.__getitem__)
+    starts = timeline.starts
+    order = array("i", sorted(range(len(starts)), key=starts.__getitem__))
     marks, at = _marked(timeline, order)
     if marks:
         totals.ways.append(_BY_MARKS)
         totals.engine = marks[0].engine
-        phases: list[Phase | None] = [
-            None if position is None else marks[position].phase for position in at
-        ]
+        of_mark = [mark.phase for mark in marks]
+        phases = [None if position < 0 else of_mark[position] for position in at]
         _add_steps(timeline, order, marks, at, totals)
     else:
         phases = list(_told_by_kernels(timeline, order))
         totals.ways.append(_BY_KERNELS if any(phases) else _BY_NOTHING)
     for device in sorted(set(timeline.devices)):
-        here = [(i, phase) for i, phase in zip(order, phases, strict=True)
-                if timeline.devices[i] == device]  # fmt: skip
-        _add_device(timeline, here, totals)
+        _add_device(timeline, device, order, phases, totals)
 
 
 def _add_device(
-    timeline: Timeline, kernels: Sequence[tuple[int, Phase | None]], totals: Totals
+    timeline: Timeline,
+    device: int,
+    order: Sequence[int],
+    phases: Sequence[Phase | None],
+    totals: Totals,
 ) -> None:
     """Add the kernels of one GPU, in the order of their starts.
 
     A kernel outside of every step, such as sampling, belongs to the step before it.
     """
-    phase = next((told for _, told in kernels if told), Phase.UNKNOWN)
-    reached = timeline.starts[kernels[0][0]]
-    for i, told in kernels:
+    families = [family_of(name) for name in timeline.known]
+    pairs = zip(order, phases, strict=True)
+    phase = next((told for i, told in pairs if told and timeline.devices[i] == device), _UNKNOWN)
+    reached = min(start for start, d in zip(timeline.starts, timeline.devices, strict=True)
+                  if d == device)  # fmt: skip
+    sums: dict[tuple[int, Phase], tuple[int, float]] = {}
+    for i, told in zip(order, phases, strict=True):
+        if timeline.devices[i] != device:
+            continue
         phase = told or phase
         start, end = timeline.starts[i], timeline.ends[i]
-        gap = start - reached
-        if gap > IDLE_US:
-            totals.idle_us += gap
-        elif gap > 0:
-            totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + gap
-        name = timeline.known[timeline.names[i]]
-        key = name, family_of(name), phase
-        calls, us = totals.kernels.get(key, (0, 0.0))
-        totals.kernels[key] = calls + 1, us + max(0.0, end - max(start, reached))
-        reached = max(reached, end)
+        if start > reached:
+            _add_gap(start - reached, phase, totals)
+        key = timeline.names[i], phase
+        calls, us = sums.get(key, (0, 0.0))
+        begun = start if start > reached else reached
+        sums[key] = calls + 1, us + (end - begun if end > begun else 0.0)
+        reached = end if end > reached else reached
+    for (number, phase), (calls, us) in sums.items():
+        name = timeline.known[number], families[number], phase
+        before, before_us = totals.kernels.get(name, (0, 0.0))
+        totals.kernels[name] = before + calls, before_us + us
 
 
-def _marked(
-    timeline: Timeline, order: Sequence[int]
-) -> tuple[Sequence[Mark], Sequence[int | None]]:
-    """All marks, and for each kernel the position of the one that it belongs to.
+def _add_gap(us: float, phase: Phase, totals: Totals) -> None:
+    if us > IDLE_US:
+        totals.idle_us += us
+    else:
+        totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + us
+
+
+def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], Sequence[int]]:
+    """All marks, and for each kernel the position of the one that it belongs to, or -1.
 
     What a launch's mark says counts before the mark that is drawn on the GPU: it is exact.
     """
@@ -96,7 +112,7 @@ def _marked(
     for device, marks in drawn.items():
         first[device] = len(every)
         every += marks.marks
-    at: list[int | None] = []
+    at = array("i")
     for i in order:
         launched = timeline.launched_at.get(timeline.correlations[i])
         found = None if launched is None else launches.at(launched)
@@ -104,21 +120,21 @@ def _marked(
         if found is None and device in drawn:
             found = drawn[device].at(timeline.starts[i])
             found = None if found is None else found + first[device]
-        at.append(found)
-    return every if any(found is not None for found in at) else (), at
+        at.append(-1 if found is None else found)
+    return every if any(found >= 0 for found in at) else (), at
 
 
 def _add_steps(
     timeline: Timeline,
     order: Sequence[int],
     marks: Sequence[Mark],
-    at: Sequence[int | None],
+    at: Sequence[int],
     totals: Totals,
 ) -> None:
     """Add the steps that have kernels, each with the time from its first to its last one."""
     spans: dict[int, tuple[float, float]] = {}
     for i, position in zip(order, at, strict=True):
-        if position is not None:
+        if position >= 0:
             start, end = spans.get(position, (timeline.starts[i], timeline.ends[i]))
             spans[position] = min(start, timeline.starts[i]), max(end, timeline.ends[i])
     for position, (start, end) in spans.items():

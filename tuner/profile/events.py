@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from tuner.render import printable
 
 _CHUNK = 1 << 20  # characters
 _LARGEST = 32 << 20  # characters of one value: events have hundreds, the header some thousands
-_BLANK = " \t\r\n"
+_blank = re.compile(r"[ \t\r\n]*").match
 _EVENTS = "traceEvents"
 # Kernels' names may hold what JSON forbids in strings.
 _DECODER = json.JSONDecoder(strict=False)
@@ -88,30 +89,27 @@ class _Reader:
         if self.next() == closing:
             return
         self.at -= 1
-        while True:
+        mark = ","
+        while mark == ",":
             yield
             mark = self.next()
-            if mark == closing:
-                return
-            if mark != ",":
-                raise MalformedTrace(_NO_TRACE if mark else _CUT)
+        if mark != closing:
+            raise MalformedTrace(_NO_TRACE if mark else _CUT)
 
     def next(self) -> str:
         """The next character that is not blank; "" at the end."""
         while True:
-            while self.at < len(self.text):
-                mark = self.text[self.at]
+            self.at = _blank(self.text, self.at).end()  # type: ignore[union-attr]  # matches ""
+            if self.at < len(self.text):
                 self.at += 1
-                if mark not in _BLANK:
-                    return mark
+                return self.text[self.at - 1]
             if not self.more():
                 return ""
 
     def value(self) -> Any:  # noqa: ANN401  # JSON
         """The value at the window's start, which is read on until the value is whole."""
         while True:
-            while self.at < len(self.text) and self.text[self.at] in _BLANK:
-                self.at += 1
+            self.at = _blank(self.text, self.at).end()  # type: ignore[union-attr]
             try:
                 value, end = _DECODER.raw_decode(self.text, self.at)
             except (ValueError, RecursionError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from tuner.profile.steps import Mark, read_mark
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
+_LATEST = 1e18  # microseconds
 _MARKS = {"gpu_user_annotation": True, "user_annotation": False}
 
 
@@ -82,10 +82,9 @@ def _take(event: Mapping[str, Any], found: Timeline, numbers: dict[str, int]) ->
 def _take_kernel(
     event: Mapping[str, Any], name: str, found: Timeline, numbers: dict[str, int]
 ) -> None:
-    span = _span(event)
+    span, args = _span(event), _args(event)
     if span is None:
         return
-    args = _args(event)
     correlation = _whole(args.get("correlation"))
     found.starts.append(span[0])
     found.ends.append(span[1])
@@ -123,6 +122,8 @@ def _device(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
+    if type(value) is float:  # nearly always
+        return value if -_LATEST < value < _LATEST else None  # also refuses NaN
     if isinstance(value, str):  # some tools write times as text
         try:
             value = float(value)
@@ -134,9 +135,8 @@ def _number(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and abs(number) < 1e18 else None
+    return number if -_LATEST < number < _LATEST else None
 
 
 def _whole(value: object) -> int | None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62
-    return value if whole and isinstance(value, int) else None
+    return value if type(value) is int and -(1 << 62) < value < 1 << 62 else None
