@@ -292,7 +292,7 @@ def bench_report(
         as_dict,
         compare,
         read_origin,
-        read_samples,
+        read_results,
         render_summary,
         render_text,
         save_runs,
@@ -302,7 +302,10 @@ def bench_report(
         write_summary,
     )
 
-    new = read_samples(after or before)
+    read = {path: read_results(path) for path in (before, after or before)}
+    for note in filter(None, (results.note(path) for path, results in read.items())):
+        say(note)
+    new = read[after or before].samples
     origin = Origin(model, device, date).or_else(read_origin(after or before))
     origin = origin.or_else(read_origin(before))
     if release:
@@ -315,7 +318,7 @@ def bench_report(
             write_summary(summary, out, str(before), origin)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
-    comparison = compare(read_samples(before), new)
+    comparison = compare(read[before].samples, new)
     if out:
         write_report(comparison, out, str(before), str(after), origin)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
