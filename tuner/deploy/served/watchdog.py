@@ -2,7 +2,8 @@
 
 Its standard input is a pipe that the prover holds open. However the prover ends, the kernel closes
 the pipe, and the watchdog ends the server with every process that it started, in whatever process
-group or session they are. If the watchdog itself is killed, the kernel kills the server. Linux only.
+group or session they are. If the watchdog itself is killed, the kernel kills the server. It needs
+Linux.
 """
 
 from __future__ import annotations
