@@ -14,5 +14,15 @@ def config_variables(engine: str, root: Path) -> tuple[str, ...]:
     A variable whose files are missing is left out, because sglang stops at a folder without
     `configs/`. The engine's module `launch` has the list: `CONFIG_FOLDERS`.
     """
-    folders: dict[str, str] = import_module(f"{engine_package(engine)}.launch").CONFIG_FOLDERS
-    return tuple(name for name, glob in folders.items() if any(root.glob(glob)))
+    return tuple(name for name, glob in _folders(engine).items() if any(root.glob(glob)))
+
+
+def all_config_variables(engine: str) -> tuple[str, ...]:
+    """The names of all variables that can point an engine's servers at files."""
+    return tuple(_folders(engine))
+
+
+def _folders(engine: str) -> dict[str, str]:
+    """By variable, a pattern of what a folder must hold for it."""
+    found: dict[str, str] = import_module(f"{engine_package(engine)}.launch").CONFIG_FOLDERS
+    return found

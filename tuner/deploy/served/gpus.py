@@ -26,7 +26,7 @@ class Gpu:
 def read_gpus() -> list[Gpu]:
     """The GPUs of this machine. Raises MeasurerUnavailable where there is none."""
     try:
-        said = subprocess.run(
+        said = subprocess.run(  # noqa: S603 (words of this module)
             ["nvidia-smi", _QUERY, _FORMAT],  # noqa: S607 (the driver's, wherever it is)
             capture_output=True,
             text=True,

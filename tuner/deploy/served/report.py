@@ -51,7 +51,7 @@ class ServedProof:
 
     def verdict(self) -> str:
         """One line."""
-        counts = {word: 0 for word in ("faster", "same", "slower")}
+        counts = dict.fromkeys(("faster", "same", "slower"), 0)
         for gain in self.gains:
             counts[gain.verdict] += 1
         total = len(self.gains)
