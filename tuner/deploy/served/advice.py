@@ -8,7 +8,7 @@ from tuner.deploy.served.compare import Gain
 from tuner.engines.server import Server
 
 _PHASES = {"prefill": "prefill_tok_s", "decode": "decode_tok_s"}
-_OWN = "(the engine's own choice)"
+_OWN = "the engine's own choice"
 
 
 def backend_advice(
@@ -41,7 +41,8 @@ def _line(server: Server, named: Mapping[str, tuple[str, str]], gains: Mapping[s
         clear |= verdict != "same" and old != new
     if not clear:
         return "no backend is clearly faster"
-    flags = server.backend_flags(best["prefill"], best["decode"])
-    if _OWN in best.values():
-        flags = ", ".join(f"{one} for {phase}" for phase, one in best.items())
-    return f"use {flags} here"
+    if _OWN not in best.values():
+        return f"use {server.backend_flags(best['prefill'], best['decode'])} here"
+    if best["prefill"] == best["decode"]:
+        return f"leave the attention backend to {_OWN} here"
+    return f"use {best['prefill']} for prefill and {best['decode']} for decode here"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.deploy.load_proof import prove_loads, read_deployed
@@ -19,8 +19,9 @@ from tuner.deploy.served.report import ServedProof, Subject
 from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.server import Launch, Server
-from tuner.errors import NotEnoughMemory, ServerUnavailable
+from tuner.errors import NotEnoughMemory
 
+SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
 # The gains that are expected of a load, by the field of a metric.
 Predictor = Callable[[Load], Mapping[str, float]]
 
@@ -38,7 +39,7 @@ class Plan:
     loads: Sequence[Load]
     rounds: int
     dummy: bool
-    side_by_side: bool
+    in_turn: bool | None  # None: where memory does not hold two servers
     profiles: bool
     port: int | None = None  # the first of two; None: any that are free
     start_timeout_s: float = 1800.0
@@ -75,9 +76,7 @@ def prove_served(
 
     Every process that was started has ended when this returns, raises or is killed.
     """
-    rounds = Rounds(plan.server, plan.loads, plan.rounds, plan.load_timeout_s, say)
-    results = {side: SideResults() for side in SIDES}
-    notes = (_together if plan.side_by_side else _in_turn)(plan, rounds, results, say)
+    results, sides, notes = _measured(plan, say)
     gains = [
         gain
         for load in plan.loads
@@ -91,13 +90,30 @@ def prove_served(
     before, after = results[BEFORE].answers, results[AFTER].answers
     assert before is not None and after is not None  # each side was checked
     return ServedProof(
-        plan.subject,
+        replace(plan.subject, sides=sides),
         gains,
         check_outputs(before, after),
         _loading(plan),
         _advice(plan, gains),
         notes,
     )
+
+
+def _measured(
+    plan: Plan, say: Callable[[str], None]
+) -> tuple[Mapping[str, SideResults], str, list[str]]:
+    """(what each side showed, how they ran, notes)"""
+    rounds = Rounds(plan.server, plan.loads, plan.rounds, plan.load_timeout_s, say)
+    results = {side: SideResults() for side in SIDES}
+    if not plan.in_turn:
+        try:
+            return results, SIDE_BY_SIDE, _together(plan, rounds, results, say)
+        except NotEnoughMemory:
+            if plan.in_turn is False:
+                raise
+            say("the memory does not hold two servers: they run in turn")
+            results = {side: SideResults() for side in SIDES}
+    return results, IN_TURN, _in_turn(plan, rounds, results, say)
 
 
 def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequence[float]) -> bool:

@@ -28,8 +28,8 @@ class Subject:
     files: str  # the hash of the tuned files
     before_args: str
     after_args: str
-    sides: str  # "side by side" or "in turn"
     rounds: int
+    sides: str = ""  # "side by side" or "in turn"
 
 
 @dataclass(frozen=True)
