@@ -109,7 +109,7 @@ def server_of(engine: str) -> Server:
 def flag_value(args: Sequence[str], *names: str) -> str | None:
     """The value of the last of some flags, given as `--flag value` or `--flag=value`."""
     found = None
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in zip(args, [*args, ""][1:], strict=True):
         name, equals, value = word.partition("=")
         if name in names:
             found = value if equals else following

@@ -23,10 +23,10 @@ class Metric:
 
 
 METRICS = (
-    Metric("prefill_tok_s", "prefill tok/s", more_is_better=True),
-    Metric("decode_tok_s", "decode tok/s", more_is_better=True),
-    Metric("ttft_ms", "TTFT ms", more_is_better=False),
-    Metric("tpot_ms", "TPOT ms", more_is_better=False),
+    Metric("prefill_tok_s", "prefill", more_is_better=True),
+    Metric("decode_tok_s", "decode", more_is_better=True),
+    Metric("ttft_ms", "TTFT", more_is_better=False),
+    Metric("tpot_ms", "TPOT", more_is_better=False),
 )
 
 

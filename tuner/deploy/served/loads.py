@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tuner.errors import BadInput
 
-DEFAULT_LOADS = "1x1024+128,1x8192+128,8x8192+32,16x1024+64"
 _LOAD = re.compile(r"(\d{1,5})x(\d{1,7})\+(\d{1,6})")
 # Every model's vocabulary has these tokens, and few of them are special.
 _TOKENS = range(100, 10_000)

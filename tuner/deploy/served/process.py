@@ -90,7 +90,7 @@ class RunningServer:
         if _NO_MEMORY.search(_tail(self.log)):
             raise NotEnoughMemory(
                 f"the {self.name} server found too little GPU memory: use fewer --layers, a larger "
-                f"--tp, or --in-turn\n{said}"
+                f"--tp, or smaller --loads\n{said}"
             )
         raise ServerUnavailable(
             f"the {self.name} server ended (exit code {status}); its log is {self.log}\n{said}"

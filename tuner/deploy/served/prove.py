@@ -39,7 +39,7 @@ class Plan:
     loads: Sequence[Load]
     rounds: int
     dummy: bool
-    in_turn: bool | None  # None: where memory does not hold two servers
+    in_turn: bool  # also where memory turns out not to hold two servers
     profiles: bool
     port: int | None = None  # the first of two; None: any that are free
     start_timeout_s: float = 1800.0
@@ -109,8 +109,6 @@ def _measured(
         try:
             return results, SIDE_BY_SIDE, _together(plan, rounds, results, say)
         except NotEnoughMemory:
-            if plan.in_turn is False:
-                raise
             say("the memory does not hold two servers: they run in turn")
             results = {side: SideResults() for side in SIDES}
     return results, IN_TURN, _in_turn(plan, rounds, results, say)

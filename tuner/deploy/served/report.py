@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tuner.deploy.served.compare import Gain
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
+from tuner.export.files import write_all
 from tuner.render import table
 
 FORMAT = 1
@@ -81,6 +84,12 @@ class ServedProof:
         return report_text(self.as_json())
 
 
+def write_report(proof: ServedProof, folder: Path) -> None:
+    """Write report.json and report.txt. Raises UnwritableOutput."""
+    texts = {"report.json": json.dumps(proof.as_json(), indent=2), "report.txt": proof.as_text()}
+    write_all(folder, {folder / name: f"{text}\n".encode() for name, text in texts.items()})
+
+
 def report_text(report: Mapping[str, Any]) -> str:
     """The text of a report's JSON, as it is stored and as a bundle holds it."""
     lines = [
@@ -91,6 +100,8 @@ def report_text(report: Mapping[str, Any]) -> str:
         *([f"after:  {report['after_args']}"] if report["after_args"] else []),
         "",
         _table(report["gains"]),
+        "prefill and decode: tokens/s; TTFT (until the first token) and TPOT (between",
+        "tokens): ms; a gain above 1 is better, for times too",
         "",
         outputs_text(report["outputs"]),
         *_loading_text(report["loading"]),
@@ -102,8 +113,8 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def _table(gains: Sequence[Mapping[str, Any]]) -> str:
-    headers = ("load", "", "before", "after", "gain (low..high)", "predicted")
-    rows = []
+    headers = ["load", "", "before", "after", "gain (low..high)", "predicted", ""]
+    rows: list[tuple[str, ...]] = []
     last = None
     for gain in gains:
         shown = f"{gain['gain']:.2f} ({gain['low']:.2f}..{gain['high']:.2f})"
@@ -120,7 +131,10 @@ def _table(gains: Sequence[Mapping[str, Any]]) -> str:
             )
         )
         last = gain["load"]
-    return table((*headers, ""), rows, right=("before", "after", "predicted"))
+    if not any(row[-2] for row in rows):
+        headers.remove("predicted")
+        rows = [(*row[:-2], row[-1]) for row in rows]
+    return table(headers, rows, right=("before", "after", "predicted"))
 
 
 def _number(value: float) -> str:
