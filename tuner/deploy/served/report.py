@@ -117,8 +117,8 @@ def _table(gains: Sequence[Mapping[str, Any]]) -> str:
     rows: list[tuple[str, ...]] = []
     last = None
     for gain in gains:
-        shown = f"{gain['gain']:.2f} ({gain['low']:.2f}..{gain['high']:.2f})"
-        predicted = "" if gain["predicted"] is None else f"{gain['predicted']:.2f}"
+        shown = "{} ({}..{})".format(*(_ratio(gain[name]) for name in ("gain", "low", "high")))
+        predicted = "" if gain["predicted"] is None else _ratio(gain["predicted"])
         rows.append(
             (
                 gain["load"] if gain["load"] != last else "",
@@ -135,6 +135,10 @@ def _table(gains: Sequence[Mapping[str, Any]]) -> str:
         headers.remove("predicted")
         rows = [(*row[:-2], row[-1]) for row in rows]
     return table(headers, rows, right=("before", "after", "predicted"))
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def _number(value: float) -> str:
