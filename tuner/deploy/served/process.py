@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ from tuner.errors import BadInput, NotEnoughMemory, ServerUnavailable
 
 _WATCHDOG = "tuner.deploy.served.watchdog"
 _POLL_S = 0.5
+_DYING_S = 15.0
 _LAST_LINES = 12
 _LAST_BYTES = 20_000
 # torch's message; sglang's and vLLM's about a pool that has no room.
@@ -80,6 +82,13 @@ class RunningServer:
                     f"with --start-timeout\n{self.last_lines()}"
                 ) from None
             self.refuse_dead()
+
+    def refuse_dying(self) -> None:
+        """Like `refuse_dead`, for a server that did not answer: it may be about to end."""
+        if not is_ready(self.port, self._server.ready_path, _DYING_S):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._watchdog.wait(_DYING_S)
+        self.refuse_dead()
 
     def refuse_dead(self) -> None:
         """Raises ServerUnavailable or NotEnoughMemory if the server has ended."""

@@ -65,7 +65,6 @@ def plan_of(request: Request) -> Iterator[Plan]:
     args = _args(request, server)
     gpus = _gpus(device, request.tp)
     free_ports(2, request.port)
-    folder = _made(request.folder)
     subject = Subject(
         model=_name(request.model),
         device=device.name,
@@ -81,6 +80,7 @@ def plan_of(request: Request) -> Iterator[Plan]:
     )
     with TemporaryDirectory(prefix="tuner-model-") as made:
         model, weights_bytes = _model(request, Path(made))
+        folder = _made(request.folder)
         shares = server.memory_shares
         in_turn = request.in_turn or not fits_twice(gpus, weights_bytes, request.tp, shares)
         yield Plan(

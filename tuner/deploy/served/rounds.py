@@ -77,7 +77,7 @@ class Rounds:
                 run_load(self.server, running.port, short, _WARM_UP, self.timeout_s)
                 ask(running.port, end, self.timeout_s)
             except ServerUnavailable as error:
-                running.refuse_dead()
+                running.refuse_dying()
                 return f"no profile of the {running.name} server: {error}"
         return ""
 
@@ -85,5 +85,5 @@ class Rounds:
         try:
             return run_load(self.server, running.port, load, key, self.timeout_s)
         except ServerUnavailable:
-            running.refuse_dead()  # says more, if that is why
+            running.refuse_dying()  # says more, if that is why
             raise
