@@ -76,6 +76,13 @@ _WINNER = {
     "run_id": 1,
     "published_at": "2026-11-21T20:49:45.388817Z",
 }
+_SERVED_PROOF = {
+    **{"id": 1, "model": "Qwen/Qwen3-30B-A3B", "device": "NVIDIA_L40S"},
+    **{"engine": "sglang", "engine_version": "0.5.16", "proven": True},
+    "files": "0e5b6b8c6ec6c30c5cbb5c8e4e2c5ba5d9be1b1ad2ea7a1d8e4ec3a1d3a4c9f1",
+    "report": {"format": 1, "proven": True, "gains": []},
+    "created_at": _ENDED,
+}
 _TRIAL = {
     "gemm": "down",
     "batch_size": 1,
@@ -269,6 +276,8 @@ ANSWERS: dict[str, Any] = {
     },
     "NightOut": _NIGHT,
     "NightsOut": {"nights": [_NIGHT], "next": None},
+    "ServedProofOut": _SERVED_PROOF,
+    "ServedProofsOut": {"proofs": [_SERVED_PROOF], "next": None},
     "DevicesOut": {
         "devices": [
             {

@@ -20,7 +20,7 @@ from api.readiness import Readiness
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
-from tuner.store import JobStore, NightStore, Store
+from tuner.store import JobStore, NightStore, ServedProofStore, Store
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
@@ -44,6 +44,7 @@ class Api:
     def __post_init__(self) -> None:
         self.jobs = JobStore.sharing(self.store)
         self.nights = NightStore.sharing(self.store)
+        self.proofs = ServedProofStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
         self.known_keys = KnownKeys()
         self.sessions = SessionStore.sharing(self.store)

@@ -13,6 +13,7 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     jobs,
     keys,
     profile,
+    prove,
     report,
     serve,
     service,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.devices.table import Device
+from tuner.engines.config_variables import config_variables
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
@@ -81,6 +82,7 @@ def export_device(
     beside = {**carried, **pictures}
     files = export(chosen.winners, engine, device, out, chosen.left_out, beside=beside)
     notes = triton_notes(files, engine)
+    readable = {delivery.variable for delivery in used}
     if out is None:
         root = _engine_root(used, engine)
         return ExportReport(root, files, 0, (), notes=notes, left_out=chosen.left_out)
@@ -88,7 +90,7 @@ def export_device(
         out,
         files,
         carried=len(carried.keys() - {file.path for file in files}),
-        variables=[delivery.variable for delivery in used if delivery.variable],
+        variables=[name for name in config_variables(engine.name, out) if name in readable],
         server_flags=[flags for delivery in used for flags in delivery.advice(files)],
         notes=[
             *notes,

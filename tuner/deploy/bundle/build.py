@@ -43,7 +43,6 @@ from tuner.engines.launch import unknown_flags
 from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
-from tuner.families.attention.problem import Attention
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 
@@ -96,9 +95,9 @@ def build_bundle(
     predicted: list[LeftOut] = []
     if not allow_predicted:
         usable, predicted = leave_out_predicted(usable, named)
-    attention = any(isinstance(winner.problem, Attention) for winner in usable)
-    files = _launch_files(cluster, environments, name, attention=attention) | _check_files(cluster)
     folder = config_folder(usable, cluster, engine, device)
+    pointers = folder.variables
+    files = _launch_files(cluster, environments, name, pointers) | _check_files(cluster)
     keys, missing = _keys(folder, predicted, cluster, engine, device, allow_missing=allow_missing)
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
@@ -109,7 +108,7 @@ def build_bundle(
     notes += dispatch_notes(usable, cluster, engine, device)
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
-    files["README.md"] = _text(readme_text(*facts, attention=attention))
+    files["README.md"] = _text(readme_text(*facts, pointers=pointers))
     files["sbom.cdx.json"] = _text(_sbom(name, cluster, engine, known, files))
     files[SUMS] = _text(sums_text(files))
     manifest = {
@@ -193,26 +192,29 @@ def _sbom(
 
 
 def _launch_files(
-    cluster: Cluster, environments: Sequence[dict[str, str]], name: str, *, attention: bool
+    cluster: Cluster,
+    environments: Sequence[dict[str, str]],
+    name: str,
+    pointers: Sequence[str],
 ) -> dict[str, File]:
     files: dict[str, File] = {}
     inside = cluster.in_container()
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
         below = f"nodes/{node.name}"
         commands = node_commands(cluster, rank, variables)
-        bare = bare_script(cluster, rank, variables, commands, attention=attention)
+        bare = bare_script(cluster, rank, variables, commands, pointers=pointers)
         files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
         fabric = fabric_script(cluster, rank, variables)
         files[f"{below}/fabric.sh"] = File(fabric.encode(), _EXECUTABLE)
         if cluster.engine.image:
             commands = node_commands(inside, rank, variables)
-            docker = docker_script(cluster, rank, variables, commands, attention=attention)
+            docker = docker_script(cluster, rank, variables, commands, pointers=pointers)
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
-            compose = compose_file(cluster, rank, variables, commands, attention=attention)
+            compose = compose_file(cluster, rank, variables, commands, pointers=pointers)
             files[f"{below}/compose.yaml"] = _text(compose)
     if not no_manifest_reason(cluster, environments):
         on_nodes = f"/opt/tuner/{name}"
-        text = lws_manifest(cluster, environments[0], on_nodes, attention=attention)
+        text = lws_manifest(cluster, environments[0], on_nodes, pointers=pointers)
         files["kubernetes/leaderworkerset.yaml"] = _text(text)
     return files
 
