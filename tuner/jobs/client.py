@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
 from tuner.jobs.api_key import KEY_VARIABLE
 from tuner.jobs.job import (
+    Cost,
     Job,
     JobEvent,
     JobRequest,
@@ -302,4 +303,6 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         updated_at=times["updated_at"],
         started_at=times.get("started_at"),
         finished_at=times.get("finished_at"),
+        after_id=values.get("after_id"),  # a server before schema 0009 has neither
+        cost=Cost(**cost) if (cost := values.get("cost")) else None,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from tuner.errors import BadInput, UnknownJob
-from tuner.jobs.job import Job, JobRequest, JobState, Priority, new_job_id, read_request
+from tuner.jobs.job import Cost, Job, JobRequest, JobState, Priority, new_job_id, read_request
 from tuner.store.job_tables import job_events, jobs
 
 
@@ -26,6 +26,7 @@ def new_job_row(
         "engine": request.engine,
         "model": request.model,
         "needs_gpu": request.needs_gpu,
+        "compiles": request.compiles,
         "priority": int(priority),
         "state": JobState.QUEUED.value,
         "client": client,
@@ -45,10 +46,18 @@ def new_job_row(
     }
 
 
+_COST = tuple(field.name for field in fields(Cost))
+_LATER = ("lease_expires_at", "run_id", "started_at", "finished_at", "after_id", *_COST)
+
+
+def cost_columns(cost: Cost) -> dict[str, float]:
+    """The columns of a job's row that say what it cost."""
+    return {name: getattr(cost, name) for name in _COST}
+
+
 def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
     """The job of a row from `new_job_row`, as reading it back would give."""
-    absent = dict.fromkeys(("lease_expires_at", "run_id", "started_at", "finished_at"))
-    return _job({**absent, **row}, request)
+    return _job({**dict.fromkeys(_LATER), **row}, request)
 
 
 def read_job(row: Mapping[Any, Any]) -> Job:
@@ -56,7 +65,9 @@ def read_job(row: Mapping[Any, Any]) -> Job:
 
 
 def _job(row: Mapping[Any, Any], request: JobRequest) -> Job:
-    values = {field.name: row[field.name] for field in fields(Job)}
+    values = {field.name: row[field.name] for field in fields(Job) if field.name != "cost"}
+    if row["cpu_s"] is not None:
+        values["cost"] = Cost(*(row[name] for name in _COST))
     values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)

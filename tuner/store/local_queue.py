@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.jobs.ahead import is_compiled_ahead, waits_for
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.jobs.workers import Need, WorkerStatus
@@ -24,7 +25,12 @@ class LocalQueue(Database):
         """Queue jobs, or find the ones that answer the requests: all or none."""
         workers = self.workers()
         wanted = [
-            Submission(request, priority, Need.of(request).unmet(workers, utc_now()))
+            Submission(
+                request,
+                priority,
+                Need.of(request).unmet(workers, utc_now()),
+                is_compiled_ahead(request, workers),
+            )
             for request in requests
         ]
         return self._jobs.submit_all(wanted, client=CLIENT)
@@ -53,7 +59,7 @@ class LocalQueue(Database):
         """Why a queued job is not being done; "" where a worker can do it, or has it."""
         if job.state is not JobState.QUEUED:
             return ""
-        return Need.of(job.request).unmet(self.workers(), utc_now())
+        return Need.of(job.request).unmet(self.workers(), utc_now()) or waits_for(job)
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

@@ -12,6 +12,7 @@ from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json
 from tuner.render import table
+from tuner.tuning.costs import cost_line
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Report:
         carried = t.extra.get("carried_over")
         if carried is not None:
             cost = f"{carried} of {len(self.entries)} entries carried over: {cost}"
-        lines = [table((*self.table.headers, *_FIGURES), rows), "", cost, self._caveat]
-        return "\n".join(lines).rstrip("\n")
+        said = filter(None, (cost, cost_line(t), self._caveat))
+        return "\n".join([table((*self.table.headers, *_FIGURES), rows), "", *said])
 
     @property
     def _caveat(self) -> str:

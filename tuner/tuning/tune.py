@@ -120,7 +120,7 @@ def tune(
     """
     started = time.perf_counter()
     trials = {trial.candidate: trial for trial in journal.trials()}
-    _explore(plan, strategy, bench, _keeper(trials, journal, progress), trials)
+    explore(plan, strategy, bench, _keeper(trials, journal, progress), trials)
     requested = set(plan.requested)
     everything = list(trials.values())
     entries = plan.chooser.choose(everything)
@@ -154,13 +154,14 @@ def _race(trials: Sequence[Trial], racer: Racer, rounds: int) -> list[Trial]:
     return raced
 
 
-def _explore(
+def explore(
     plan: Plan,
     strategy: Strategy,
     bench: Bench,
     keep: Callable[[list[Trial]], None],
     known: Mapping[Candidate, Trial],
 ) -> None:
+    """Try the incumbents and what the strategy asks for; `keep` gets each batch of new trials."""
     asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
     proposals: Iterable[Candidate] = plan.incumbent_candidates()
