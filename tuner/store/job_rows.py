@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
@@ -46,13 +46,21 @@ def new_job_row(
     }
 
 
-_COST = tuple(field.name for field in fields(Cost))
-_LATER = ("lease_expires_at", "run_id", "started_at", "finished_at", "after_id", *_COST)
+COST = (jobs.c.gpu_s, jobs.c.gpu_idle_s, jobs.c.cpu_s)  # in the order of a Cost's fields
+_LATER = (
+    *("lease_expires_at", "run_id", "started_at", "finished_at", "after_id"),
+    *(column.name for column in COST),
+)
 
 
 def cost_columns(cost: Cost) -> dict[str, float]:
     """The columns of a job's row that say what it cost."""
-    return {name: getattr(cost, name) for name in _COST}
+    return asdict(cost)
+
+
+def read_cost(row: Mapping[Any, Any]) -> Cost | None:
+    """What the job of a row cost, where that is known."""
+    return None if row["cpu_s"] is None else Cost(*(row[column.name] for column in COST))
 
 
 def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
@@ -66,8 +74,7 @@ def read_job(row: Mapping[Any, Any]) -> Job:
 
 def _job(row: Mapping[Any, Any], request: JobRequest) -> Job:
     values = {field.name: row[field.name] for field in fields(Job) if field.name != "cost"}
-    if row["cpu_s"] is not None:
-        values["cost"] = Cost(*(row[name] for name in _COST))
+    values["cost"] = read_cost(row)
     values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)
