@@ -115,6 +115,7 @@ _WATCH = {
 _SUBMITTED = {
     **_QUEUED,
     "created": True,
+    "estimated_gpu_s": 40.3,
     "notes": [
         "E=256+1: sglang 0.5.16 fuses the shared experts of DeepseekV3ForCausalLM on sm_89 "
         "(override with fuse_shared=false)"

@@ -70,6 +70,9 @@ class SubmittedOut(JobOut):
 
     created: bool = Field(description="False: this is an equal job from before.")
     notes: list[str] = Field(description="What was assumed about the model.")
+    estimated_gpu_s: float | None = Field(
+        None, description="By earlier runs; null where it needs no GPU or nothing is known."
+    )
 
 
 class BatchItemOut(BaseModel):

@@ -166,4 +166,10 @@ def _announce(answers: Sequence[Submitted], api: Api) -> None:
 
 def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]:
     waiting = api.fleet.waiting(answer.job)
-    return {**answer.job.as_json(), "created": answer.created, "notes": notes, "waiting": waiting}
+    return {
+        **answer.job.as_json(),
+        "created": answer.created,
+        "notes": notes,
+        "waiting": waiting,
+        "estimated_gpu_s": api.estimates.of(answer.job),
+    }

@@ -97,7 +97,7 @@ class RemoteQueue:
                 items = list(answer["jobs"])
                 refused = [str(item["problem"]["detail"]) for item in items if item["problem"]]
                 good = [item["job"] for item in items if not item["problem"]]
-                answers += [Submitted(_read_job(one), created=bool(one["created"])) for one in good]
+                answers += [_read_submitted(one) for one in good]
             if refused:
                 queued = ", ".join(one.job.id for one in answers)
                 text = f"; these jobs were queued: {queued}" if queued else ""
@@ -240,6 +240,11 @@ def _is_loopback(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _read_submitted(values: Mapping[str, Any]) -> Submitted:
+    estimated = values.get("estimated_gpu_s")  # a server before schema 0009 has none
+    return Submitted(_read_job(values), bool(values["created"]), estimated_gpu_s=estimated)
 
 
 def _job_body(request: JobRequest, priority: Priority) -> dict[str, Any]:

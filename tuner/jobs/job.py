@@ -240,6 +240,7 @@ class Submitted:
     created: bool  # False: an earlier job is the answer
     replayed: bool = False  # the same idempotency key and body were sent before
     ahead: Job | None = None  # the new job that compiles for it
+    estimated_gpu_s: float | None = None  # None: it needs no GPU, or nothing is known
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tuner.jobs.ahead import is_compiled_ahead, waits_for
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import Database, utc_now
+from tuner.store.estimates import Estimates
 from tuner.store.jobs import JobStore
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
@@ -33,7 +35,9 @@ class LocalQueue(Database):
             )
             for request in requests
         ]
-        return self._jobs.submit_all(wanted, client=CLIENT)
+        estimates = Estimates.sharing(self)
+        answers = self._jobs.submit_all(wanted, client=CLIENT)
+        return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 import time
 
 from tuner.problems.results import Totals
+from tuner.tuning.request import Effort
+
+# The R1 job on one H200: 45.7 s for 2,449 measurements (docs/benchmarks.md, "Whole jobs").
+_TRY_S = 45.7 / 2449
+_TRIES = {Effort.QUICK: 16, Effort.STANDARD: 60}  # at a point, at most
 
 
 class Meter:
@@ -34,3 +39,14 @@ def cost_line(totals: Totals) -> str:
         f"{cost['gpu_s']:.1f} s of GPUs, {cost['gpu_idle_s']:.1f} s of them idle; "
         f"{cost['cpu_s']:.1f} s of CPUs"
     )
+
+
+def typical_gpu_s(points: int, effort: Effort) -> float | None:
+    """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
+    return points * _TRIES[effort] * _TRY_S if effort in _TRIES else None
+
+
+def estimate_line(gpu_s: float, device: str) -> str:
+    """An estimate in words: about 22 s of one NVIDIA_H200."""
+    text = f"{gpu_s:.0f} s" if gpu_s < 600 else f"{gpu_s / 60:.0f} minutes"
+    return f"about {text} of one {device}"
