@@ -41,7 +41,7 @@ from workers.settings import read_settings
 
 ENGINE = "sglang==0.5.16"
 KILL_EVERY_S = 20.0
-HARM_EVERY_S = 0.2
+HARM_EVERY_S = 1.0
 
 
 def main() -> None:
