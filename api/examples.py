@@ -29,6 +29,8 @@ _QUEUED: dict[str, Any] = {
     "cancel_requested": False,
     "run_id": None,
     "error": "",
+    "after_id": None,
+    "cost": None,
     "created_at": _POSTED,
     "updated_at": _POSTED,
     "started_at": None,
@@ -38,6 +40,7 @@ _DONE = {
     **_QUEUED,
     **{"state": "done", "attempts": 1, "run_id": 1, "updated_at": _ENDED, "finished_at": _ENDED},
     "started_at": "2026-11-21T20:49:37.701822Z",
+    "cost": {"gpu_s": 41.3, "gpu_idle_s": 16.5, "cpu_s": 158.2},
 }
 _ENVIRONMENT = {
     "device": "NVIDIA_L40S",
@@ -129,6 +132,7 @@ _KEY = {
 _SUBMITTED = {
     **_QUEUED,
     "created": True,
+    "estimated_gpu_s": 40.3,
     "notes": [
         "E=256+1: sglang 0.5.16 fuses the shared experts of DeepseekV3ForCausalLM on sm_89 "
         "(override with fuse_shared=false)"

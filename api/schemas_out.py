@@ -31,6 +31,14 @@ class RequestOut(BaseModel):
     model: str
 
 
+class CostOut(BaseModel):
+    """What a job cost, in seconds."""
+
+    gpu_s: float = Field(description="That its GPUs were its own, added up over them.")
+    gpu_idle_s: float = Field(description="Of these, neither checking nor timing anything.")
+    cpu_s: float = Field(description="Of compile processes, and of the one that searches.")
+
+
 class JobOut(BaseModel):
     """A job and its state."""
 
@@ -44,6 +52,10 @@ class JobOut(BaseModel):
     cancel_requested: bool
     run_id: int | None
     error: str
+    after_id: str | None = Field(
+        description="The job that compiles its kernels, while it waits for that one."
+    )
+    cost: CostOut | None = Field(description="Null where it has not ended, or is not known.")
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None = Field(description="When a worker first had it.")
@@ -58,6 +70,9 @@ class SubmittedOut(JobOut):
 
     created: bool = Field(description="False: this is an equal job from before.")
     notes: list[str] = Field(description="What was assumed about the model.")
+    estimated_gpu_s: float | None = Field(
+        None, description="By earlier runs; null where it needs no GPU or nothing is known."
+    )
 
 
 class BatchItemOut(BaseModel):

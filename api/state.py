@@ -21,6 +21,7 @@ from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
 from tuner.store import JobStore, NightStore, ServedProofStore, Store
+from tuner.store.estimates import Estimates
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
@@ -51,6 +52,7 @@ class Api:
         self.known_sessions = KnownKeys()
         self.links = Links()
         self.lookups = Lookups.sharing(self.store)
+        self.estimates = Estimates.sharing(self.store)
         self.results = ResultStore.sharing(self.store)
         self.waits = Waits(self.jobs)
         self.workers = WorkerStore.sharing(self.store)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tuner.cli.targets import CheckReport
     from tuner.engines.engine import Engine
     from tuner.problems.results import Totals
+    from tuner.store import Store
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
 
@@ -146,7 +147,22 @@ def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report
             Store.open(database_url(os.environ)) as store,
             closing(Progress(sys.stderr, session.tries, heading)) as progress,
         ):
+            _say_estimate(session, store)
             return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
+
+
+def _say_estimate(run: TuningRun, store: Store) -> None:
+    """Say how much of a GPU the run will take, before it takes any."""
+    from tuner.problems.results import MeasureKind
+    from tuner.store.estimates import Estimates
+    from tuner.tuning.costs import estimate_line
+
+    request, device = run.request, run.request.device.name
+    if request.source.kind is MeasureKind.GPU:
+        estimates = Estimates.sharing(store)
+        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
+        if gpu_s is not None:
+            say(estimate_line(gpu_s, device))
 
 
 def _say_other_triton(engine: Engine) -> None:

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from sqlalchemy import Connection, Engine, func, select, tuple_
 
 from tuner.errors import RunAlreadyActive
-from tuner.jobs.job import PLANNED, JobState, Lease
+from tuner.jobs.job import PLANNED, Cost, JobState, Lease
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import Outlook, Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, time_of
-from tuner.store.job_rows import append_event, move
+from tuner.store.job_rows import append_event, cost_columns, move
 from tuner.store.job_tables import jobs
 from tuner.store.lease_rows import leased_row
 from tuner.store.store import Store
@@ -102,7 +102,8 @@ class LeasedStore(Store):
     ) -> None:
         super()._finish(connection, run, entries, totals)
         now = time_of(connection, self._clock)
-        move(connection, self._lease.job_id, JobState.DONE, now, error="")
+        cost = cost_columns(Cost.of(totals))
+        move(connection, self._lease.job_id, JobState.DONE, now, error="", **cost)
         data = {"run_id": run.id, "totals": asdict(totals)}
         append_event(connection, self._lease.job_id, now, JobState.DONE.value, data)
 

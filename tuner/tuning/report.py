@@ -14,6 +14,7 @@ from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
 from tuner.render import folded, table
+from tuner.tuning.costs import cost_line
 from tuner.tuning.gains import closing_line, running
 
 
@@ -62,7 +63,8 @@ class Report:
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else list(self.entries)
         lines = [self._table(entries), "", *self._reasons(entries)]
-        lines += [closing_line(entries), self._cost(), self.device.shared_limit, self._caveat]
+        costs = filter(None, (self._cost(), cost_line(self.totals)))
+        lines += [closing_line(entries), *costs, self.device.shared_limit, self._caveat]
         return folded("\n".join(lines)).rstrip("\n")
 
     def _table(self, entries: Sequence[Entry]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,9 @@ from tuner.problems.points import Candidate, Part, Point, Problem
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
+from tuner.tuning.ahead import Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
 from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.request import Effort, Source
@@ -111,6 +113,14 @@ class TuningRun(ABC):
         """What `run` will try first, as far as it is known before anything is measured."""
         return ()
 
+    def ahead(self, report: Callable[[Ahead], None]) -> Totals:
+        """Compile what `run` will probably ask for. It measures and stores nothing."""
+        meter, bench = Meter(), self._predicting()
+        totals = compile_ahead(self._plan(), self._search(), bench, report)
+        self._count_cached(totals)
+        meter.count(totals)
+        return totals
+
     def run(
         self,
         store: RunStore,
@@ -128,6 +138,7 @@ class TuningRun(ABC):
         if record is not None:
             self._prove_recordable(record, add_to_record)
         watcher = watcher or Unwatched()
+        meter = Meter()
         self._look_up(store)
         watcher.step(_BEFORE[self.request.source.kind])
         bench, strategy = self._bench_and_strategy()
@@ -147,6 +158,8 @@ class TuningRun(ABC):
             watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
+            if isinstance(bench, GpuBench):
+                meter.count(bench.totals, bench.gpus, bench.busy_s)
             store.finish_run(run, entries, bench.totals)
             self._workbench.chosen.append((self.request.problem, entries))
         except KeyboardInterrupt:
@@ -232,6 +245,10 @@ class TuningRun(ABC):
         if self.request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
         return self._prediction()
+
+    def _predicting(self) -> Bench:
+        """What predicts times, for any configurations."""
+        return self._prediction()[0]
 
     def _companions(self) -> Companions | None:
         """The further kernels that a candidate launches besides the binder's."""

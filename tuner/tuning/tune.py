@@ -155,7 +155,7 @@ def tune(
     trials = {trial.candidate: trial for trial in journal.trials()}
     if isinstance(strategy, FixedStrategy):
         watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
-    _explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
+    explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
     requested = set(plan.requested)
     everything = list(trials.values())
     entries = plan.chooser.choose(everything)
@@ -190,7 +190,7 @@ def _race(trials: Sequence[Trial], racer: Racer, rounds: int, watcher: Watcher) 
     return raced
 
 
-def _explore(
+def explore(
     plan: Plan,
     strategy: Strategy,
     bench: Bench,
@@ -198,6 +198,7 @@ def _explore(
     known: Mapping[Candidate, Trial],
     watcher: Watcher,
 ) -> None:
+    """Try the incumbents and what the strategy asks for; `keep` gets each batch of new trials."""
     asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
     proposals: Iterable[Candidate] = plan.incumbent_candidates()
