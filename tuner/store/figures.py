@@ -124,8 +124,8 @@ class Figures(Database):
             row = connection.execute(query).one_or_none()
         if row is None:
             return None
-        state, *times = row[:4]
-        return JobTimes(JobState(state), *times, cost=read_cost(row._mapping))
+        state, created, started, finished = row[:4]
+        return JobTimes(JobState(state), created, started, finished, read_cost(row._mapping))
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""
