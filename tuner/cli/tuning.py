@@ -14,7 +14,7 @@ from tuner.cli.app import command, print_json, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
-    DeviceName,
+    DeviceOrHere,
     DtypeName,
     EffortName,
     EngineSpec,
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 @with_family_options
 def tune(
     target: Target,
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     every: AllFamilies = False,
     tp: Tp = 1,
     dtype: DtypeName = None,
@@ -86,7 +86,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.dispatch import engine_runs
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
@@ -94,7 +94,7 @@ def tune(
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request, open_run
 
-    card, found_engine = find_device(device), find_engine(engine)
+    card, found_engine = device_or_here(device), find_engine(engine)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
     targets = targets_of(asked, choice, every)
     refuse_one_file(every, {"--record": record, "--routing": routing})
@@ -196,8 +196,8 @@ def check(
             metavar="FILE...|MODEL", help="Config files of an engine; with --attention, a model."
         ),
     ],
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     tp: Tp = 1,
     engine: EngineSpec = "sglang",
     write_patch: WritePatch = None,
@@ -208,11 +208,11 @@ def check(
     Exit 1 if an entry cannot run on the device.
     """
     from tuner.cli.diagnose import write_remedy
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
     if choice.family is None:
@@ -238,8 +238,8 @@ def check(
 @command
 @with_model_options
 def export(
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: configs_out.")
     ] = None,
@@ -260,7 +260,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -272,7 +272,7 @@ def export(
         raise BadInput("--out and --into-engine exclude each other: choose one")
     if model is None and (tp != 1 or dtype or choice.family or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
     with Store.open(database_url(os.environ)) as store:
         report = export_device(
@@ -291,7 +291,7 @@ def export(
 
 @command
 def prove(
-    device: DeviceName,
+    device: DeviceOrHere = "",
     out: Annotated[Path, typer.Option(help="The folder that `export` wrote.")] = Path(
         "configs_out"
     ),
@@ -303,12 +303,12 @@ def prove(
     Exit 1 if an output is wrong, or if a layer is slower than without the files. The engine must
     be installed here.
     """
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import parse_spec
     from tuner.families.fused_moe.prove import prove as prove_root
 
     name, _ = parse_spec(engine)  # the engine that this Python imports, whatever its version
-    proof = prove_root(out, find_device(device).name, name)
+    proof = prove_root(out, device_or_here(device).name, name)
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:
         raise typer.Exit(1)
