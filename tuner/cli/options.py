@@ -38,7 +38,7 @@ Target = Annotated[
 Tp = Annotated[int, typer.Option(help="Tensor-parallel size; --tp-size is understood too.")]
 DtypeName = Annotated[
     str | None,
-    typer.Option(help="Dtype of weights, e.g. int8_w8a8 or w8a8_int8; default: the model's."),
+    typer.Option(help="Dtype of weights, e.g. int8_w8a8, w8a8_int8; default: model's."),
 ]
 Measure = Annotated[
     str, typer.Option(help="Times: gpu (measured), predict (by a model), or replay:FILE.")
