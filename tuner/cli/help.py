@@ -71,7 +71,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "prove": ("tuner prove --device H200 --out configs_out",),
     "check": (
         "tuner check configs/*.json --device L40S",
-        "tuner check --attention deepseek-r1 --tp 32 --device L40S --engine sglang==0.4.4",
+        "tuner check --attention deepseek-r1 --tp 8 --engine sglang==0.4.4",
     ),
     "diagnose": (
         "tuner diagnose node*.log",

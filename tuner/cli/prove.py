@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command, say, show
-from tuner.cli.options import DeviceName, EngineSpec, Json, Tp
+from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
 
 if TYPE_CHECKING:
     from tuner.deploy.served.request import Request
@@ -24,7 +24,7 @@ def _option(help_text: str, metavar: str | None = None) -> typer.models.OptionIn
 
 @command
 def prove(
-    device: DeviceName,
+    device: DeviceOrHere = "",
     model: Annotated[
         str,
         typer.Argument(
@@ -93,6 +93,9 @@ def prove(
     Exit 1 if an output is wrong, or if something is slower than without the files. The engine must
     be installed here.
     """
+    from tuner.devices.here import device_or_here
+
+    device = device_or_here(device).name
     if not server:
         _prove_layer(device, out, engine, model, as_json)
         return
@@ -119,7 +122,6 @@ def prove(
 
 
 def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool) -> None:
-    from tuner.devices.table import find_device
     from tuner.engines.engine import parse_spec
     from tuner.errors import BadInput
     from tuner.families.fused_moe.prove import prove as prove_root
@@ -127,7 +129,7 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
     if model:
         raise BadInput(f"{model!r} is for servers: add --server, or leave it out")
     name, _ = parse_spec(engine)  # the engine that this Python imports, whatever its version
-    proof = prove_root(out, find_device(device).name, name)
+    proof = prove_root(out, device, name)
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from tuner.cli.app import command, print_json, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
-    DeviceName,
+    DeviceOrHere,
     DtypeName,
     EffortName,
     EngineSpec,
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 @with_family_options
 def tune(
     target: Target,
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     every: AllFamilies = False,
     tp: Tp = 1,
     dtype: DtypeName = None,
@@ -87,7 +87,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.dispatch import engine_runs
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
@@ -95,7 +95,7 @@ def tune(
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request, open_run
 
-    card, found_engine = find_device(device), find_engine(engine)
+    card, found_engine = device_or_here(device), find_engine(engine)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
     targets = targets_of(asked, choice, every)
     refuse_one_file(every, {"--record": record, "--routing": routing})
@@ -212,8 +212,8 @@ def check(
             metavar="FILE...|MODEL", help="Config files of an engine; with --attention, a model."
         ),
     ],
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     tp: Tp = 1,
     engine: EngineSpec = "sglang",
     write_patch: WritePatch = None,
@@ -224,11 +224,11 @@ def check(
     Exit 1 if an entry cannot run on the device.
     """
     from tuner.cli.diagnose import write_remedy
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
     if choice.family is None:
@@ -254,8 +254,8 @@ def check(
 @command
 @with_model_options
 def export(
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: configs_out.")
     ] = None,
@@ -276,7 +276,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -288,7 +288,7 @@ def export(
         raise BadInput("--out and --into-engine exclude each other: choose one")
     if model is None and (tp != 1 or dtype or choice.family or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
     with Store.open(database_url(os.environ)) as store:
         report = export_device(
