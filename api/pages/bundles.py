@@ -25,7 +25,7 @@ _CHECKS = ("allow_predicted", "allow_missing")
 @router.get("")
 def show_form(request: Request, caller: Reader) -> Response:
     """The form for a bundle."""
-    return _page(request, caller, {"device": request.query_params.get("device", "")[:60]})
+    return _page(request, caller, {"device": request.query_params.get("device", "")})
 
 
 @router.post("")

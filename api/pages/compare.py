@@ -69,7 +69,7 @@ def show_comparison(
     if not devices:
         raise HTTPException(404, "nothing is published for this problem")
     left, mine = _side(wanted, wanted.left or devices[0], caller, api)
-    other = next((name for name in devices if name != left.device), devices[0])
+    other = next((name for name in devices if name != left.device), _second(left, mine))
     right, others = _side(wanted, wanted.right or other, caller, api)
     sides = list({side.key: side for side in (*mine, *others)}.values())
     both = [key for key in left.entries if key in right.entries]
@@ -91,6 +91,11 @@ def _devices_of(problem: str, engine: str, api: Api) -> list[str]:
     """The devices with a result of the problem."""
     rows = (r for r in api.matrix.rows() if r.problem == problem and r.engine == engine)
     return sorted(name for row in rows for name in _stored(row))
+
+
+def _second(left: Side, mine: Sequence[Side]) -> str:
+    """Another environment of a device with several; else the same result."""
+    return next((side.key for side in mine if side.key != left.key), left.key)
 
 
 def _stored(row: Row) -> list[str]:

@@ -23,7 +23,8 @@ from api.routes.tables import list_devices, list_models
 from api.schemas_in import JobPage, Page, SubmitJob
 from api.state import ApiDep
 from api.text import JobId
-from tuner.errors import BadInput, OptionsRefused
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, OptionsRefused, UnknownDevice
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import Status
@@ -146,13 +147,21 @@ def _form(
         request,
         "job_form",
         422 if mistakes else 200,
-        given=given,
+        given={**given, "device": _full_name(given.get("device", ""))},
         mistakes=mistakes or {},
         devices=list_devices(caller)["devices"],
         models=list_models(caller)["models"],
         dtypes=[one.value for one in Dtype],
         efforts=[one.value for one in Effort],
     )
+
+
+def _full_name(device: str) -> str:
+    """A device's name as the form offers it; another text stays."""
+    try:
+        return find_device(device).name
+    except UnknownDevice:
+        return device
 
 
 def _body_of(form: Mapping[str, str]) -> dict[str, Any]:

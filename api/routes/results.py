@@ -88,9 +88,7 @@ def list_run_trials(
     responses=responses(404),
 )
 def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show how many trials a job has by now, how many may follow, and the best time at each point
-    beside the engine's own.
-    """
+    """Show what a job tried by now, how long the rest takes, and the best time at each point."""
     return progress_of(api.jobs.get(job_id), api)
 
 

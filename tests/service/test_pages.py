@@ -194,6 +194,15 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         assert b'value="mixtral' in refused.body  # what was filled in stays
 
 
+def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:
+    assert '<option value="NVIDIA_L40S" selected>' in visitor.open("/jobs/new?device=L40S")
+
+
+def test_models_name_their_dtype_as_the_api_does(visitor: Visitor) -> None:
+    html = visitor.open("/models")
+    assert "<td>fp8_w8a8</td>" in html and "Dtype." not in html
+
+
 def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) -> None:
     job = server.submit(seed=99)["id"]
     assert "Cancel" in visitor.open(f"/jobs/{job}")

@@ -16,7 +16,7 @@ function duration(seconds) {
       return `${Math.floor(seconds / size)} ${unit} ${Math.floor((seconds % size) / part)} ${below}`;
     }
   }
-  const rest = Math.floor(seconds);
+  const rest = Math.ceil(seconds);
   return rest >= 60 ? `${Math.floor(rest / 60)} min ${rest % 60} s` : `${rest} s`;
 }
 
