@@ -85,6 +85,7 @@ class TestRows:
             (Status.PREDICTED, OWN, {"default": 1.0}, Origin.DEFAULT),
             (Status.PREDICTED, OWN, {"default": 1.0, "shipped": 1.0}, Origin.SHIPPED),
             (Status.INCUMBENT, OWN, {"shipped": None}, Origin.SHIPPED),
+            (Status.INCUMBENT, OURS, {}, Origin.DEFAULT),
         ],
     )
     def test_each_entry_says_where_it_comes_from(
@@ -112,6 +113,7 @@ class TestRows:
         assert "2.00x as fast" in line
         assert line.endswith("6 predicted")
         assert "No time" in summary_line([])
+        assert summary_line(rows[:1]) == "2.00x as fast as the engine's choice; 1 predicted"
 
 
 class TestCharts:

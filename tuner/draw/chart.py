@@ -89,9 +89,9 @@ def draw_chart(chart: Chart) -> Drawing:
 
 
 def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
-    """The names of lines and of glyphs, in rows; and the y below them."""
+    """The names of lines, if there are several, and of glyphs, in rows; and the y below them."""
     items: list[tuple[str, list[Shape]]] = []
-    for one in chart.series:
+    for one in chart.series if len(chart.series) > 1 else ():
         sample: list[Shape] = [Line(((0, 0), (20, 0)), one.colour, 2, one.dashed)]
         items.append((one.name, sample))
     for glyph, word in chart.glyphs.items():
@@ -106,7 +106,7 @@ def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
             shapes.append(_at(shape, x, y - 4))
         shapes.append(Text(x + 26, y, name, _SMALL))
         x += needed + 10
-    return shapes, y + 10
+    return shapes, y + 10 if items else top - 12
 
 
 def _at(shape: Shape, x: float, y: float) -> Shape:

@@ -72,4 +72,5 @@ def _chart(title: str, rows: Sequence[Row]) -> Drawing:
 
 def _bar(row: Row) -> BarRow:
     times = " to ".join(f"{us:.1f}" for us in (row.engine_us, row.tuned_us) if us)
-    return BarRow(f"{row.place.chart}, {row.place.x:g}", f"{times} us", row.gain)
+    counted = f"{row.place.x:g} {row.place.x_label.partition(' (')[0]}"
+    return BarRow(f"{row.place.chart}: {counted}", f"{times} us, {row.origin.value}", row.gain)

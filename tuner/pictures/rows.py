@@ -92,7 +92,7 @@ def origin_of(entry: Entry) -> Origin:
         incumbent = entry.incumbents.get(origin.value)
         if incumbent is not None and incumbent.config == entry.config:
             return origin
-    return Origin.PREDICTED
+    return Origin.PREDICTED if entry.status is Status.PREDICTED else Origin.DEFAULT
 
 
 _UNKNOWN = Incumbent(Config({}), Status.INCUMBENT)
@@ -116,6 +116,8 @@ def summary_line(rows: Sequence[Row]) -> str:
         return "No time is known for both the engine's choice and the tuned one."
     counts = {o: sum(row.origin is o for row in rows) for o in Origin}
     origins = ", ".join(f"{n} {origin.value}" for origin, n in counts.items() if n)
+    if len(gains) == 1:
+        return f"{gain_text(gains[0])} as fast as the engine's choice; {origins}"
     mean = math.exp(sum(map(math.log, gains)) / len(gains))
     return (
         f"{gain_text(mean)} as fast as the engine's choice on average (geometric mean of "

@@ -99,7 +99,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     times = (row.engine_us, row.tuned_us)
     engine, tuned = ("-" if us is None else f"{us:,.1f}" for us in times)
     gain = gain_text(row.gain) if row.gain else "-"
-    return (row.size, engine, tuned, gain, f"{row.roofline_us:,.1f}", row.origin.value)
+    return (row.size, engine, tuned, gain, _least(row.roofline_us), row.origin.value)
+
+
+def _least(us: float) -> str:
+    return f"{us:,.1f}" if us >= 1 else f"{us:.2g}"
 
 
 def title_of(problem: Problem) -> str:

@@ -16,4 +16,4 @@ def place(problem: Attention, point: Point) -> Place:
         return Place(f"decode, {cached}", point.batch_size, "sequences")
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
     chart = f"{problem.phase.value}, {sequences}, {cached}"
-    return Place(chart, point.new_tokens, "new tokens of the longest sequence")
+    return Place(chart, point.new_tokens, "new tokens (of the longest sequence)")

@@ -1,0 +1,84 @@
+"""`tuner report` and the pictures beside exported files, as a user asks for them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+from unchanged_cases import ENGINE, STORE
+
+from tuner.cli import app
+
+OPTIONS = ("--device", "L40S", "--engine", ENGINE)
+
+
+def tuner(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tuner.db"
+    path.write_bytes(gzip.decompress(STORE.read_bytes()))
+    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{path}")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_report_prints_a_table_and_writes_its_pictures(tmp_path: Path) -> None:
+    done = tuner("report", *OPTIONS)
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "roofline us" in done.stdout
+    page = tmp_path / "report_out" / "device_name=NVIDIA_L40S.html"
+    assert f"drawn in {page.relative_to(tmp_path)}" in done.stderr
+    assert "<svg" in page.read_text()
+    kinds = {path.suffix for path in page.parent.iterdir()}
+    assert kinds == {".html", ".svg", ".png"}
+
+
+def test_json_has_the_rows_and_the_files(tmp_path: Path) -> None:
+    done = tuner("report", *OPTIONS, "--out", "drawn", "--json")
+    assert done.exit_code == 0, done.output
+    value = json.loads(done.stdout)
+    assert all((tmp_path / name).is_file() for name in value["files"])
+    (first, *_) = value["problems"]
+    (row, *_) = first["rows"]
+    assert row["roofline_us"] > 0
+    assert {"engine_us", "tuned_us", "gain", "origin"} <= row.keys()
+    assert {p["problem"].partition(":")[0] for p in value["problems"]} > {"decode_attention"}
+
+
+def test_one_problem_alone(tmp_path: Path) -> None:
+    everything = json.loads(tuner("report", *OPTIONS, "--json").stdout)["problems"]
+    spec = everything[0]["problem"]
+    done = tuner("report", *OPTIONS, "--problem", spec, "--out", "one", "--json")
+    assert [one["problem"] for one in json.loads(done.stdout)["problems"]] == [spec]
+    assert len(list((tmp_path / "one").glob("*.svg"))) == 1
+
+
+def test_nothing_stored_names_the_next_step(tmp_path: Path) -> None:
+    done = tuner("report", "--device", "A100", "--engine", ENGINE)
+    assert done.exit_code == 1, done.output
+    assert "tuner tune MODEL --device" in done.stderr
+    assert not (tmp_path / "report_out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = tuner("report", *OPTIONS, "--out", "file/below")
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tuner: error: ")
+
+
+def test_an_export_has_pictures_of_what_it_exports(tmp_path: Path) -> None:
+    done = tuner("export", *OPTIONS, "--allow-predicted", "--out", "out")
+    assert done.exit_code == 0, done.output
+    assert "pictures of the times: out/pictures/device_name=NVIDIA_L40S.html" in done.stdout
+    pictures = sorted((tmp_path / "out" / "pictures").iterdir())
+    assert {path.suffix for path in pictures} == {".html", ".svg"}
+    (page,) = (path for path in pictures if path.suffix == ".html")
+    assert "Predicted times are a model" in page.read_text()
