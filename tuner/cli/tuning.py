@@ -131,9 +131,12 @@ def tune(
         for at, run in enumerate(runs):
             heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
             reports.append(_run(run, record, add=at > 0, heading=heading))
+            if not as_json:  # what is done stays on the screen if a later problem fails
+                typer.echo("\n" * (at > 0) + _text(reports[-1], named=len(runs) > 1))
     if len(reports) > 1:
         say(_cost([report.totals for report in reports]))
-    _print(reports, as_json)
+    if as_json:
+        _print(reports, as_json)
 
 
 def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report:
@@ -195,12 +198,13 @@ def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
         objects = [report.as_json() for report in reports]
         print_json(objects[0] if len(objects) == 1 else {"reports": objects})
     else:
-        texts = [report.as_text() for report in reports]
-        if len(reports) > 1:
-            headings = (getattr(report, "problem", None) for report in reports)
-            named = zip(headings, texts, strict=True)
-            texts = [f"{one.spec()}\n{text}" if one else text for one, text in named]
-        typer.echo("\n\n".join(texts))
+        typer.echo("\n\n".join(_text(report, named=len(reports) > 1) for report in reports))
+
+
+def _text(report: Report | CheckReport, *, named: bool) -> str:
+    """A report as text; `named`: below its problem, if it is of one."""
+    problem = getattr(report, "problem", None)
+    return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()
 
 
 @command
