@@ -152,6 +152,10 @@ class MalformedBenchmark(BadInput):
     """A file does not hold benchmark results."""
 
 
+class MalformedTrace(BadInput):
+    """A file is no trace of torch's profiler, or it ends in the middle."""
+
+
 class UnreadableLog(BadInput):
     """A server's log cannot be read."""
 

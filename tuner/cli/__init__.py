@@ -12,6 +12,7 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     engines,
     jobs,
     keys,
+    profile,
     prove,
     serve,
     service,

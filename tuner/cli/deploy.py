@@ -286,7 +286,7 @@ def bench_report(
     from tuner.deploy.bench_report import (
         as_dict,
         compare,
-        read_samples,
+        read_results,
         render_summary,
         render_text,
         save_runs,
@@ -296,7 +296,10 @@ def bench_report(
         write_summary,
     )
 
-    new = read_samples(after or before)
+    read = {path: read_results(path) for path in (before, after or before)}
+    for note in filter(None, (results.note(path) for path, results in read.items())):
+        say(note)
+    new = read[after or before].samples
     if release:
         from tuner.deploy.bundle.verify import verify as check
 
@@ -307,7 +310,7 @@ def bench_report(
             write_summary(summary, out)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
-    comparison = compare(read_samples(before), new)
+    comparison = compare(read[before].samples, new)
     if out:
         write_report(comparison, out, str(before), str(after))
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))

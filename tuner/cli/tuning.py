@@ -126,10 +126,15 @@ def tune(
         for run in runs:
             run.start_early()
         # The first problem's run starts the recording; the others add to it.
-        reports = [_run(run, record, add=at > 0) for at, run in enumerate(runs)]
+        reports = []
+        for at, run in enumerate(runs):
+            reports.append(_run(run, record, add=at > 0))
+            if not as_json:  # what is done stays on the screen if a later problem fails
+                typer.echo("\n" * (at > 0) + reports[-1].as_text())
     if len(reports) > 1:
         say(_cost([report.totals for report in reports]))
-    _print(reports, as_json)
+    if as_json:
+        _print(reports, as_json)
 
 
 def _run(run: TuningRun, record: Path | None, add: bool) -> Report:

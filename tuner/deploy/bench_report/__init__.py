@@ -8,7 +8,7 @@ from pathlib import Path
 from tuner.deploy.bench_report.compare import Comparison, compare
 from tuner.deploy.bench_report.page import render_page
 from tuner.deploy.bench_report.plot import render_svg
-from tuner.deploy.bench_report.readers import read_samples
+from tuner.deploy.bench_report.readers import read_results, read_samples
 from tuner.deploy.bench_report.summary import (
     Summary,
     render_summary,
@@ -22,6 +22,7 @@ from tuner.deploy.bench_report.tables import as_dict, render_csv, render_text, s
 __all__ = [
     "as_dict",
     "compare",
+    "read_results",
     "read_samples",
     "render_summary",
     "render_text",
