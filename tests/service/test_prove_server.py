@@ -63,10 +63,12 @@ def test_servers_in_turn_have_a_log_for_each_start(place: Path) -> None:
 
 def test_vllm(place: Path) -> None:
     exported(place / "for_vllm", folder=".")
-    words = ("--engine", "vllm", "--out", "for_vllm", "--no-profile", "--json")
+    words = ("--engine", "vllm", "--out", "for_vllm", "--json")
     run = prove(place, "model", "--server", *words)
     shown = json.loads(run.stdout)
     assert (shown["engine"], shown["engine_version"]) == ("vllm", "0.24.0")
+    traces = place / "served_proof/traces/after"
+    assert sorted(path.parent.name for path in traces.rglob("*.json")) == ["1x8+4", "2x16+8"]
     assert shown["outputs"]["ok"] and shown["loading"] == []
 
 

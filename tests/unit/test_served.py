@@ -226,7 +226,9 @@ def test_exported_attention_needs_the_triton_backend(tmp_path: Path):
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_flags_of_a_user_come_last(engine: str):
-    launch = Launch("/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42, traces=Path("/t"))
+    launch = Launch(
+        "0.24.0", "/m", 8000, 2, ("--x", "1"), dummy=True, memory=0.42, traces=Path("/t")
+    )
     words = server_of(engine).command(launch)
     assert words[0] == f"tuner.engines.{engine}.dummy_server"
     assert words[-2:] == ["--x", "1"]

@@ -138,15 +138,23 @@ def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool)
 def _prove_server(request: Request, as_json: bool) -> None:
     import os
 
+    from tuner.deploy.served.expected import expected_gains
+    from tuner.deploy.served.files import exported_problems
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
-    from tuner.store import ServedProofStore, database_url
+    from tuner.deploy.served.rounds import BEFORE
+    from tuner.store import ServedProofStore, Store, database_url
 
-    with plan_of(request) as plan, ServedProofStore.open(database_url(os.environ)) as store:
-        proof = prove_served(plan, say)
+    with plan_of(request) as plan, Store.open(database_url(os.environ)) as store:
+        subject, shipped = plan.subject, exported_problems(request.root)
+        place = {"engine": subject.engine, "engine_version": subject.engine_version}
+        found = store.winners(device=subject.device, **place)
+        winners = [one for one in found if one.problem.spec() in shipped]
+        traces = plan.traces(BEFORE)
+        proof = prove_served(plan, say, lambda load: expected_gains(traces, load, winners, say))
         write_report(proof, request.folder)
-        store.add(proof.as_json())
+        ServedProofStore.sharing(store).add(proof.as_json())
     say(f"the report, logs and profiles are in {request.folder}")
     show(as_json, proof.as_json, proof.as_text)
     if not proof.proven:

@@ -18,6 +18,7 @@ from tuner.engines.engine import engine_package
 class Launch:
     """One server to start."""
 
+    version: str  # the engine's release
     model: str  # a folder, or a name on the hub
     port: int
     tp: int

@@ -33,6 +33,7 @@ from tuner.deploy.bundle.manifest import (
 from tuner.deploy.bundle.readme import readme_text
 from tuner.deploy.bundle.sbom import sbom_text
 from tuner.deploy.bundle.scripts import bare_script, docker_script
+from tuner.deploy.bundle.served import served_files
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
@@ -74,12 +75,14 @@ def build_bundle(
     allow_missing: bool = False,
     named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
+    proofs: Sequence[Mapping[str, Any]] = (),
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
     `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
     `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
-    `allow_missing`, the bundle must hold every file that the servers ask for. Raises ExportRefused
+    `allow_missing`, the bundle must hold every file that the servers ask for. Of `proofs`, the
+    reports of proofs in a live engine, it holds those of its own files. Raises ExportRefused
     where it does not, for winners of another engine, where nothing is left, where one of the
     `named` problems is left out, and for winners that cannot be shipped;
     MalformedCluster for a launch that the cluster's engine cannot do.
@@ -106,6 +109,8 @@ def build_bundle(
     notes += left_out_lines(predicted)
     notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
+    served, told = served_files(proofs, folder)
+    files, notes = files | served, notes + told
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
     files["README.md"] = _text(readme_text(*facts, pointers=pointers))

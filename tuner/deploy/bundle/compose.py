@@ -27,7 +27,7 @@ def compose_file(
     environment: Mapping[str, str],
     commands: list[Command],
     *,
-    pointers: Sequence[str] = (),
+    pointers: Sequence[str],
 ) -> str:
     """compose.yaml of one node, which starts the same container as the node's docker script."""
     program, *arguments = one_line(commands)

@@ -46,7 +46,7 @@ def lws_manifest(
     environment: Mapping[str, str],
     folder: str,
     *,
-    pointers: Sequence[str] = (),
+    pointers: Sequence[str],
 ) -> str:
     """The manifest; `folder` is the bundle's path on every node.
 

@@ -91,7 +91,7 @@ def docker_script(
     environment: Mapping[str, str],
     commands: list[Command],
     *,
-    pointers: Sequence[str] = (),
+    pointers: Sequence[str],
 ) -> str:
     """The script that runs a node's engine in a container.
 
@@ -131,7 +131,7 @@ def bare_script(
     environment: Mapping[str, str],
     commands: list[Command],
     *,
-    pointers: Sequence[str] = (),
+    pointers: Sequence[str],
 ) -> str:
     """The script that runs the engine installed on a node."""
     node = cluster.nodes[rank]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.deploy.load_proof import read_deployed
 from tuner.errors import BadInput
+from tuner.export.files import PROVENANCE
 
 
 def tuned_files(root: Path, device: str) -> dict[str, bytes]:
@@ -23,6 +25,17 @@ def tuned_files(root: Path, device: str) -> dict[str, bytes]:
             "first, or name its folder with --out"
         )
     return {path: (root / path).read_bytes() for path in mine}
+
+
+def exported_problems(root: Path) -> frozenset[str]:
+    """The problems whose files are under a folder, as their sidecars name them."""
+    specs = set()
+    for path in (root / PROVENANCE).rglob("*.json"):
+        try:
+            specs.add(str(json.loads(path.read_bytes())["problem"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # no sidecar of this tool
+    return frozenset(specs)
 
 
 def files_hash(files: Mapping[str, bytes]) -> str:

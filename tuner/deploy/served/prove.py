@@ -49,7 +49,14 @@ class Plan:
     def launch(self, side: str, port: int, memory: float | None) -> Launch:
         traces = self.traces(side) if self.profiles else None
         return Launch(
-            self.model, port, self.subject.tp, self.args[side], self.dummy, memory, traces
+            self.subject.engine_version,
+            self.model,
+            port,
+            self.subject.tp,
+            self.args[side],
+            self.dummy,
+            memory,
+            traces,
         )
 
     def environment(self, side: str) -> dict[str, str]:

@@ -76,6 +76,7 @@ class Rounds:
                 ask(running.port, begin, self.timeout_s)
                 run_load(self.server, running.port, short, _WARM_UP, self.timeout_s)
                 ask(running.port, end, self.timeout_s)
+                _collect(folder, below)
             except ServerUnavailable as error:
                 running.refuse_dying()
                 return f"no profile of the {running.name} server: {error}"
@@ -87,3 +88,10 @@ class Rounds:
         except ServerUnavailable:
             running.refuse_dying()  # says more, if that is why
             raise
+
+
+def _collect(folder: Path, below: Path) -> None:
+    """Move the profiles that an engine with one folder for all wrote there."""
+    for path in folder.iterdir():
+        if path.is_file():
+            path.replace(below / path.name)

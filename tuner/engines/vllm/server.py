@@ -5,11 +5,13 @@ Source: entrypoints/openai of releases 0.10.2 to 0.33.0.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.engines.server import Answer, Launch, Post, flag_value
+from tuner.engines.versions import release_of
 
 # This module starts the server too, after it has replaced the values of dummy weights.
 _DUMMY_SERVER = "tuner.engines.vllm.dummy_server"
@@ -35,12 +37,14 @@ class VLLMServer:
             words += ["--load-format", "dummy"]
         if launch.memory is not None:
             words += ["--gpu-memory-utilization", f"{launch.memory:g}"]
+        if launch.traces is not None and _has_profiler_flag(launch):
+            told = {"profiler": "torch", "torch_profiler_dir": str(launch.traces)}
+            words += ["--profiler-config", json.dumps(told)]
         return [*words, *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        if launch.traces is None:
+        if launch.traces is None or _has_profiler_flag(launch):
             return {}
-        # Releases up to 0.15 offer profiles only where this is set. Later ones ignore it.
         return {"VLLM_TORCH_PROFILER_DIR": str(launch.traces)}
 
     def stream(self, prompt: Sequence[int], tokens: int) -> Post:
@@ -81,6 +85,11 @@ class VLLMServer:
 def open_server() -> VLLMServer:
     """See `tuner.engines.server.server_of`."""
     return VLLMServer()
+
+
+def _has_profiler_flag(launch: Launch) -> bool:
+    """Whether the release has --profiler-config, as 0.15.1 does; 0.10.2 reads a variable."""
+    return release_of(launch.version) >= release_of("0.15.1")
 
 
 def _body(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
