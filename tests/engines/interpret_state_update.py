@@ -30,8 +30,8 @@ from tuner.problems.points import Config
 
 # name -> (problem, sequences, BLOCK_SIZE_M, warps)
 CASES = {
-    "float32 states": ("heads=8,head_dim=64,state_size=128,groups=2,cache_dtype=float32", 3, 8, 4),
-    "bfloat16 states": ("heads=8,head_dim=64,state_size=128,groups=2", 3, 64, 1),
+    "float32 states": ("heads=4,head_dim=64,state_size=128,groups=2,cache_dtype=float32", 3, 16, 4),
+    "bfloat16 states": ("heads=4,head_dim=64,state_size=128,groups=2", 3, 64, 1),
     "float16 everywhere": (
         "heads=4,head_dim=32,state_size=16,groups=1,dtype=float16,cache_dtype=float16",
         2,
