@@ -72,7 +72,10 @@ def bundle(
     model: ModelName = None,
     as_json: Json = False,
 ) -> None:
-    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle."""
+    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle.
+
+    Exit 1 if the captured nodes have errors; the bundle is written all the same.
+    """
     if context.invoked_subcommand:
         return
     if not device or cluster is None:
@@ -116,6 +119,9 @@ def bundle(
     digest = sha256(built.archive)
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
+    if report and not report.ok:
+        say("the bundle is written; correct what is an error above before you launch it")
+        raise typer.Exit(1)
 
 
 def _signer(key: Path) -> Callable[[bytes], bytes]:
