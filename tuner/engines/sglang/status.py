@@ -24,7 +24,7 @@ class ServerStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether a file of each family is used, or the family has none, in an engine that would."""
+        """Whether the engine loads plugins, and uses a file of each family that has any."""
         return not no_plugins(self.attention.engine) and self.attention.ok and self.gemm.ok
 
     def as_json(self) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def _run(engine: str, problem: FusedMoe, root: Path, sizes: Sequence[int]) -> li
         why = (said or ["no output"])[-1][:300]
         if why.startswith(("ModuleNotFoundError", "ImportError")):
             why += (
-                f"; proving needs {engine}, torch and the GPU: install engine-tuner beside {engine} "
-                "where it serves, and run `tuner prove` there"
+                f"; proving needs {engine}, torch and the GPU: install engine-tuner beside "
+                f"{engine} where it serves, and run `tuner prove` there"
             )
         raise MeasurerFailed(f"the engine's layer did not run: {why}")
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
