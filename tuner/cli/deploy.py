@@ -215,6 +215,7 @@ def preflight(
     """
     from tuner.deploy.preflight import capture as capture_into
     from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
+    from tuner.render import folded
 
     expected = _expected(cluster) if cluster else None
     if capture:
@@ -226,7 +227,7 @@ def preflight(
         report = run_preflight(parse_nodes(node), expected)
     else:
         report = check_here(image, config_dir, expected, model_dir)
-    show(as_json, report.as_dict, lambda: render(report))
+    show(as_json, report.as_dict, lambda: folded(render(report)))
     if not report.ok:
         raise typer.Exit(1)
 
