@@ -29,13 +29,19 @@ def columns() -> int:
 
 
 def folded(text: str, width: int | None = None) -> str:
-    """A text in lines that fit. A word that is too long, such as a path, stays whole."""
-    width = width or columns()
-    return "\n".join(
-        line
-        if len(line) <= width or _FILE.fullmatch(line)
-        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
+    """A text in lines that fit. A word that is too long, such as a path, stays whole.
+
+    A line that goes on keeps its indentation; a line that quotes another text ("| ...") stays.
+    """
+    return "\n".join(_folded(line, width or columns()) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(line) <= width or _FILE.fullmatch(line) or line.startswith(f"{indent}| "):
+        return line
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

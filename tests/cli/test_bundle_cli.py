@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,22 @@ def test_captures_reach_the_scripts(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "info: h20-node01: not captured" in result.stderr
     assert not any("is not set" in note for note in json.loads(result.stdout)["notes"])
+
+
+@pytest.mark.usefixtures("store")
+def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "captures"
+    shutil.copytree(CAPTURES / "h20-node01", folder)
+    links = folder / "ibdev2netdev.txt"
+    links.write_text(links.read_text().replace("(Up)", "(Down)"))
+    options = ["--device", "H20", "--cluster", EXAMPLES / f"{RAY}.toml", "--allow-predicted"]
+    options += ["--engine", ENGINES[RAY][0], f"--node=h20-node01={folder}"]
+    options += [f"--node=h20-node02={CAPTURES / 'h20-node02'}"]
+    result = tuner("bundle", *options, "--out", tmp_path / "b.tar.gz")
+    assert result.exit_code == 1, result.output
+    assert "error: h20-node01: " in result.stderr
+    assert "correct what is an error above" in result.stderr
+    assert tuner("bundle", "verify", tmp_path / "b.tar.gz").exit_code == 0
 
 
 @pytest.mark.usefixtures("store")

@@ -87,7 +87,11 @@ def refuse_foreign(package: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message to stderr."""
+    """Print a message to stderr: folded for a terminal, and whole for what reads it elsewhere."""
+    if sys.stderr.isatty():
+        from tuner.render import folded
+
+        text = folded(text)
     typer.echo(text, err=True)
 
 

@@ -72,7 +72,10 @@ def bundle(
     model: ModelName = None,
     as_json: Json = False,
 ) -> None:
-    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle."""
+    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle.
+
+    Exit 1 if the captured nodes have errors; the bundle is written all the same.
+    """
     if context.invoked_subcommand:
         return
     if not device or cluster is None:
@@ -117,6 +120,9 @@ def bundle(
     digest = sha256(built.archive)
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
+    if report and not report.ok:
+        say("the bundle is written; correct what is an error above before you launch it")
+        raise typer.Exit(1)
 
 
 def _signer(key: Path) -> Callable[[bytes], bytes]:
@@ -214,6 +220,7 @@ def preflight(
     """
     from tuner.deploy.preflight import capture as capture_into
     from tuner.deploy.preflight import check_here, parse_nodes, render, run_preflight
+    from tuner.render import folded
 
     expected = _expected(cluster) if cluster else None
     if capture:
@@ -225,7 +232,7 @@ def preflight(
         report = run_preflight(parse_nodes(node), expected)
     else:
         report = check_here(image, config_dir, expected, model_dir)
-    show(as_json, report.as_dict, lambda: render(report))
+    show(as_json, report.as_dict, lambda: folded(render(report)))
     if not report.ok:
         raise typer.Exit(1)
 

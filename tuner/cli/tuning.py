@@ -37,6 +37,7 @@ from tuner.cli.targets import (
     selection_of,
     targets_of,
 )
+from tuner.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,9 +124,10 @@ def tune(
         say(kernel.line())
     _say_other_triton(found_engine)
     with Workbench() as workbench:
-        runs = [open_run(request, workbench) for request in requests]
-        for run in runs:
-            run.start_early()
+        with waiting(f"reading the kernels of {found_engine.name} {found_engine.version}"):
+            runs = [open_run(request, workbench) for request in requests]
+            for run in runs:
+                run.start_early()
         # The first problem's run starts the recording; the others add to it.
         reports = []
         for at, run in enumerate(runs):
@@ -236,7 +238,9 @@ def check(
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
     if choice.family is None:
-        reports = check_files([Path(target) for target in targets], card, found, tp, choice)
+        paths = [Path(target) for target in targets]
+        with waiting("compiling the files' entries"):
+            reports = check_files(paths, card, found, tp, choice)
     else:
         refuse_more_targets(choice.family, targets)
         asked = Asked(targets[0], card, found.name, found.version, tp)
@@ -244,7 +248,8 @@ def check(
         for note in resolved.notes:
             say(note)
         module = resolved.family.module("check")
-        reports = [module.check_problems(resolved.problems, card, found)]
+        with waiting(f"compiling what {found.name} would launch"):
+            reports = [module.check_problems(resolved.problems, card, found)]
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     _say_other_triton(found)

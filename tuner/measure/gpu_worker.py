@@ -192,22 +192,32 @@ class GpuWorker:
         try:
             self._child.wait_until_ready(IMPORT_LIMIT_S)
         except (ChildDied, TimeoutError) as error:
-            raise MeasurerUnavailable(f"the measuring process did not start: {error}") from None
+            raise _unavailable(f"the measuring process did not start: {error}") from None
 
     def _set_up(self) -> dict[str, Any]:
         try:
             ready = self._child.ask({"op": "setup", **self._setup}, SETUP_LIMIT_S)
         except (ChildDied, TimeoutError) as error:
-            raise MeasurerUnavailable(f"the measuring process did not start: {error}") from None
+            raise _unavailable(f"the measuring process did not start: {error}") from None
         _refuse_failed(ready)
         if "status" in ready:
-            raise MeasurerUnavailable(f"the GPU cannot be used: {ready['detail']}")
+            raise _unavailable(f"the GPU cannot be used: {ready['detail']}")
         if ready["needed_bytes"] > ready["free_bytes"]:
             raise NotEnoughMemory(
                 f"the problem's tensors need {ready['needed_bytes']:,} bytes of GPU memory, "
                 f"{ready['free_bytes']:,} are free: leave out the largest batch sizes"
             )
         return ready
+
+
+def _unavailable(why: str) -> MeasurerUnavailable:
+    """`why`, with what to do: most who see it have no torch or no GPU here."""
+    needs = "measuring needs torch and the GPU: run it with the Python that serves the engine, on"
+    return MeasurerUnavailable(
+        f"{why}; {needs} a machine with the GPU",
+        cli=", or add --measure predict",
+        api=", or post measure=predict",
+    )
 
 
 def _refuse_failed(answer: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from tuner.devices.table import Device
 from tuner.engines.sglang.attention.status import AttentionStatus, attention_status
 from tuner.engines.sglang.dense_gemm.status import GemmStatus, gemm_status
 from tuner.engines.sglang.package import SGLang
+from tuner.engines.sglang.presence import no_plugins
+from tuner.render import folded
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class ServerStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether a file of each family is used, or the family has none."""
-        return self.attention.ok and self.gemm.ok
+        """Whether the engine loads plugins, and uses a file of each family that has any."""
+        return not no_plugins(self.attention.engine) and self.attention.ok and self.gemm.ok
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner attention status`, whose variable, root, trouble and flags are
@@ -48,7 +50,7 @@ class ServerStatus:
         lines = [f"{engine.name} {engine.version} ({engine.root})"]
         device, triton = self.attention.device, self.attention.triton
         lines.append(f"GPU: {device or 'not known here'}; triton: {triton or 'none'}")
-        return "\n".join([*lines, self.attention.as_text(), "", self.gemm.as_text()])
+        return folded("\n".join([*lines, self.attention.as_text(), "", self.gemm.as_text()]))
 
 
 def server_status(

@@ -31,8 +31,13 @@ FAMILY = Family(
             bool,
             "Count shared experts among the routed ones; default: as the engine does.",
         ),
-        Option("hidden_size", "--hidden-size", int, "K, where the input does not say it."),
-        Option("top_k", "--top-k", int, "Experts a token, where the input does not say it."),
+        Option(
+            "hidden_size",
+            "--hidden-size",
+            int,
+            "Hidden size (K); needed only if the input lacks it.",
+        ),
+        Option("top_k", "--top-k", int, "Experts of a token; needed only if the input lacks it."),
     ),
     selecting=(
         Option(
@@ -42,7 +47,13 @@ FAMILY = Family(
             "e.g. 1,2,4; default: the engine's 18.",
             parse_batch_sizes,
         ),
-        Option("gemms", "--gemm", str, "up, down, or both: up,down (the default).", parse_gemms),
+        Option(
+            "gemms",
+            "--gemm",
+            str,
+            "up (gate and up projection), down, or both: up,down (the default).",
+            parse_gemms,
+        ),
     ),
     searching=(
         Option(

@@ -109,6 +109,12 @@ def _run(engine: str, problem: FusedMoe, root: Path, sizes: Sequence[int]) -> li
     )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise MeasurerFailed(f"the engine's layer did not run: {(said or ['no output'])[-1][:300]}")
+        why = (said or ["no output"])[-1][:300]
+        if why.startswith(("ModuleNotFoundError", "ImportError")):
+            why += (
+                f"; proving needs {engine}, torch and the GPU: install engine-tuner beside "
+                f"{engine} where it serves, and run `tuner prove` there"
+            )
+        raise MeasurerFailed(f"the engine's layer did not run: {why}")
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [ProofRow(problem, row["batch_size"], row["us"], row["error"]) for row in found]

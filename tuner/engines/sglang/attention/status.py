@@ -82,6 +82,8 @@ class AttentionStatus:
         }
 
     def as_text(self) -> str:
+        if self.root is None and self.trouble:
+            return f"no attention file would be used: {self.trouble}"
         if self.root is None:
             return f"no attention files: set {CONFIG_DIR_VARIABLE} to where they are"
         lines = []

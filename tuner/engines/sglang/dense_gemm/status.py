@@ -52,6 +52,8 @@ class GemmStatus:
         return [file_json(check, {}) for check in self.checks]
 
     def as_text(self) -> str:
+        if self.root is None and self.trouble:
+            return f"no GEMM file would be used: {self.trouble}"
         if self.root is None:
             return f"no GEMM files: set {CONFIG_DIR_VARIABLE} to where they are"
         named = f" ({self.variable})" if self.variable else ""

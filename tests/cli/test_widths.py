@@ -1,0 +1,108 @@
+"""Tables and reports that commands print off a terminal fit 80 columns.
+
+A path is one word that cannot be folded, and the temporary folders' paths differ in length. So a
+line is measured with a short name in the place of such a folder. A line that holds one file's name
+alone is left out, and a line that quotes a node's own output.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from unchanged_cases import ATTENTION_RECORDING, CLUSTER, ENGINE, EXTEND, LAYER, RECORDING
+
+from tuner.engines.triton_release import find_triton
+
+TUNER = Path(sys.executable).with_name("tuner")
+COLUMNS = 80
+LOG = CLUSTER.parent / "l40s-missing-config.log"
+BENCH = CLUSTER / "bench" / "l40s-32gpu-before-bench_serving.txt"
+LEFT_OUT = re.compile(r"\S*/.*\.json|\S*/\S*| *\| .*")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("widths")
+
+
+def tuner(folder: Path, *words: object, code: int = 0) -> str:
+    own = {k: v for k, v in os.environ.items() if k != "COLUMNS" and not k.startswith("TUNER_")}
+    env = {
+        **own,
+        "TUNER_DATABASE_URL": f"sqlite:///{folder / 'tuner.db'}",
+        "TUNER_CACHE_DIR": str(folder / "cache"),
+    }
+    done = subprocess.run(
+        [str(TUNER), *map(str, words)], env=env, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr[-2000:]
+    return done.stdout
+
+
+def too_wide(text: str, folder: Path) -> list[str]:
+    for place in (folder, Path(sys.prefix), CLUSTER.parent):
+        text = text.replace(str(place), "/x")
+    lines = [line for line in text.splitlines() if not LEFT_OUT.fullmatch(line)]
+    return [line for line in lines if len(line) > COLUMNS]
+
+
+REPLAY = ("tune", LAYER, "--device", "H200", "--measure", f"replay:{RECORDING}")
+REPLAY_ATTENTION = (
+    "tune",
+    EXTEND,
+    "--device",
+    "L40S",
+    "--measure",
+    f"replay:{ATTENTION_RECORDING}",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("devices",), 0),
+        (("models",), 0),
+        (("engines", "list"), 0),
+        ((*REPLAY, "--engine", ENGINE, "--batch-sizes", "2,16", "--effort", "quick"), 0),
+        ((*REPLAY_ATTENTION, "--engine", ENGINE), 0),
+        (("export", "--device", "H200", "--engine", ENGINE), 0),
+        (("jobs",), 0),
+        (("coverage",), 0),
+        (("status", "--engine", "sglang==0.4.4"), 1),
+        (("bench-report", BENCH), 0),
+        (("diagnose", LOG), 0),
+        (("preflight", f"--node=l40s-01={CLUSTER / 'l40s-miswired'}"), 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_a_command_prints_fits(words: tuple[object, ...], code: int, folder: Path) -> None:
+    text = tuner(folder, *words, code=code)
+    assert too_wide(text, folder) == []
+
+
+@pytest.mark.skipif(find_triton("3.1.0") is None, reason="no triton-3.1.0 beside the engines")
+def test_a_check_of_attention_fits(folder: Path) -> None:
+    model = ("check", "--attention", "deepseek-r1", "--tp", "32", "--device", "L40S")
+    text = tuner(folder, *model, "--engine", "sglang==0.4.4", code=1)
+    assert "1 would crash" in text
+    assert too_wide(text, folder) == []
+
+
+def test_tune_shows_the_engines_time_the_tuned_one_and_the_gain(folder: Path) -> None:
+    sizes = ("--engine", ENGINE, "--batch-sizes", "2,16", "--effort", "quick")
+    lines = tuner(folder, *REPLAY, *sizes).splitlines()
+    assert re.search(r"(default|shipped|engine) +us +tuned +us +gain$", " ".join(lines[0].split()))
+    closing = [line for line in lines if "geometric mean of 2 sizes" in line]
+    assert len(closing) == 1
+    assert re.match(r"\d+\.\d\dx as fast", closing[0])
+
+
+def test_a_long_path_is_measured_by_its_name_alone() -> None:
+    deep = Path("/" + "/".join(["a-long-folder"] * 9))
+    assert too_wide(f"export SGLANG_MOE_CONFIG_DIR={deep}/configs_out\n", deep) == []
+    assert too_wide("word " * 20, deep) != []
