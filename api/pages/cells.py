@@ -1,0 +1,50 @@
+"""The cells of the first page. Jinja takes ten times as long for each, and there are thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from api.pages.names import status_words
+from api.pages.plain import plain
+
+
+def cells_of(
+    cells: Mapping[str, Mapping[str, Any]],
+    columns: Sequence[str],
+    marks: Mapping[str, Markup],
+    result: str,
+    gap: str,
+) -> Markup:
+    """The cells of a row, in the order of the devices. `cells` are those of the API's answer.
+
+    `result` and `gap` are the addresses of a result and of a form, which a device's name completes.
+    """
+    to_result, to_gap = escape(result), escape(gap)
+    nothing = (
+        f'<td><a class="cell gap" href="{to_gap}%s" aria-label="nothing: queue a job"></a></td>'
+    )
+    shown = (
+        _cell(cell, marks, to_result, to_gap)
+        if (cell := cells.get(name))
+        else nothing % escape(name)
+        for name in columns
+    )
+    return Markup("\n".join(shown))  # noqa: S704 - every text in it is escaped
+
+
+def _cell(cell: Mapping[str, Any], marks: Mapping[str, Markup], result: str, gap: str) -> str:
+    state, why, device = cell["state"].value, cell["why"], escape(cell["device"])
+    title = f' title="{escape(plain(why))}"' if why else ""
+    if state == "missing":
+        said = '<span class="hide">missing: queue a job</span>'
+        return (
+            f'<td><a class="cell missing" href="{gap}{device}"{title}>{marks[state]}{said}</a></td>'
+        )
+    speedup = "" if cell["speedup"] is None else f"{cell['speedup']:.2f}×"
+    said = f'{speedup}<span class="hide"> {status_words(state)}</span>'
+    return (
+        f'<td><a class="cell {state}" href="{result}{device}"{title}>{marks[state]}{said}</a></td>'
+    )
