@@ -5,8 +5,8 @@
 URL is a store. The API runs as `tuner serve --no-worker`. One page of a job is open in Chromium.
 The other pages are event streams of the same job, which is all that an open page asks for. Each
 second a step with trials is committed. The delay is from its commit until the number on the page
-changes, by the clock of this machine. The share of a core is that of the server's process, by /proc.
-Prints the figures, and writes them to benchmarks/results/live_pages_<database>.json.
+changes, by the clock of this machine. The share of a core is that of the server's process, by
+/proc. Prints the figures, and writes them to benchmarks/results/live_pages_<database>.json.
 """
 
 from __future__ import annotations

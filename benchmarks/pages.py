@@ -7,7 +7,7 @@ page is opened once to fill the caches, and then so often. `first` is the first 
 of the server, which sums up the whole store. Times are milliseconds: `answer` until the first byte,
 `paint` until the first contentful paint, and `CPU` of the server for the page and its files. `KB`
 are those over the wire, with an empty cache of the browser. Prints a table, and writes all figures
-to benchmarks/results/pages_<database>.json. A store of 5,000,000 trials is filled once, into a file:
+to benchmarks/results/pages_<database>.json. A store is filled once, into a file:
 
     TUNER_DATABASE_URL=sqlite:////tmp/filled.db python benchmarks/fill_store.py
     python benchmarks/pages.py sqlite:////tmp/filled.db

@@ -23,28 +23,22 @@ def cells_of(
     `result` and `gap` are the addresses of a result and of a form, which a device's name completes.
     """
     to_result, to_gap = escape(result), escape(gap)
-    nothing = (
-        f'<td><a class="cell gap" href="{to_gap}%s" aria-label="nothing: queue a job"></a></td>'
-    )
-    shown = (
-        _cell(cell, marks, to_result, to_gap)
-        if (cell := cells.get(name))
-        else nothing % escape(name)
-        for name in columns
-    )
+    shown = (_cell(name, cells.get(name), marks, to_result, to_gap) for name in columns)
     return Markup("\n".join(shown))  # noqa: S704 - every text in it is escaped
 
 
-def _cell(cell: Mapping[str, Any], marks: Mapping[str, Markup], result: str, gap: str) -> str:
-    state, why, device = cell["state"].value, cell["why"], escape(cell["device"])
+def _cell(
+    name: str, cell: Mapping[str, Any] | None, marks: Mapping[str, Markup], result: str, gap: str
+) -> str:
+    device = escape(name)
+    if cell is None:
+        said = 'aria-label="nothing: queue a job"'
+        return f'<td><a class="cell gap" href="{gap}{device}" {said}></a></td>'
+    state, why = cell["state"].value, cell["why"]
     title = f' title="{escape(plain(why))}"' if why else ""
     if state == "missing":
-        said = '<span class="hide">missing: queue a job</span>'
-        return (
-            f'<td><a class="cell missing" href="{gap}{device}"{title}>{marks[state]}{said}</a></td>'
-        )
+        said = f'{marks[state]}<span class="hide">missing: queue a job</span>'
+        return f'<td><a class="cell missing" href="{gap}{device}"{title}>{said}</a></td>'
     speedup = "" if cell["speedup"] is None else f"{cell['speedup']:.2f}×"
-    said = f'{speedup}<span class="hide"> {status_words(state)}</span>'
-    return (
-        f'<td><a class="cell {state}" href="{result}{device}"{title}>{marks[state]}{said}</a></td>'
-    )
+    said = f'{marks[state]}{speedup}<span class="hide"> {status_words(state)}</span>'
+    return f'<td><a class="cell {state}" href="{result}{device}"{title}>{said}</a></td>'
