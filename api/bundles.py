@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from dataclasses import dataclass
 
+from api.exports import Turns
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import Cluster
@@ -12,6 +15,9 @@ from tuner.devices.table import Device
 from tuner.engines.engine import find_engine
 from tuner.errors import MalformedCluster
 from tuner.store import Store
+
+_KEPT = 4  # of 1 MB or so
+_REST = 1.0  # after a bundle, other requests have Python's lock for as long as it took
 
 
 def read_posted(text: str) -> Cluster:
@@ -30,22 +36,49 @@ def read_posted(text: str) -> Cluster:
     return cluster
 
 
-def make_bundle(
-    store: Store, cluster: Cluster, device: Device, *, allow_predicted: bool, allow_missing: bool
-) -> Bundle:
-    """The bundle of what is stored now, without a signature.
+@dataclass(frozen=True)
+class Asked:
+    """Which bundle to make."""
 
-    Raises UnknownEngine, ExportRefused and MalformedCluster, as `build_bundle` does.
-    """
-    engine = find_engine(cluster.engine.spec)
-    winners = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
-    built = build_bundle(
-        winners,
-        cluster,
-        engine,
-        device,
-        allow_predicted=allow_predicted,
-        allow_missing=allow_missing,
-    )
-    check_bundle(built.archive)  # `tuner bundle verify` must accept every bundle that is sent
-    return built
+    cluster: Cluster
+    device: Device
+    allow_predicted: bool
+    allow_missing: bool
+
+
+class Bundles:
+    """Makes bundles one at a time, and keeps the newest: who saw one then downloads it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turns = Turns(_REST)
+        # What was asked, and the state of the store then. Only the event loop changes it.
+        self._kept: deque[tuple[Asked, str, Bundle]] = deque(maxlen=_KEPT)
+
+    async def get(self, asked: Asked) -> Bundle:
+        """The bundle of what is stored now, without a signature.
+
+        Raises UnknownEngine, ExportRefused and MalformedCluster, as `build_bundle` does.
+        """
+        state, found = await self._turns.take(lambda: self._find(asked))
+        if all(found is not bundle for _, _, bundle in self._kept):
+            self._kept.append((asked, state, found))
+        return found
+
+    def _find(self, asked: Asked) -> tuple[str, Bundle]:
+        engine, device = find_engine(asked.cluster.engine.spec), asked.device.name
+        place = {"device": device, "engine": engine.name, "engine_version": engine.version}
+        state = self._store.winners_state(**place)
+        for kept, its_state, bundle in tuple(self._kept):
+            if (kept, its_state) == (asked, state):
+                return state, bundle
+        built = build_bundle(
+            self._store.winners(**place),
+            asked.cluster,
+            engine,
+            asked.device,
+            allow_predicted=asked.allow_predicted,
+            allow_missing=asked.allow_missing,
+        )
+        check_bundle(built.archive)  # `tuner bundle verify` must accept every bundle that is sent
+        return state, built

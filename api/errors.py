@@ -28,6 +28,7 @@ from tuner.errors import (
     StoreUnreachable,
     TunerError,
     UnknownJob,
+    UnknownKey,
     UnknownWorker,
     UnusableStore,
     UnwritableOutput,
@@ -44,6 +45,7 @@ RETRY_S = 5
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     UnknownWorker: 404,
+    UnknownKey: 404,
     ExportRefused: 409,
     StoreFull: 507,
     NotRetriable: 409,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.bundles import Bundles
 from api.exports import Exports
 from api.fleet import Fleet
 from api.known_keys import KnownKeys
@@ -60,6 +61,7 @@ class Api:
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
         self.quotas = Quotas(self.jobs, self.settings.queued)
         self.exports = Exports(self.store)
+        self.bundles = Bundles(self.store)
         self.streams = Streams(
             self.lookups.event_counts,
             self.jobs.events,

@@ -6,39 +6,31 @@ URL is a store. The API runs as `tuner serve --no-worker`; Chromium runs on the 
 page is opened once to fill the caches, and then so often. `first` is the first page after the start
 of the server, which sums up the whole store. Times are milliseconds: `answer` until the first byte,
 `paint` until the first contentful paint, and `CPU` of the server for the page and its files. `KB`
-are those over the wire, with an empty cache of the browser. `live` says how long after its commit a
-step of a job reaches one of so many open streams, and what share of a core the server takes
-meanwhile. Prints tables, and writes all figures to benchmarks/results/pages_<database>.json.
+are those over the wire, with an empty cache of the browser. Prints a table, and writes all figures
+to benchmarks/results/pages_<database>.json. A store is filled once, into a file:
+
+    TUNER_DATABASE_URL=sqlite:////tmp/filled.db python benchmarks/fill_store.py
+    python benchmarks/pages.py sqlite:////tmp/filled.db
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import shutil
-import socket
 import statistics
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 from hostile import key_of
 from load import RESULTS, machine, print_table, serving
 from playwright.sync_api import Browser, sync_playwright
-from streams import cpu_s, submit
+from streams import cpu_s
 
 from tuner.store import JobStore, Store
-from tuner.store.database import utc_now
-from tuner.store.job_rows import append_event
 from tuner.store.keys import Scope
 from tuner.store.lookups import Lookups
 
-STREAMS = 50
-STEPS = 20  # of the job that the streams follow, one each second
 _TIMINGS = """async () => {
   await new Promise((painted) => {
     const observer = new PerformanceObserver((list) => {
@@ -62,7 +54,6 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--times", type=int, default=9)
     options = parser.parse_args()
-    os.environ["TUNER_API_STREAMS"] = os.environ["TUNER_API_STREAMS_PER_KEY"] = "10000"
     before = machine()
     with (
         key_of(options.url, Scope.SUBMIT) as key,
@@ -76,12 +67,11 @@ def main() -> None:
             for name, path in pages(options.url).items()
         ]
         browser.close()
-        live = follow(options.url, port, key, pid)
     database = options.url.partition(":")[0].partition("+")[0]
-    found = {"machine": before, "first": first, "rows": rows, "live": live}
+    found = {"machine": before, "first": first, "rows": rows}
     (RESULTS / f"pages_{database}.json").write_text(json.dumps(found, indent=1) + "\n")
     print_table(database, rows)
-    print(json.dumps({"first": first, "live": live}))
+    print(json.dumps({"first": first}))
 
 
 def pages(url: str) -> dict[str, str]:
@@ -154,52 +144,6 @@ def opened(
         "CPU": round(1000 * used / times),
         "KB": round(max(one["bytes"] for one in found) / 1000, 1),
     }
-
-
-def follow(url: str, port: int, key: str, pid: int) -> dict[str, float]:
-    """Delays of steps in one of STREAMS streams of a job, and the server's share of a core."""
-    job_id = submit(port, key, 0)
-    seen: list[float] = []
-    with contextlib.ExitStack() as streams:
-        clients = [streams.enter_context(_stream(port, key, job_id)) for _ in range(STREAMS)]
-        reader = threading.Thread(target=_read, args=(clients[0], seen), daemon=True)
-        reader.start()
-        time.sleep(2)
-        began, used, committed = time.monotonic(), cpu_s(pid), []
-        with JobStore.open(url) as jobs:
-            for number in range(STEPS):
-                with jobs._write() as connection:
-                    data = {"tried": 10, "new": 10, "best_us": {"M=1 up": 10.0 - number / 10}}
-                    append_event(connection, job_id, utc_now(), "trials", data)
-                committed.append(time.monotonic())
-                time.sleep(1)
-        share = (cpu_s(pid) - used) / (time.monotonic() - began)
-        reader.join(5)
-        with JobStore.open(url) as jobs:
-            jobs.cancel(job_id)
-    delays = [got - sent for sent, got in zip(committed, seen[-len(committed) :], strict=True)]
-    return {
-        "streams": STREAMS,
-        "slowest_ms": round(1000 * max(delays)),
-        "median_ms": round(1000 * statistics.median(delays)),
-        "percent_of_a_core": round(100 * share, 2),
-    }
-
-
-@contextlib.contextmanager
-def _stream(port: int, key: str, job_id: str) -> Iterator[socket.socket]:
-    head = f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\n"
-    head += f"Authorization: Bearer {key}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        client.sendall(head.encode())
-        yield client
-
-
-def _read(client: socket.socket, seen: list[float]) -> None:
-    """Note when each step of trials arrives."""
-    while len(seen) < STEPS:
-        chunk = client.recv(1 << 16)
-        seen.extend([time.monotonic()] * chunk.count(b"event: trials"))
 
 
 if __name__ == "__main__":

@@ -96,6 +96,10 @@ class OptionsRefused(BadInput):
         return "; ".join(self.by_field.values())
 
 
+class UnknownKey(BadInput):
+    """No valid key has that name."""
+
+
 class UnknownDevice(BadInput):
     """The device table has no such GPU."""
 

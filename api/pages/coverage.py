@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -44,7 +43,7 @@ def show_coverage(
     matrix = list_matrix(wanted, caller, api)
     chosen = wanted.wanted().devices
     for row in matrix["rows"]:
-        row["by_device"] = defaultdict(dict, {cell["device"]: cell for cell in row["cells"]})
+        row["by_device"] = {cell["device"]: cell for cell in row["cells"]}
     return page(
         request,
         "coverage",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -14,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from api.auth import Caller
+from api.pages.cells import cells_of
 from api.pages.names import device_short, engine_words, problem_words, status_words
 from api.pages.places import root_of
+from api.pages.plain import plain
 from api.pages.sessions import proof_of
 from api.pages.static import VERSION
 
-_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -123,13 +123,6 @@ def _with(query: Mapping[str, str], **changes: object) -> str:
     return _query(**{**dict(query), "after": None, **changes})
 
 
-def _plain(value: object) -> object:
-    """A value without characters that turn the direction of the text around them, or control it."""
-    if not isinstance(value, str) or not _STEERS.search(value):
-        return value
-    return type(value)(_STEERS.sub("\N{REPLACEMENT CHARACTER}", value))
-
-
 def _config(config: Mapping[str, int]) -> str:
     """A configuration as people write it: 16x64x128, and what else it says."""
     known = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"}
@@ -146,7 +139,7 @@ def _environment() -> Environment:
         loader=PackageLoader("api.pages"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_plain,
+        finalize=plain,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -163,7 +156,7 @@ def _environment() -> Environment:
         "words": status_words,
         "problem": problem_words,
     }
-    made.globals |= {"query_of": _query, "query_with": _with}
+    made.globals |= {"query_of": _query, "query_with": _with, "cells_of": cells_of}
     return made
 
 

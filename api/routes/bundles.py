@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.auth import Reader
 from api.bodies import JsonRoute
-from api.bundles import make_bundle, read_posted
+from api.bundles import Asked, read_posted
 from api.errors import responses
 from api.schemas_in import BundleIn
 from api.state import ApiDep
@@ -41,19 +41,12 @@ async def make_archive(body: BundleIn, caller: Reader, api: ApiDep, request: Req
 
 
 async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
-    """The bundle of a body. Bundles and exports are made one at a time."""
+    """The bundle of a body."""
     if end_turn := request.scope["state"].get("end_turn"):  # bundles wait for one another alone
         end_turn()
     cluster, device = read_posted(body.cluster), find_device(body.device)
-    return await api.exports.making.take(
-        lambda: make_bundle(
-            api.store,
-            cluster,
-            device,
-            allow_predicted=body.allow_predicted,
-            allow_missing=body.allow_missing,
-        )
-    )
+    asked = Asked(cluster, device, body.allow_predicted, body.allow_missing)
+    return await api.bundles.get(asked)
 
 
 def archive_of(bundle: Bundle) -> Response:

@@ -35,13 +35,13 @@ def add_key(body: KeyIn, answer: Response, caller: Admin, api: ApiDep) -> dict[s
     return _new(body.name, token, answer, api)
 
 
-@router.post("/{name}/rotate", response_model=NewKeyOut, responses=responses())
+@router.post("/{name}/rotate", response_model=NewKeyOut, responses=responses(404))
 def rotate_key(name: KeyName, answer: Response, caller: Admin, api: ApiDep) -> dict[str, Any]:
     """Give a key a new secret. The old one is refused within two seconds, for good."""
     return _new(name, api.keys.rotate(name), answer, api)
 
 
-@router.delete("/{name}", status_code=204, responses=responses())
+@router.delete("/{name}", status_code=204, responses=responses(404))
 def revoke_key(name: KeyName, caller: Admin, api: ApiDep) -> None:
     """Revoke a key: it is refused within two seconds, for good. The last of scope admin stays."""
     api.keys.revoke(name)

@@ -86,7 +86,7 @@ class TestKeys:
         assert "turning" in names and any(name.startswith("turning#") for name in names)
         again = server.call("POST", "/v1/keys/turning/rotate").json
         assert (again["scopes"], again["state"]) == (["read"], "valid")
-        server.call("POST", "/v1/keys/nobody/rotate").problem(422)
+        server.call("POST", "/v1/keys/nobody/rotate").problem(404)
 
     def test_a_revoked_key_stays_in_the_list(self, server: Server, visitor: Visitor) -> None:
         server.call("POST", "/v1/keys", {"name": "gone"})
@@ -94,7 +94,7 @@ class TestKeys:
         assert 'aria-label="Revoke gone"' not in visitor.open("/keys")
         states = {k["name"]: k["state"] for k in server.call("GET", "/v1/keys").json["keys"]}
         assert states["gone"] == "revoked"
-        assert visitor.post("/keys/gone/revoke").status == 422
+        assert visitor.post("/keys/gone/revoke").status == 404
 
     def test_the_last_admin_stays(self, server: Server, visitor: Visitor) -> None:
         refused = server.call("DELETE", "/v1/keys/me").problem(422)

@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from tuner.errors import BadInput, UnusableStore, did_you_mean
+from tuner.errors import BadInput, UnknownKey, UnusableStore, did_you_mean
 from tuner.store.api_key import ApiKey, KeyState, Scope, read_key, scope_names
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
@@ -179,7 +179,7 @@ class KeyStore(Database):
         with self._write_alone() as connection:
             names = connection.execute(select(api_keys.c.name).where(_UNREVOKED)).scalars().all()
             if name not in names:
-                raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, names)}")
+                raise UnknownKey(f"no valid key is named {name!r}{did_you_mean(name, names)}")
             if not last_too and self._admins(connection) == [name]:
                 raise BadInput(_last_admin(name), cli=", or add --force")
             mine = update(api_keys).where(api_keys.c.name == name, _UNREVOKED)
@@ -198,7 +198,7 @@ class KeyStore(Database):
             valid = select(api_keys).where(self._valid())
             found = {row["name"]: row for row in connection.execute(valid).mappings()}
             if name not in found:
-                raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, list(found))}")
+                raise UnknownKey(f"no valid key is named {name!r}{did_you_mean(name, list(found))}")
             old = read_key(found[name])
             self._put_aside(connection, found[name], self._clock())
             _insert(connection, self._row(name, token, old.scope, old.urgent, old.expires_at))
