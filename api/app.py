@@ -14,9 +14,11 @@ from api.auth import OPEN_PATHS, Authenticate
 from api.bodies import CheckBody
 from api.metrics import Metrics
 from api.middleware import AnswerHead, ContinueTrace, Observe, RefuseWithoutStore
+from api.pages import bundles as bundle_page
 from api.pages import compare, exports, fleet, login, static
 from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
+from api.pages import keys as key_pages
 from api.pages import results as result_page
 from api.pages import tables as table_pages
 from api.pages.errors import ShowErrors
@@ -24,6 +26,7 @@ from api.pages.packing import CompressPages
 from api.rates import Limiter
 from api.readiness import Readiness
 from api.routes import (
+    bundles,
     coverage,
     events,
     health,
@@ -32,6 +35,7 @@ from api.routes import (
     nights,
     results,
     retry,
+    served_proofs,
     submissions,
     tables,
     workers,
@@ -51,7 +55,7 @@ if TYPE_CHECKING:  # FastAPI before 0.165 has none
 
 _PAGES = (
     *(coverage_page, result_page, job_pages, fleet, table_pages, exports, compare),
-    *(login, static),
+    *(bundle_page, key_pages, login, static),
 )
 # Spans of requests, where `start_tracing` found a collector. FastAPI before 0.165 ignores this.
 _TELEMETRY: TelemetryConfig = {
@@ -105,6 +109,8 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         retry,
         events,
         results,
+        bundles,
+        served_proofs,
         coverage,
         nights,
         workers,

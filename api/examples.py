@@ -29,6 +29,8 @@ _QUEUED: dict[str, Any] = {
     "cancel_requested": False,
     "run_id": None,
     "error": "",
+    "after_id": None,
+    "cost": None,
     "created_at": _POSTED,
     "updated_at": _POSTED,
     "started_at": None,
@@ -38,6 +40,7 @@ _DONE = {
     **_QUEUED,
     **{"state": "done", "attempts": 1, "run_id": 1, "updated_at": _ENDED, "finished_at": _ENDED},
     "started_at": "2026-11-21T20:49:37.701822Z",
+    "cost": {"gpu_s": 41.3, "gpu_idle_s": 16.5, "cpu_s": 158.2},
 }
 _ENVIRONMENT = {
     "device": "NVIDIA_L40S",
@@ -76,6 +79,13 @@ _WINNER = {
     "run_id": 1,
     "published_at": "2026-11-21T20:49:45.388817Z",
 }
+_SERVED_PROOF = {
+    **{"id": 1, "model": "Qwen/Qwen3-30B-A3B", "device": "NVIDIA_L40S"},
+    **{"engine": "sglang", "engine_version": "0.5.16", "proven": True},
+    "files": "0e5b6b8c6ec6c30c5cbb5c8e4e2c5ba5d9be1b1ad2ea7a1d8e4ec3a1d3a4c9f1",
+    "report": {"format": 1, "proven": True, "gains": []},
+    "created_at": _ENDED,
+}
 _TRIAL = {
     "gemm": "down",
     "batch_size": 1,
@@ -110,9 +120,19 @@ _WATCH = {
     "created_at": "2026-11-21T20:49:37.765401Z",
 }
 
+_KEY = {
+    "name": "ci",
+    "scopes": ["submit", "urgent"],
+    "state": "valid",
+    "created_at": _POSTED,
+    "last_used_at": _ENDED,
+    "expires_at": None,
+    "revoked_at": None,
+}
 _SUBMITTED = {
     **_QUEUED,
     "created": True,
+    "estimated_gpu_s": 40.3,
     "notes": [
         "E=256+1: sglang 0.5.16 fuses the shared experts of DeepseekV3ForCausalLM on sm_89 "
         "(override with fuse_shared=false)"
@@ -221,20 +241,21 @@ ANSWERS: dict[str, Any] = {
     "ProgressOut": {
         "trials": {"ok": 212, "out_of_resources": 9},
         "best": [{"gemm": "up", "batch_size": 1, "point": "M=1 up", "best_us": 16.1}],
-    },
-    "KeysOut": {
-        "keys": [
+        "incumbents": [
             {
-                "name": "ci",
-                "scopes": ["submit", "urgent"],
-                "state": "valid",
-                "created_at": _POSTED,
-                "last_used_at": _ENDED,
-                "expires_at": None,
-                "revoked_at": None,
+                "gemm": "up",
+                "batch_size": 1,
+                "point": "M=1 up",
+                "times_us": {"default": 52.96, "shipped": None},
             }
-        ]
+        ],
+        "to_try": 512,
+        "left_s": 96.5,
+        "tried_a_minute": 181.0,
+        "timed_a_minute": 173.6,
     },
+    "KeysOut": {"keys": [_KEY]},
+    "NewKeyOut": {**_KEY, "last_used_at": None, "key": "tuner_2ZlnL5AVSVQf5BRB3Kx8mYtJ0aC1dEwq"},
     "WatchedPageOut": {
         "watched": [
             {
@@ -259,6 +280,8 @@ ANSWERS: dict[str, Any] = {
     },
     "NightOut": _NIGHT,
     "NightsOut": {"nights": [_NIGHT], "next": None},
+    "ServedProofOut": _SERVED_PROOF,
+    "ServedProofsOut": {"proofs": [_SERVED_PROOF], "next": None},
     "DevicesOut": {
         "devices": [
             {

@@ -103,7 +103,8 @@ class Exports:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._looking, self._making = Turns(LOOK_REST), Turns(MAKE_REST)
+        self._looking = Turns(LOOK_REST)
+        self.making = Turns(MAKE_REST)  # bundles take a turn here too
         # The least recently used first. Only the event loop changes it.
         self._kept: OrderedDict[Wanted, _Kept] = OrderedDict()
         self._folders: dict[tuple[str, str, Path], list[Path]] = {}
@@ -123,7 +124,7 @@ class Exports:
 
         kept = current()
         if kept is None:
-            kept = await self._making.take(lambda: self._make(wanted), current)
+            kept = await self.making.take(lambda: self._make(wanted), current)
         self._keep(wanted, kept)
         if isinstance(kept.found, ExportRefused):
             raise ExportRefused(kept.found.message, cli=kept.found.cli, api=kept.found.api)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from tuner.jobs.ahead import is_compiled_ahead, waits_for
 from tuner.jobs.job import Job, JobRequest, JobState
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import utc_now
@@ -37,4 +38,10 @@ class Fleet:
 
     def waiting(self, job: Job) -> str:
         """Why a queued job is not being done; "" where a worker can do it, or has it."""
-        return self.unmet(job.request) if job.state is JobState.QUEUED else ""
+        if job.state is not JobState.QUEUED:
+            return ""
+        return self.unmet(job.request) or waits_for(job)
+
+    def compiles_ahead(self, request: JobRequest) -> bool:
+        """Whether workers without a GPU will compile for a job before it has one."""
+        return is_compiled_ahead(request, self.workers())

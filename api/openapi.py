@@ -32,7 +32,7 @@ TAGS = {
     "results": "What came of jobs: winners, trials, and the files that an engine loads.",
     "coverage": "What is stored, what is watched, and what is still missing.",
     "workers": "The worker processes, what each can do, and whether it takes jobs.",
-    "keys": "Which keys there are.",
+    "keys": "Which keys there are; making, replacing and revoking them.",
     "tables": "The devices and models that are known by name.",
     "health": "For load balancers and Prometheus.",
 }

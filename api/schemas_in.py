@@ -207,6 +207,72 @@ class ExportIn(Strict):
     problem: Name | None = Field(None, description="Export the winners for this problem only.")
 
 
+EXAMPLE_CLUSTER = """\
+name = "one-node"
+
+[engine]
+name = "sglang"
+image = "lmsysorg/sglang:v0.5.16"
+
+[model]
+name = "mixtral-8x7b"
+path = "/models/Mixtral-8x7B-Instruct-v0.1"
+context_length = 32768
+
+[parallel]
+tp = 8
+ep = 1
+dp = 1
+
+[[nodes]]
+name = "node-1"
+host = "192.168.20.11"
+interface = "eno1"
+gpus = 8
+"""
+
+
+class BundleIn(Strict):
+    """What to pack, and for which cluster."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"cluster": EXAMPLE_CLUSTER, "device": "L40S"}]}
+    )
+
+    cluster: str = Field(
+        min_length=1,
+        max_length=1 << 18,
+        description="The text of a cluster.toml; see `tuner bundle`.",
+    )
+    device: DeviceName
+    allow_predicted: Annotated[Flag, Field(description="Pack predicted winners too.")] = False
+    allow_missing: Annotated[
+        Flag, Field(description="Pack without all files that the servers ask for.")
+    ] = False
+
+
+class KeyIn(Strict):
+    """A key to make."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "ci", "scope": "submit,urgent", "expires": "90d"}]}
+    )
+
+    name: str = Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9_-]+$")
+    scope: str = Field(
+        "submit",
+        max_length=40,
+        pattern=r"^[a-z, ]+$",
+        description="read, submit or admin; `submit,urgent` lets its jobs go before waiting ones.",
+    )
+    expires: str | None = Field(
+        None,
+        max_length=20,
+        pattern=r"^[0-9d-]+$",
+        description="90d, or a date at whose beginning (UTC) it ends; null: never.",
+    )
+
+
 class WatchIn(Strict):
     """Models to keep tuned: every combination of these, as a [[watch]] of nightly.toml."""
 

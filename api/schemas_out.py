@@ -31,6 +31,14 @@ class RequestOut(BaseModel):
     model: str
 
 
+class CostOut(BaseModel):
+    """What a job cost, in seconds."""
+
+    gpu_s: float = Field(description="That its GPUs were its own, added up over them.")
+    gpu_idle_s: float = Field(description="Of these, neither checking nor timing anything.")
+    cpu_s: float = Field(description="Of compile processes, and of the one that searches.")
+
+
 class JobOut(BaseModel):
     """A job and its state."""
 
@@ -44,6 +52,10 @@ class JobOut(BaseModel):
     cancel_requested: bool
     run_id: int | None
     error: str
+    after_id: str | None = Field(
+        description="The job that compiles its kernels, while it waits for that one."
+    )
+    cost: CostOut | None = Field(description="Null where it has not ended, or is not known.")
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None = Field(description="When a worker first had it.")
@@ -58,6 +70,9 @@ class SubmittedOut(JobOut):
 
     created: bool = Field(description="False: this is an equal job from before.")
     notes: list[str] = Field(description="What was assumed about the model.")
+    estimated_gpu_s: float | None = Field(
+        None, description="By earlier runs; null where it needs no GPU or nothing is known."
+    )
 
 
 class BatchItemOut(BaseModel):
@@ -284,11 +299,27 @@ class BestOut(PointOut):
     best_us: float
 
 
+class IncumbentTimesOut(PointOut):
+    """A point to tune, and what the engine would run there without this tuner."""
+
+    point: str = Field(description="As the events of the job name it.")
+    times_us: dict[str, float | None] = Field(
+        description="By name: default, and shipped if the engine has a file. Null: not timed yet."
+    )
+
+
 class ProgressOut(BaseModel):
     """How far a job's run has come."""
 
     trials: dict[str, int] = Field(description="Numbers of trials by their status.")
     best: list[BestOut]
+    incumbents: list[IncumbentTimesOut] = Field([], description="Empty until the run has begun.")
+    to_try: int | None = Field(None, description="The most configurations that the run tries.")
+    left_s: float | None = Field(
+        None, description="Seconds until all are tried at this pace. Null: not known, or ended."
+    )
+    tried_a_minute: float | None = Field(None, description="The pace of the newest attempt.")
+    timed_a_minute: float | None = None
 
 
 class KeyOut(BaseModel):
@@ -307,6 +338,12 @@ class KeysOut(BaseModel):
     """All keys, also the revoked ones."""
 
     keys: list[KeyOut]
+
+
+class NewKeyOut(KeyOut):
+    """A key with its secret, which cannot be read again."""
+
+    key: str = Field(description="The secret. Only its hash is stored.")
 
 
 class WatchedOut(BaseModel):

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from limits import RateLimitItem, parse_many
 
 from tuner.errors import BadInput
+from tuner.setting import read_value
 from tuner.store.pool import Limits
-from workers.settings import Settings, read_settings, read_value
+from workers.settings import Settings, read_settings
 
 MIB = 1 << 20
 

@@ -20,7 +20,8 @@ from api.readiness import Readiness
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from api.waits import Waits
-from tuner.store import JobStore, NightStore, Store
+from tuner.store import JobStore, NightStore, ServedProofStore, Store
+from tuner.store.estimates import Estimates
 from tuner.store.keys import KeyStore
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
@@ -44,12 +45,14 @@ class Api:
     def __post_init__(self) -> None:
         self.jobs = JobStore.sharing(self.store)
         self.nights = NightStore.sharing(self.store)
+        self.proofs = ServedProofStore.sharing(self.store)
         self.keys = KeyStore.sharing(self.store)
         self.known_keys = KnownKeys()
         self.sessions = SessionStore.sharing(self.store)
         self.known_sessions = KnownKeys()
         self.links = Links()
         self.lookups = Lookups.sharing(self.store)
+        self.estimates = Estimates.sharing(self.store)
         self.results = ResultStore.sharing(self.store)
         self.waits = Waits(self.jobs)
         self.workers = WorkerStore.sharing(self.store)

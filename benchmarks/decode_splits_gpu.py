@@ -24,7 +24,6 @@ import math
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_runs import RACE_ROUNDS, open_bench, spec_of, this_device
 
-from tuner.compile import KernelCompiler
-from tuner.devices.table import Device, find_device
+from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
 from tuner.export import export_device
 from tuner.families.attention.joint.tuning import JointRun
@@ -43,7 +42,7 @@ from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
-from tuner.measure.gpu import INPUT_SEED, open_gpu_bench
+from tuner.measure.gpu import INPUT_SEED
 from tuner.measure.timing import replay_us
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point
@@ -63,7 +62,6 @@ SHAPES = {
     "llama-3-8b": "q_heads=32,kv_heads=8,Lq=128,Lv=128,dtype=bfloat16",
 }
 SEQUENCES, CACHED = (1, 4, 16, 64), (1024, 8192, 32768)
-RACE_ROUNDS = 31
 RAGGED = 50
 LAYERS = 4  # in a graph, each with another cache
 SLOTS = 1.3  # of the cache, for each cached token of the largest batch
@@ -84,7 +82,7 @@ def main() -> None:
     path = args.out / "decode-splits.json"
     found: dict[str, Any] = {
         "device": device.name,
-        "engine": f"{engine.name}=={engine.version}",
+        "engine": spec_of(engine),
         "torch": torch.__version__,
         "shapes": {},
     }
@@ -114,12 +112,6 @@ def main() -> None:
         }
         print(name, json.dumps(shape["summary"]))
     path.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def this_device() -> Device:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return find_device(names.splitlines()[0].strip().replace(" ", "_"))
 
 
 def summary(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
@@ -176,18 +168,8 @@ def raced(
         assert isinstance(entry.point.part, Stage)
         size = entry.point.batch_size, entry.point.cached_tokens
         by_size.setdefault(size, {})[entry.point.part] = entry
-    farm = workbench.farm(spare_cores=1)
-    bench = open_gpu_bench(
-        KernelCompiler(farm, run._binder(), device),
-        farm,
-        engine=f"{engine.name}=={engine.version}",
-        problem=problem,
-        device=device,
-        gpus=("0",),
-        routing=None,
-        points=[entry.point for entry in entries],
-        workbench=workbench,
-    )
+    points = [entry.point for entry in entries]
+    bench = open_bench(problem, device, engine, points, workbench, run._binder())
     with closing(bench):
         for (sequences, cached), parts in by_size.items():
             row: dict[str, Any] = {"sequences": sequences, "cached": cached}

@@ -16,36 +16,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from gemm_beside import other_times, versions
+from gpu_runs import Text, given_sizes, open_bench, raced, summary, this_device, tuned
 
-from tuner.compile import KernelCompiler
-from tuner.compile.environment import triton_for
-from tuner.devices.table import Device, find_device
+from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
 from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
 from tuner.families.dense_gemm.selection import GemmSelection
 from tuner.families.dense_gemm.space import gemm_space, space_at
-from tuner.measure.gpu import GpuBench, open_gpu_bench
+from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
 from tuner.measure.workbench import Workbench
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Entry, Trial
-from tuner.store import Store
-from tuner.tuning.report import Report
+from tuner.problems.results import Trial
 from tuner.tuning.request import parse_effort, parse_source
-from tuner.tuning.run import Request, TuningRun, open_run
+from tuner.tuning.run import Request
 
 # (N, K) of one rank: DeepSeek-R1 at TP 8 with its shared experts, Qwen3-32B-FP8 at TP 2.
 MODELS = {
@@ -55,11 +50,11 @@ MODELS = {
     ],
     "qwen3-32b": [(5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800)],
 }
-RACE_ROUNDS = 31  # of the last comparison; its times chose nothing
+SIZES = [("M <= 64", 0, 64), ("M > 64", 65, 1 << 30)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Text)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Text)
     parser.add_argument("part", choices=["tune", "beside", "record"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", choices=list(MODELS), default="deepseek-r1")
@@ -75,16 +70,6 @@ def main() -> None:
     {"tune": tune, "beside": beside, "record": record}[args.part](args)
 
 
-class _Text(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of this file's docstring."""
-
-
-def this_device() -> Device:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return find_device(names.splitlines()[0].strip().replace(" ", "_"))
-
-
 def problems_of(args: argparse.Namespace) -> list[DenseGemm]:
     shapes = MODELS[args.model]
     if args.shapes:
@@ -94,8 +79,7 @@ def problems_of(args: argparse.Namespace) -> list[DenseGemm]:
 
 
 def sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
-    given = args.batch_sizes
-    return tuple(int(size) for size in given.split(",")) if given else BATCH_SIZES
+    return given_sizes(args.batch_sizes, BATCH_SIZES)
 
 
 # Tuning
@@ -106,23 +90,8 @@ def tune(args: argparse.Namespace) -> None:
     problems, sizes = problems_of(args), sizes_of(args)
     name = f"{args.model}-{engine.name}{engine.version}"
     out = args.out / f"tune-{name}.json"
-    database = args.out / f"tune-{name}.db"
-    database.unlink(missing_ok=True)
-    reports: list[Report] = []
-    took: list[float] = []
-    started = time.perf_counter()
-    with Workbench() as workbench:
-        runs = [_run(problem, device, engine, sizes, args, workbench) for problem in problems]
-        for run in runs:
-            run.start_early()
-        for problem, run in zip(problems, runs, strict=True):
-            begun = time.perf_counter()
-            with run, Store.open(f"sqlite:///{database.resolve()}") as store:
-                reports.append(run.run(store, progress=lambda trial: None))
-            took.append(time.perf_counter() - begun)
-            print(f"{problem.spec()}: {took[-1]:.1f} s", reports[-1].totals, flush=True)
-    whole_s = time.perf_counter() - started
-    print(f"all of it: {whole_s:.1f} s")
+    requests = [_request(problem, device, engine, sizes, args) for problem in problems]
+    reports, took, whole_s = tuned(requests, args.out / f"tune-{name}.db")
     found: dict[str, Any] = {
         "device": device.name,
         "engine": f"{engine.name}=={engine.version}",
@@ -132,7 +101,9 @@ def tune(args: argparse.Namespace) -> None:
     }
     with Workbench() as workbench:
         for problem, report, seconds in zip(problems, reports, took, strict=True):
-            rows = list(_raced(problem, device, engine, report.entries, workbench))
+            points = [entry.point for entry in report.entries]
+            with closing(_bench(problem, device, engine, points, workbench)) as bench:
+                rows = [raced(bench, entry) for entry in report.entries]
             found["shapes"].append(
                 {
                     "problem": problem.spec(),
@@ -142,20 +113,20 @@ def tune(args: argparse.Namespace) -> None:
                 }
             )
             out.write_text(json.dumps(found, indent=1) + "\n")  # what is done is kept
-    found["summary"] = summary(found["shapes"])
+    every = [row for shape in found["shapes"] for row in shape["sizes"]]
+    found["summary"] = summary(every, ("default", "shipped"), SIZES)
     out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["summary"], indent=1))
 
 
-def _run(
+def _request(
     problem: DenseGemm,
     device: Device,
     engine: Engine,
     sizes: tuple[int, ...],
     args: argparse.Namespace,
-    workbench: Workbench,
-) -> TuningRun:
-    request = Request(
+) -> Request:
+    return Request(
         problem=problem,
         device=device,
         engine=engine,
@@ -163,30 +134,6 @@ def _run(
         selection=GemmSelection(sizes),
         effort=parse_effort(args.effort),
     )
-    return open_run(request, workbench)
-
-
-def _raced(
-    problem: DenseGemm,
-    device: Device,
-    engine: Engine,
-    entries: Sequence[Entry],
-    workbench: Workbench,
-) -> Iterator[dict[str, Any]]:
-    """The times of the engine's choices and of the tuned one at each size, taken in turn."""
-    points = [entry.point for entry in entries]
-    with closing(_bench(problem, device, engine, points, workbench)) as bench:
-        for entry in entries:
-            named = {n: one.config for n, one in entry.incumbents.items() if one.median_us}
-            named["tuned"] = entry.config
-            times = bench.race(entry.point, list(dict.fromkeys(named.values())), RACE_ROUNDS)
-            yield {
-                "M": entry.point.batch_size,
-                "us": {n: times[c].median_us for n, c in named.items() if c in times},
-                "min_us": {n: times[c].min_us for n, c in named.items() if c in times},
-                "configs": {n: dict(c) for n, c in named.items()},
-                "reason": entry.reason,
-            }
 
 
 def _bench(
@@ -196,42 +143,10 @@ def _bench(
     points: Sequence[Point],
     workbench: Workbench,
 ) -> GpuBench:
-    farm = workbench.farm(spare_cores=1, triton=triton_for(engine))
     kernels = gemm_engine(engine).lift(device.target.backend)
-
-    companions = companions_of(kernels, problem, device.target)
     bind = kernels.binder(problem, device.target)
-    return open_gpu_bench(
-        KernelCompiler(farm, bind, device, companions),
-        farm,
-        engine=f"{engine.name}=={engine.version}",
-        problem=problem,
-        device=device,
-        gpus=("0",),
-        routing=None,
-        points=points,
-        workbench=workbench,
-    )
-
-
-def summary(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Geometric means of the gains, and the smallest one, at small and large M."""
-    found: dict[str, Any] = {}
-    for name in ("default", "shipped"):
-        for label, small in (("M <= 64", True), ("M > 64", False)):
-            gains = [
-                row["us"][name] / row["us"]["tuned"]
-                for shape in shapes
-                for row in shape["sizes"]
-                if (row["M"] <= 64) is small and {name, "tuned"} <= set(row["us"])
-            ]
-            if gains:
-                found[f"over {name}, {label}"] = {
-                    "geomean": statistics.geometric_mean(gains),
-                    "least": min(gains),
-                    "points": len(gains),
-                }
-    return found
+    companions = companions_of(kernels, problem, device.target)
+    return open_bench(problem, device, engine, points, workbench, bind, companions)
 
 
 # Other kernels

@@ -19,19 +19,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_runs import (
+    RACE_ROUNDS,
+    Text,
+    given_sizes,
+    open_bench,
+    spec_of,
+    summary,
+    this_device,
+    tuned,
+)
 from vllm_stand_ins import served_layer
 
-from tuner.compile import KernelCompiler
-from tuner.compile.environment import triton_for
 from tuner.devices.table import Device, find_device
 from tuner.engines.config_files import read_lenient
 from tuner.engines.engine import Engine, find_engine
@@ -40,14 +45,13 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.engine_layer import EngineLayer, compare
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, parse_fused_moe
 from tuner.families.fused_moe.selection import MoeSelection
-from tuner.measure.gpu import GpuBench, open_gpu_bench
+from tuner.measure.gpu import GpuBench
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry
 from tuner.store import Store
-from tuner.tuning.report import Report
 from tuner.tuning.request import parse_effort, parse_source
-from tuner.tuning.run import Request, TuningRun, open_run
+from tuner.tuning.run import Request
 
 BLOCKS = "dtype=fp8_w8a8,block_shape=128x128"
 LAYERS = {
@@ -57,11 +61,10 @@ LAYERS = {
 }
 # Words for batch sizes, and the least and the most of them.
 SIZES = [("M <= 64", 0, 64), ("M > 64", 65, 1 << 30), ("all", 0, 1 << 30)]
-RACE_ROUNDS = 31  # of the last comparison; its times chose nothing
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Text)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Text)
     parser.add_argument("part", choices=["tune", "layer"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", help=f"of {', '.join(LAYERS)}; default: all")
@@ -74,28 +77,13 @@ def main() -> None:
     {"tune": tune, "layer": layer}[args.part](args)
 
 
-class _Text(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of this file's docstring."""
-
-
-def this_device() -> Device:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return find_device(names.splitlines()[0].strip().replace(" ", "_"))
-
-
 def problems_of(args: argparse.Namespace) -> list[FusedMoe]:
     names = args.layers.split(",") if args.layers else list(LAYERS)
     return [parse_fused_moe(LAYERS[name]) for name in names]
 
 
 def sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
-    given = args.batch_sizes
-    return tuple(int(size) for size in given.split(",")) if given else BATCH_SIZES
-
-
-def spec_of(engine: Engine) -> str:
-    return f"{engine.name}=={engine.version}"
+    return given_sizes(args.batch_sizes, BATCH_SIZES)
 
 
 # Tuning
@@ -106,8 +94,8 @@ def tune(args: argparse.Namespace) -> None:
     problems = problems_of(args)
     out = args.out / f"tune-{engine.name}{engine.version}.json"
     database = args.out / f"tune-{engine.name}{engine.version}.db"
-    database.unlink(missing_ok=True)
-    reports, took, whole_s = tuned(problems, device, engine, args, database)
+    requests = [_request(problem, device, engine, args) for problem in problems]
+    reports, took, whole_s = tuned(requests, database)
     found: dict[str, Any] = {
         "device": device.name,
         "engine": spec_of(engine),
@@ -120,57 +108,27 @@ def tune(args: argparse.Namespace) -> None:
         export_device(store, device, engine, root, allow_predicted=False)
     with Workbench() as workbench:
         for problem, report, seconds in zip(problems, reports, took, strict=True):
-            rows = list(raced(problem, device, engine, report.entries, args.beside, workbench))
+            rows = list(both_raced(problem, device, engine, report.entries, args.beside, workbench))
             found["layers"].append(
                 {
                     "problem": problem.spec(),
                     "seconds": seconds,
                     "totals": report.as_json()["totals"],
                     "sizes": rows,
-                    "summary": summary(rows),
+                    "summary": gains(rows),
                 }
             )
             out.write_text(json.dumps(found, indent=1) + "\n")  # what is done is kept
-            print(problem.spec(), json.dumps(summary(rows), indent=1), flush=True)
-    found["summary"] = summary([row for one in found["layers"] for row in one["sizes"]])
+            print(problem.spec(), json.dumps(gains(rows), indent=1), flush=True)
+    found["summary"] = gains([row for one in found["layers"] for row in one["sizes"]])
     out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["summary"], indent=1))
 
 
-def tuned(
-    problems: Sequence[FusedMoe],
-    device: Device,
-    engine: Engine,
-    args: argparse.Namespace,
-    database: Path,
-) -> tuple[list[Report], list[float], float]:
-    """The reports, the seconds of each run, and those of all."""
-    reports: list[Report] = []
-    took: list[float] = []
-    started = time.perf_counter()
-    with Workbench() as workbench:
-        runs = [_run(problem, device, engine, args, workbench) for problem in problems]
-        for run in runs:
-            run.start_early()
-        for problem, run in zip(problems, runs, strict=True):
-            begun = time.perf_counter()
-            with run, Store.open(f"sqlite:///{database.resolve()}") as store:
-                reports.append(run.run(store, progress=lambda trial: None))
-            took.append(time.perf_counter() - begun)
-            print(f"{problem.spec()}: {took[-1]:.1f} s", reports[-1].totals, flush=True)
-    whole_s = time.perf_counter() - started
-    print(f"all of it: {whole_s:.1f} s", flush=True)
-    return reports, took, whole_s
-
-
-def _run(
-    problem: FusedMoe,
-    device: Device,
-    engine: Engine,
-    args: argparse.Namespace,
-    workbench: Workbench,
-) -> TuningRun:
-    request = Request(
+def _request(
+    problem: FusedMoe, device: Device, engine: Engine, args: argparse.Namespace
+) -> Request:
+    return Request(
         problem=problem,
         device=device,
         engine=engine,
@@ -178,10 +136,9 @@ def _run(
         selection=MoeSelection(sizes_of(args)),
         effort=parse_effort(args.effort),
     )
-    return open_run(request, workbench)
 
 
-def raced(
+def both_raced(
     problem: FusedMoe,
     device: Device,
     engine: Engine,
@@ -237,39 +194,13 @@ def _bench(
     points: Sequence[Point],
     workbench: Workbench,
 ) -> GpuBench:
-    farm = workbench.farm(spare_cores=1, triton=triton_for(engine))
-    kernels = moe_engine(engine).lift(device.target.backend)
-    return open_gpu_bench(
-        KernelCompiler(farm, kernels.binder(problem, device.target), device),
-        farm,
-        engine=spec_of(engine),
-        problem=problem,
-        device=device,
-        gpus=("0",),
-        routing=None,
-        points=points,
-        workbench=workbench,
-    )
+    bind = moe_engine(engine).lift(device.target.backend).binder(problem, device.target)
+    return open_bench(problem, device, engine, points, workbench, bind)
 
 
-def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Geometric means of the gains, and the smallest one, at small, large and all M."""
-    found: dict[str, Any] = {}
-    kept = list(rows)
-    for name in ("default", "shipped", "other"):
-        for label, least, most in SIZES:
-            gains = [
-                row["us"][name] / row["us"]["tuned"]
-                for row in kept
-                if least <= row["M"] <= most and {name, "tuned"} <= set(row["us"])
-            ]
-            if gains:
-                found[f"over {name}, {label}"] = {
-                    "geomean": statistics.geometric_mean(gains),
-                    "least": min(gains),
-                    "points": len(gains),
-                }
-    return found
+def gains(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The gains at small, large and all M."""
+    return summary(rows, ("default", "shipped", "other"), SIZES)
 
 
 # The whole layer
@@ -297,7 +228,7 @@ def layer(args: argparse.Namespace) -> None:
             {
                 "problem": problem.spec(),
                 "sizes": renamed,
-                "summary": summary(renamed),
+                "summary": gains(renamed),
                 "worst error by default's": max(
                     row["error"]["tuned"] / row["error"]["default"] for row in renamed
                 ),

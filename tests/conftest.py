@@ -22,6 +22,8 @@ settings.register_profile(
 settings.load_profile("tuner")
 
 
+# Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
+os.environ.setdefault("COLUMNS", "200")
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 

@@ -152,6 +152,10 @@ class MalformedBenchmark(BadInput):
     """A file does not hold benchmark results."""
 
 
+class MalformedTrace(BadInput):
+    """A file is no trace of torch's profiler, or it ends in the middle."""
+
+
 class UnreadableLog(BadInput):
     """A server's log cannot be read."""
 
@@ -268,8 +272,29 @@ class StaleLease(WorkFailed):
     """The job was given to another worker, or has ended: nothing was written."""
 
 
+# How alike two words are of which one may be meant: of 3 letters 2 may agree (H21, H20), and
+# MI300X is not B300.
+_NEAR = 0.62
+_FEW = 8
+
+
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'X'?"`` with the choice nearest to `value`; empty where none is near."""
+    """``"; did you mean 'X'?"`` with the choice nearest to `value`; empty where none is near.
+
+    A choice that begins with `value` is near.
+    """
     by_folded = {choice.casefold(): choice for choice in choices}
-    near = difflib.get_close_matches(value.casefold(), by_folded, n=1, cutoff=0.4)
-    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+    folded = value.casefold()
+    near = difflib.get_close_matches(folded, by_folded, n=1, cutoff=_NEAR)
+    longer = [choice for choice in by_folded if len(folded) > 2 and choice.startswith(folded)]
+    found = (near or longer[:1])[:1]
+    return f"; did you mean {by_folded[found[0]]!r}?" if found else ""
+
+
+def one_of(value: str, choices: Iterable[str]) -> str:
+    """Like `did_you_mean`; where none is near, it lists the choices if they are few."""
+    known = list(choices)
+    near = did_you_mean(value, known)
+    if near or not known or len(known) > _FEW:
+        return near
+    return f"; write {' or '.join(filter(None, [', '.join(known[:-1]), known[-1]]))}"

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+import textwrap
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
+
+GAP = "  "
+_NARROWEST = 8  # columns of text are folded no further
+_WORD = 40  # words up to this length are broken only where nothing else helps
+# A long word is broken after one of these, where it can be.
+_JOINTS = re.compile(r"(?<=[,:/=+&])")
+
+_FILE = re.compile(r"\S*/.*\.json")  # alone in its line; names of configs have blanks
 
 
 def printable(line: str) -> str:
     """Replace control characters, which text from elsewhere could send to the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)
+
+
+def columns() -> int:
+    """How wide text may be: COLUMNS, else the terminal's width; 80 off a terminal."""
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def folded(text: str, width: int | None = None) -> str:
+    """A text in lines that fit. A word that is too long, such as a path, stays whole."""
+    width = width or columns()
+    return "\n".join(
+        line
+        if len(line) <= width or _FILE.fullmatch(line)
+        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def gain_text(gain: float) -> str:
@@ -23,26 +51,96 @@ def table(
     *,
     right: Collection[str] = (),
     rule: bool = True,
+    drop: Sequence[str] = (),
+    width: int | None = None,
 ) -> str:
     """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
 
     Cells are made `printable`. `right` names columns of text to right-align; `rule` draws a line
-    below the headers.
+    below the headers. A table wider than `width` (default: `columns()`) loses the columns that
+    `drop` names, in that order, until it fits; then its widest text is folded.
     """
+    limit = width or columns()
     cells = [["" if value is None else printable(str(value)) for value in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
     numeric = [
         name in right
         or (bool(rows) and all(isinstance(row[i], int | float | None) for row in rows))
         for i, name in enumerate(headers)
     ]
+    shown = list(range(len(headers)))
+    natural = [max(map(len, (name, *(row[i] for row in cells)))) for i, name in enumerate(headers)]
+    for name in drop:
+        if _total([natural[i] for i in shown]) > limit and name in headers:
+            shown.remove(list(headers).index(name))
+    kept = [[row[i] for i in shown] for row in cells]
+    names, numeric = [headers[i] for i in shown], [numeric[i] for i in shown]
+    widths = _fit([natural[i] for i in shown], names, kept, numeric, limit)
 
-    def line(row: Sequence[str]) -> str:
-        padded = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        )
-        return "  ".join(padded).rstrip()
+    def lines(row: Sequence[str]) -> list[str]:
+        wrapped = [_wrapped(cell, wide) for cell, wide in zip(row, widths, strict=True)]
+        return [_padded(line, widths, numeric) for line in zip_longest(*wrapped, fillvalue="")]
 
-    ruled = [line(["-" * width for width in widths])] if rule else []
-    return "\n".join([line(headers), *ruled, *map(line, cells)])
+    ruled = [_padded(["-" * wide for wide in widths], widths, numeric)] if rule else []
+    return "\n".join([*lines(names), *ruled, *(line for row in kept for line in lines(row))])
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _fit(
+    natural: Sequence[int],
+    headers: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    limit: int,
+) -> list[int]:
+    """The columns' widths in a table of at most `limit`, if text can be folded so far."""
+    widths = list(natural)
+    # First only between words, then within them too.
+    for longest in (_WORD, _NARROWEST):
+        least = [
+            min(natural[i], _least(name, [row[i] for row in cells], numeric[i], longest))
+            for i, name in enumerate(headers)
+        ]
+        while _total(widths) > limit:
+            over = [i for i in range(len(widths)) if widths[i] > least[i]]
+            if not over:
+                break
+            widths[max(over, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _least(header: str, cells: Sequence[str], numeric: bool, longest: int) -> int:
+    """The narrowest that a column may become; words up to `longest` stay whole."""
+    in_header = max(map(len, header.split() or [""]))
+    if numeric:
+        return max(in_header, max(map(len, cells), default=0))
+    words = (len(word) for cell in cells for word in cell.split())
+    return max(in_header, min(longest, max(words, default=0)))
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    if len(cell) <= width:
+        return [cell]
+    lines: list[str] = []
+    for line in textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False):
+        rest = ""
+        for piece in _JOINTS.split(line) if len(line) > width else [line]:
+            if rest and len(rest) + len(piece) > width:
+                lines.append(rest)
+                rest = ""
+            rest += piece
+            while len(rest) > width:
+                lines.append(rest[:width])
+                rest = rest[width:]
+        lines.append(rest)
+    return lines
+
+
+def _padded(line: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    padded = (
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width, right in zip(line, widths, numeric, strict=True)
+    )
+    return GAP.join(padded).rstrip()

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import datetime
 
 from tuner.errors import UnusableStore
-from tuner.jobs.job import Lease
+from tuner.jobs.job import Cost, JobRequest, JobState, Lease
 from tuner.store import Leases
 from tuner.store.figures import Figures, JobTimes
 from workers.child import AttemptOutcome, AttemptResult
-from workers.metrics import ATTEMPTS, DURATION, LOST_LEASES, WAIT
+from workers.metrics import ATTEMPTS, CPU_SECONDS, DURATION, GPU_SECONDS, LOST_LEASES, WAIT
 from workers.tracing import (
     Attributes,
     add_span,
@@ -64,8 +64,17 @@ def _count(lease: Lease, result: AttemptResult, times: JobTimes | None) -> None:
         # The parent may see the job's end in the store before it hears of it from the child.
         outcome = times.state.value
         DURATION.labels(device, outcome).observe(_seconds(times.started_at, times.finished_at))
+    if times and times.cost and outcome == JobState.DONE.value:
+        _count_cost(lease.request, times.cost)
     ATTEMPTS.labels(device, outcome).inc()
     describe_span({"tuner.outcome": outcome}, "" if outcome in _WELL else result.reason or outcome)
+
+
+def _count_cost(request: JobRequest, cost: Cost) -> None:
+    GPU_SECONDS.labels(request.device, "busy").inc(cost.gpu_s - cost.gpu_idle_s)
+    GPU_SECONDS.labels(request.device, "idle").inc(cost.gpu_idle_s)
+    purpose = "compile" if request.compiles else "tune"
+    CPU_SECONDS.labels(request.device, purpose).inc(cost.cpu_s)
 
 
 def _times(figures: Figures, lease: Lease) -> JobTimes | None:

@@ -9,6 +9,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from tuner.errors import TunerError
+from tuner.jobs.ahead import is_compiled_ahead
 from tuner.jobs.job import JobRequest
 from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import Need, WorkerStatus
@@ -169,17 +170,24 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
     requests = todo.requests()
     for at in range(0, len(requests), AT_ONCE):
         some = [_pinned(one, workers) for one in requests[at : at + AT_ONCE]]
-        wanted = [Submission(one, unmet=Need.of(one).unmet(workers, utc_now())) for one in some]
+        wanted = [_submission(one, workers) for one in some]
         try:
             answers = jobs.submit_all(wanted, client=SCHEDULE, fresh=NOT_FRESH)
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
         for answer in answers:
+            if answer.ahead is not None:
+                announcer.announce(answer.ahead)
             if answer.created:
                 announcer.announce(answer.job)
             (submitted if answer.created else waiting).append(answer.job.id)
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
+
+
+def _submission(request: JobRequest, workers: Sequence[WorkerStatus]) -> Submission:
+    unmet = Need.of(request).unmet(workers, utc_now())
+    return Submission(request, unmet=unmet, ahead=is_compiled_ahead(request, workers))
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from tuner.compile.shared import open_shared_cache
 from tuner.engines.engine import engine_names, find_engine
 from tuner.engines.locate import find_packages
 from tuner.engines.versions import version_order
-from tuner.jobs.workers import WorkerInfo, WorkerState
+from tuner.jobs.workers import SHARED_CACHE, WorkerInfo, WorkerState
 from tuner.store.workers import WorkerStore
 from workers.gpus import LocalGpu
 
@@ -37,7 +38,7 @@ def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> 
         device=gpu.device if gpu else "",
         devices=tuple(devices) if devices is not None else None,
         engines=engines_here(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))},
+        packages=_packages(),
     )
 
 
@@ -92,6 +93,12 @@ class Registration:
     def stopped(self) -> None:
         """The worker ends. Raises UnusableStore."""
         self._workers.stopped(self.info.id)
+
+
+def _packages() -> dict[str, str]:
+    found = {name: version for name in _PACKAGES if (version := _version(name))}
+    cache = open_shared_cache()
+    return found if cache is None else {**found, SHARED_CACHE: cache.identity}
 
 
 def _version(package: str) -> str:

@@ -33,8 +33,9 @@ from tuner.errors import (
 from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.problems.results import MeasureKind
 from tuner.store import Leases
-from tuner.tuning.request import Source, parse_source
+from tuner.tuning.request import Source
 from tuner.tuning.run import Request, open_run
+from workers.ahead import compile_for_others
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings
 from workers.tracing import continued, flush_spans, span, start_tracing
@@ -84,7 +85,10 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
             span("run", _about(lease.request)),
             open_run(_session_request(lease.request, settings)) as session,
         ):
-            session.run(SpannedTrials(leases.store(lease)), progress=lambda trial: None)
+            if lease.request.compiles:
+                compile_for_others(session, leases.ahead(lease))
+            else:
+                session.run(SpannedTrials(leases.store(lease)), progress=lambda trial: None)
     except StaleLease:
         return AttemptResult(AttemptOutcome.STALE)
     except RunAlreadyActive as error:
@@ -114,7 +118,7 @@ def _about(request: JobRequest) -> dict[str, str]:
 
 def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
     """The text with the recording's name in place of its path: clients will read it."""
-    recording = parse_source(request.measure).recording
+    recording = request.source.recording
     if recording is None or settings.recordings is None:
         return text
     path = (settings.recordings / recording).resolve()
@@ -122,7 +126,7 @@ def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
 
 
 def _session_request(request: JobRequest, settings: Settings) -> Request:
-    source = parse_source(request.measure)
+    source = request.source
     if source.recording is not None:
         source = Source(MeasureKind.REPLAY, settings.recording(str(source.recording)))
     elif gpu := os.environ.get(GPU_VARIABLE):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from time import time_ns
 
 from tuner.problems.points import Problem
-from tuner.problems.records import EarlierRun, Run, RunKey, RunState, Winner
+from tuner.problems.records import EarlierRun, Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, Totals, Trial
 from tuner.tuning.journal import RunStore
 from workers.tracing import add_span
@@ -24,6 +24,10 @@ class SpannedTrials:
         run = self._store.begin_run(key)
         self._since_ns = time_ns()
         return run
+
+    def expect(self, run: Run, outlook: Outlook) -> None:
+        """Tell who follows the run what it will try."""
+        self._store.expect(run, outlook)
 
     def trials(self, run: Run) -> Sequence[Trial]:
         """The run's trials."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
+from api.matrix import Row, Wanted
 from api.pages.charts import Chart, chart_of
 from api.pages.forms import asked
 from api.pages.names import device_short
@@ -32,6 +33,7 @@ class Sides(Strict):
     """Which results to compare: each is a device, or DEVICE:NUMBER of one of its environments."""
 
     problem: Name | None = None
+    q: Name | None = None  # which problems to offer, as in the coverage
     engine: EngineName = "sglang"
     left: _Side | None = None
     right: _Side | None = None
@@ -58,13 +60,16 @@ def show_comparison(
 ) -> Response:
     """Times of two results by size, and how many times as fast the one is as the other."""
     if wanted.problem is None:
-        several = [row for row in api.matrix.rows() if len(row.cells) > 1]
-        return page(request, "compare", wanted=wanted, several=several[:_MOST], sides=[])
+        rows = [row for row in api.matrix.find(Wanted(wanted.q or "")) if _stored(row)]
+        rows.sort(key=lambda row: -len(_stored(row)))
+        return page(
+            request, "compare", wanted=wanted, rows=_offers(rows), total=len(rows), sides=[]
+        )
     devices = _devices_of(wanted.problem, wanted.engine, api)
     if not devices:
         raise HTTPException(404, "nothing is published for this problem")
     left, mine = _side(wanted, wanted.left or devices[0], caller, api)
-    other = next((name for name in devices if name != left.device), devices[0])
+    other = next((name for name in devices if name != left.device), _second(left, mine))
     right, others = _side(wanted, wanted.right or other, caller, api)
     sides = list({side.key: side for side in (*mine, *others)}.values())
     both = [key for key in left.entries if key in right.entries]
@@ -72,7 +77,7 @@ def show_comparison(
         request,
         "compare",
         wanted=wanted,
-        several=[],
+        rows=[],
         sides=sides,
         devices=[name for name in devices if name not in (left.device, right.device)],
         left=left,
@@ -85,7 +90,21 @@ def show_comparison(
 def _devices_of(problem: str, engine: str, api: Api) -> list[str]:
     """The devices with a result of the problem."""
     rows = (r for r in api.matrix.rows() if r.problem == problem and r.engine == engine)
-    return sorted(name for row in rows for name, cell in row.cells.items() if cell["newest"])
+    return sorted(name for row in rows for name in _stored(row))
+
+
+def _second(left: Side, mine: Sequence[Side]) -> str:
+    """Another environment of a device with several; else the same result."""
+    return next((side.key for side in mine if side.key != left.key), left.key)
+
+
+def _stored(row: Row) -> list[str]:
+    """The devices with a result in a row."""
+    return [name for name, cell in row.cells.items() if cell["newest"]]
+
+
+def _offers(rows: Sequence[Row]) -> list[tuple[Row, list[str]]]:
+    return [(row, sorted(_stored(row))) for row in rows[:_MOST]]
 
 
 def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list[Side]]:

@@ -1,4 +1,4 @@
-"""Workers, nights, watches and keys: what the service does by itself, and who may use it."""
+"""Workers, nights and watches: what the service does by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from api.routes.coverage import (
     list_watches,
     remove_watch,
 )
-from api.routes.keys import list_keys
 from api.routes.nights import list_nights, run_night
 from api.routes.tables import list_devices, list_models
 from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
@@ -109,12 +108,6 @@ def remove(
     """Stop keeping its models tuned."""
     remove_watch(watch_id, caller, api)
     return go(request, "watches")
-
-
-@router.get("/keys")
-def show_keys(request: Request, caller: Admin, api: ApiDep) -> Response:
-    """Who may use the service."""
-    return page(request, "keys", keys=list_keys(caller, api)["keys"])
 
 
 def _watches(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -14,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader, Submitter
 from api.pages.forms import Posted, asked, mistakes_in
-from api.pages.points import charts_of, entries_of, harmonic_speedup, size_of
-from api.pages.render import as_time, go, page
+from api.pages.points import charts_of, entries_of, entries_so_far, harmonic_speedup
+from api.pages.render import go, page
 from api.routes.jobs import cancel_job, get_job, list_jobs
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.retry import retry_job
@@ -24,7 +23,8 @@ from api.routes.tables import list_devices, list_models
 from api.schemas_in import JobPage, Page, SubmitJob
 from api.state import ApiDep
 from api.text import JobId
-from tuner.errors import BadInput, OptionsRefused
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, OptionsRefused, UnknownDevice
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import Status
@@ -37,7 +37,6 @@ MOST_EVENTS = 1000  # of a job's page; further ones arrive as they happen
 MOST_FAILURES = 3  # reasons that a page names
 _SOME_TRIALS = Page(limit=200)  # that it looks at for them
 MOST_TRIALS = 12  # steps of trials that a page lists
-LEAST_TIME = timedelta(seconds=2)  # before that, a rate says nothing
 _NUMBERS = ("tp", "ep", "seed")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
@@ -102,10 +101,10 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         seen=events[-1]["seq"] if events else 0,
         steps=_newest_first(events),
         progress=progress,
-        best=[{**one, "size": size_of(one)} for one in progress["best"]],
+        so_far=entries_so_far(progress),
+        statuses=[(one.value, progress["trials"].get(one.value, 0)) for one in Status],
         tried=sum(progress["trials"].values()),
         failures=_failures(list_trials(job_id, _SOME_TRIALS, caller, api)["trials"]),
-        rate=_rate(events),
         totals=next((e["data"]["totals"] for e in events[::-1] if e["kind"] == "done"), None),
         environment=winners["environment"] if winners else None,
         entries=timed,
@@ -148,13 +147,21 @@ def _form(
         request,
         "job_form",
         422 if mistakes else 200,
-        given=given,
+        given={**given, "device": _full_name(given.get("device", ""))},
         mistakes=mistakes or {},
         devices=list_devices(caller)["devices"],
         models=list_models(caller)["models"],
         dtypes=[one.value for one in Dtype],
         efforts=[one.value for one in Effort],
     )
+
+
+def _full_name(device: str) -> str:
+    """A device's name as the form offers it; another text stays."""
+    try:
+        return find_device(device).name
+    except UnknownDevice:
+        return device
 
 
 def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
@@ -187,17 +194,3 @@ def _failures(trials: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]
         if trial["median_us"] is None and trial["detail"]
     )
     return [(*what, count) for what, count in found.most_common(MOST_FAILURES)]
-
-
-def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Trials a minute since the run began."""
-    began = next((event["at"] for event in events[::-1] if event["kind"] == "running"), None)
-    if began is None:
-        return None
-    tried = [event for event in events if event["kind"] == "trials" and began < event["at"]]
-    first, last = as_time(began), as_time(tried[-1]["at"] if tried else None)
-    if first is None or last is None or last - first < LEAST_TIME:
-        return None
-    minutes = (last - first).total_seconds() / 60
-    count: int = sum(event["data"]["tried"] for event in tried)
-    return count / minutes

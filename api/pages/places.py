@@ -14,7 +14,7 @@ LOGIN = "/login"
 # The first parts of the addresses of pages.
 PAGES = (
     *("", "results", "jobs", "workers", "nights", "watches", "keys", "exports"),
-    *("devices", "models", "compare"),
+    *("bundles", "devices", "models", "compare"),
 )
 
 

@@ -72,6 +72,25 @@ def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
     return [Entry(number, winner) for number, winner in enumerate(winners)]
 
 
+def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
+    """The points of a run that goes on: the best time of each, beside the incumbents' times."""
+    best = {one["point"]: one for one in progress["best"]}
+    planned = progress["incumbents"] or [
+        {**one, "times_us": {}} for one in progress["best"]
+    ]  # a worker of an older release plans nothing
+    return [
+        Entry(
+            number,
+            {
+                **one,
+                "median_us": best.get(one["point"], {}).get("best_us"),
+                "incumbents": {name: {"median_us": us} for name, us in one["times_us"].items()},
+            },
+        )
+        for number, one in enumerate(planned)
+    ]
+
+
 def harmonic_speedup(entries: Sequence[Entry]) -> float | None:
     """The mean of the entries' speed-ups; None without any."""
     relative = [1 / one.speedup for one in entries if one.speedup]

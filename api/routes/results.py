@@ -15,6 +15,7 @@ from api.auth import Reader
 from api.errors import responses
 from api.exports import Wanted, is_named
 from api.paging import page_of, read_cursor
+from api.progress import progress_of
 from api.schemas_in import ExportIn, Page, ResultOf
 from api.schemas_out import ProgressOut, ResultsOut, TrialsOut, WinnersOut
 from api.state import Api, ApiDep
@@ -87,18 +88,8 @@ def list_run_trials(
     responses=responses(404),
 )
 def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show how many trials a job has by now, and the best time at each point."""
-    run_id = api.jobs.get(job_id).run_id
-    if run_id is None:
-        return {"trials": {}, "best": []}
-    counts, best = api.results.trial_counts(run_id), api.results.best_trials(run_id)
-    return {
-        "trials": {status.value: count for status, count in counts.items()},
-        "best": [
-            {**point.as_json(), "point": str(point), "best_us": best[point]}
-            for point in sorted(best)
-        ],
-    }
+    """Show what a job tried by now, how long the rest takes, and the best time at each point."""
+    return progress_of(api.jobs.get(job_id), api)
 
 
 @router.get(

@@ -66,7 +66,7 @@ def submit_job(
     unmet = api.fleet.unmet(wanted)
     with span("submit", {"tuner.device": wanted.device}, "producer"):
         (answer,) = api.jobs.submit_all(
-            [Submission(wanted, _priority(body), unmet)],
+            [Submission(wanted, _priority(body), unmet, api.fleet.compiles_ahead(wanted))],
             client=caller.name,
             idempotency_key=idempotency_key,
             body_hash=hashlib.sha256(body.canonical()).hexdigest(),
@@ -113,7 +113,8 @@ def submit_jobs(
     for one in body.jobs:
         try:
             asked, said = job_request(one, settings, workers)
-            wanted.append(Submission(asked, _priority(one), api.fleet.unmet(asked)))
+            unmet, ahead = api.fleet.unmet(asked), api.fleet.compiles_ahead(asked)
+            wanted.append(Submission(asked, _priority(one), unmet, ahead))
             notes.append(said)
             items.append({"problem": None})
         except BadInput as error:
@@ -156,6 +157,8 @@ def _announce(answers: Sequence[Submitted], api: Api) -> None:
         api.metrics.submitted.labels(answer.job.request.device, str(answer.created).lower()).inc()
         request = answer.job.request
         queue = request.device, request.needs_gpu, answer.job.priority
+        if answer.ahead is not None:
+            api.announcer.announce(answer.ahead)
         if answer.created and queue not in woken:
             woken.add(queue)
             api.announcer.announce(answer.job)
@@ -163,4 +166,10 @@ def _announce(answers: Sequence[Submitted], api: Api) -> None:
 
 def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]:
     waiting = api.fleet.waiting(answer.job)
-    return {**answer.job.as_json(), "created": answer.created, "notes": notes, "waiting": waiting}
+    return {
+        **answer.job.as_json(),
+        "created": answer.created,
+        "notes": notes,
+        "waiting": waiting,
+        "estimated_gpu_s": api.estimates.of(answer.job),
+    }

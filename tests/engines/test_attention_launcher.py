@@ -140,6 +140,16 @@ class TestStandIns:
                 with pytest.raises(UnsupportedKernel, match=f"made-up 1.0.*{reason}"):
                     follow()
 
+    def test_what_the_engine_logs_reaches_nobody(self, made_up, caplog, capfd):
+        launcher = made_up()
+        with (launcher.source.parent / "launch.py").open("a") as file:
+            file.write(
+                "\nimport logging\nlog = logging.getLogger(__name__)\nlog.warning('noise')\n"
+            )
+            file.write("log.setLevel(logging.INFO)\nlogging.getLogger().error('noise')\n")
+        assert launcher.run("launch", {"x": X, "n": 100})
+        assert "noise" not in caplog.text + "".join(capfd.readouterr())
+
     def test_a_file_that_is_gone_or_not_text_is_refused(self, made_up):
         launcher = made_up()
         launcher.source.write_bytes(b"\xff\xfe")

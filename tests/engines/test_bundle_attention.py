@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -33,6 +33,8 @@ from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.bundle.verify import check_bundle
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
+from tuner.deploy.served.files import files_hash
+from tuner.deploy.served.report import report_text
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.plugin.files import (
@@ -58,6 +60,21 @@ IMPORT = ["-c", f"import {PLUGIN}"]
 # What a rank of DeepSeek-R1 at TP 32 runs on an L40S; tuned for the 8 of the flag's default.
 RANKS = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 
+# As `tuner prove --server --json` prints it.
+REPORT = {
+    **{"model": "deepseek-r1", "device": "NVIDIA_L40S", "tp": 32, "weights": "dummy"},
+    **{"engine": "sglang", "engine_version": "0.5.16", "sides": "in turn", "rounds": 7},
+    **{"before_args": "", "after_args": "", "loading": [], "advice": [], "notes": []},
+    **{"verdict": "proven: 1 of 1 faster", "files": "0" * 64},
+    "gains": [
+        {
+            **{"load": "1x1024+128", "title": "decode", "before": 250.0, "after": 430.0},
+            **{"gain": 1.7, "low": 1.6, "high": 1.8, "predicted": None, "verdict": "faster"},
+        }
+    ],
+    "outputs": {"ok": True, "mean": 0.1, "own_mean": 0.1, "equal_tokens": 9, "tokens": 9},
+}
+
 
 @cache
 def winners(
@@ -75,6 +92,7 @@ def bundle(
     case: str,
     cluster: Cluster | None = None,
     found: Sequence[Winner] | None = None,
+    proofs: Sequence[Mapping[str, object]] = (),
 ) -> Bundle:
     return build_bundle(
         winners(case) if found is None else found,
@@ -83,6 +101,7 @@ def bundle(
         find_device(CASES[case][0]),
         allow_predicted=True,
         allow_missing=True,  # these tests are about what is there
+        proofs=proofs,
     )
 
 
@@ -374,6 +393,28 @@ def test_a_cluster_file_cannot_set_the_variable() -> None:
     own = replace(example(L40S), environment={CONFIG_DIR_VARIABLE: "/x"})
     with pytest.raises(MalformedCluster, match=f"environment holds {CONFIG_DIR_VARIABLE}"):
         bundle(L40S, own)
+
+
+def test_attention_alone_does_not_point_the_engine_at_a_folder_without_its_files() -> None:
+    """sglang's fused-MoE loader stops at a folder without `configs/`."""
+    alone = [winner for winner in winners(L40S) if isinstance(winner.problem, Attention)]
+    found = files_of(bundle(L40S, example(L40S), alone))
+    assert not any(path.startswith("engine-configs/configs/") for path in found)
+    for path in ("nodes/l40s-01/bare.sh", "nodes/l40s-01/docker.sh", "README.md"):
+        assert b"SGLANG_MOE_CONFIG_DIR" not in found[path].data, path
+        assert CONFIG_DIR_VARIABLE.encode() in found[path].data, path
+
+
+def test_proofs_of_the_bundle_s_own_files_are_in_it() -> None:
+    plain = bundle(L40S, example(L40S))
+    tuned = {str(row["file"]) for row in plain.manifest["entries"]}
+    below = "engine-configs/"
+    mine = {path.removeprefix(below): files_of(plain)[path].data for path in tuned}
+    report = {**REPORT, "files": files_hash(mine)}
+    found = bundle(L40S, example(L40S), proofs=[report, {**report, "files": "0" * 64}])
+    assert files_of(found)["served-proof.txt"].data.decode() == report_text(report) + "\n"
+    assert "served-proof.txt: deepseek-r1: proven: 1 of 1 faster" in found.notes
+    assert "served-proof.txt" not in files_of(bundle(L40S, example(L40S), proofs=[REPORT]))
 
 
 def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:

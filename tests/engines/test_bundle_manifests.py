@@ -68,7 +68,9 @@ def test_compose_leaves_dollars_alone() -> None:
     cluster = replace(whole, engine=replace(whole.engine, flags=flags), environment={"A": "$B"})
     environment = node_environments(cluster)[0]
     commands = node_commands(cluster, 0, environment)
-    engine = yaml.safe_load(compose_file(cluster, 0, environment, commands))["services"]["engine"]
+    engine = yaml.safe_load(compose_file(cluster, 0, environment, commands, pointers=()))[
+        "services"
+    ]["engine"]
     # Compose reads "$$" as "$", and every other "$" as a variable of its own.
     words = [word.replace("$$", "\0") for word in (*engine["command"], engine["environment"]["A"])]
     assert not any("$" in word for word in words)
@@ -79,7 +81,9 @@ def test_a_model_of_a_hub_comes_from_its_cache() -> None:
     whole = example(H20)
     cluster = replace(whole, model=replace(whole.model, path="deepseek-ai/DeepSeek-R1"))
     commands = node_commands(cluster, 0, {})
-    engine = yaml.safe_load(compose_file(cluster, 0, {}, commands))["services"]["engine"]
+    engine = yaml.safe_load(compose_file(cluster, 0, {}, commands, pointers=()))["services"][
+        "engine"
+    ]
     assert engine["volumes"][1]["target"] == "/root/.cache/huggingface"
     assert not engine["volumes"][1]["read_only"]
     assert "HF_TOKEN" in engine["environment"]
@@ -217,7 +221,7 @@ def test_kubernetes_leaves_dollars_alone() -> None:
     whole = example(H20)
     flags = ("$(HOME)", "$$", "a$b")
     cluster = replace(whole, engine=replace(whole.engine, flags=flags), environment={"A": "$(B)"})
-    text = kubernetes.lws_manifest(cluster, node_environments(cluster)[0], "/opt/x")
+    text = kubernetes.lws_manifest(cluster, node_environments(cluster)[0], "/opt/x", pointers=())
     pod = next(yaml.safe_load_all(text))["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
     assert pod["containers"][0]["command"][-3:] == ["$$(HOME)", "$$$$", "a$$b"]
     assert {"name": "A", "value": "$$(B)"} in pod["containers"][0]["env"]

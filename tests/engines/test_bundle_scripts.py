@@ -362,6 +362,10 @@ def nasty(flags: list[str], name: str, value: str, case: str) -> Cluster:
     )
 
 
+# The variable of each engine's config folder.
+POINTERS = {H20: ("SGLANG_MOE_CONFIG_DIR",), RAY: ("VLLM_TUNED_CONFIG_FOLDER",)}
+
+
 @settings(max_examples=200)
 @given(st.lists(_NASTY, max_size=3), _NASTY, _NASTY, st.sampled_from([H20, RAY]))
 def test_nasty_words_stay_words(flags: list[str], name: str, value: str, case: str) -> None:
@@ -369,7 +373,7 @@ def test_nasty_words_stay_words(flags: list[str], name: str, value: str, case: s
     environment = node_environments(cluster)[0]
     commands = node_commands(cluster, 0, environment)
     for script in (docker_script, bare_script):
-        text = script(cluster, 0, environment, commands)
+        text = script(cluster, 0, environment, commands, pointers=POINTERS[case])
         done = subprocess.run(
             ["bash", "-s", "--", "--print"], input=text, capture_output=True, text=True, check=True
         )
@@ -405,7 +409,8 @@ def test_shellcheck_finds_nothing_in_nasty_scripts(tmp_path: Path) -> None:
             commands = node_commands(cluster, 0, environment)
             for script in (docker_script, bare_script):
                 path = tmp_path / f"{i}-{case}-{script.__name__}.sh"
-                path.write_text(script(cluster, 0, environment, commands))
+                text = script(cluster, 0, environment, commands, pointers=POINTERS[case])
+                path.write_text(text)
             (tmp_path / f"{i}-{case}-sweep.sh").write_text(sweep_script(cluster))
     done = subprocess.run([SHELLCHECK, *tmp_path.glob("*.sh")], capture_output=True, text=True)
     # SC2016: it wonders whether '$(touch x)' was meant to run. It was not.
@@ -425,8 +430,9 @@ def test_no_cluster_file_gives_a_traceback(line: int, noise: str) -> None:
         cluster = parse_cluster("\n".join(text))
         for rank, variables_ in enumerate(node_environments(cluster)):
             commands = node_commands(cluster, rank, variables_)
-            assert bare_script(cluster, rank, variables_, commands).startswith("#!")
-            assert docker_script(cluster, rank, variables_, commands).startswith("#!")
+            for script in (docker_script, bare_script):
+                text = script(cluster, rank, variables_, commands, pointers=POINTERS[RAY])
+                assert text.startswith("#!")
         assert sweep_script(cluster).startswith("#!")
     except BadInput as error:
         assert str(error)

@@ -98,6 +98,10 @@ def test_each_sequence_gets_its_number(lengths, numbers):
     assert written(install(), lengths) == numbers
 
 
+def test_a_flag_bounds_what_is_written():
+    assert written(install(most=4), [20_000]) == [4]
+
+
 def test_no_number_exceeds_the_room_of_a_launch_of_as_many_sequences():
     backend = install()
     for sequences in range(1, 200):

@@ -142,6 +142,21 @@ def test_the_engine_is_left_alone_where_it_tells_points_apart_itself(store, engi
     assert [p["status"] for p in sidecar["entries"][0]["points"]] == ["ok", "ok"]
 
 
+def test_where_nothing_was_faster_the_engine_keeps_its_own_launch(store, engine, tmp_path):
+    kept = entry(point(Stage.EXTEND, 4, 512, 0), own=True)
+    fill(store, EXTEND, [kept, entry(point(Stage.EXTEND, 1, 512, 0), num_warps=4)])
+    (file,) = attention_of(device_report(store, engine, tmp_path))
+    found = read_attention_file(file.path)
+    assert {e.batch_size: e.status for e in found.entries} == {
+        1: Status.OK,
+        4: Status.INCUMBENT,
+    }
+    assert found.configs(Stage.EXTEND) == [found.pick(Stage.EXTEND, 1, 512).config]
+    assert not found.predicted
+    measured = json.loads(file.sidecar.read_text())["entries"][1]["points"]
+    assert [p["status"] for p in measured] == ["ok"]
+
+
 def test_what_is_known_least_says_what_is_known_of_a_bucket(tmp_path):
     measured, predicted = (
         published(EXTEND, entry(point(Stage.EXTEND, 4, 512, cached), status))
@@ -503,7 +518,9 @@ def test_what_a_run_chose_reaches_the_file_bucket_by_bucket(store, engine, tmp_p
         for one in chosen.pop(found.problem):
             at = one.point
             picked = found.pick(at.part, at.batch_size, at.new_tokens)
-            assert (picked.config, picked.status) == (one.config, Status.OK)
+            own = one.config == one.incumbents["default"].config
+            status = Status.INCUMBENT if own else Status.OK
+            assert (picked.config, picked.status) == (one.config, status)
     assert not chosen
     (advice,) = report.server_flags
     assert advice.flags == {FLAG: 32}

@@ -20,7 +20,7 @@ from tuner.engines.sglang.package import SGLang
 from tuner.engines.sglang.plugin.gemm_files import find_gemm_files, read_gemm_file
 from tuner.errors import ExportRefused
 from tuner.export.files import sidecar_text, write_all
-from tuner.families.dense_gemm.export import GemmFileExport
+from tuner.export.sized_files import SizedFile
 from tuner.families.dense_gemm.problem import Gemm, parse_dense_gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
@@ -58,7 +58,7 @@ def winner(
 
 def write(
     delivery: GemmDelivery, winners: Sequence[Winner], root: Path, device: Device = H200
-) -> list[GemmFileExport]:
+) -> list[SizedFile]:
     """What `export` does with one family's winners."""
     files = list(delivery.plan(winners, device, root))
     data = {file.path: file.text().encode() for file in files}

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 import pytest
 import torch
 from attention_scheduler import DECODE, EXTEND, PREFILL
 from real_sglang import kernel_source
+from schedulers import run_scheduler, write_files
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
@@ -37,8 +30,7 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import Status
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")  # all of those on disk that have plugins
-PROGRAM = Path(__file__).with_name("attention_scheduler.py")
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROGRAM = "attention_scheduler.py"
 DEVICE = "NVIDIA_H200"
 
 SHORT = {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 2, "num_stages": 3}
@@ -115,14 +107,6 @@ def attention_file(version, problem, rows, **changes) -> AttentionFile:
     return AttentionFile(parse_problem(problem), entries=entries, **fields)
 
 
-def write(root: Path, *files: AttentionFile) -> Path:
-    for file in files:
-        path = file.path_under(root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text())
-    return root
-
-
 class Ran:
     """What a scheduler's process did."""
 
@@ -145,39 +129,9 @@ class Ran:
         return [line for line in self.log.splitlines() if "Applied 1 hook(s) to " in line]
 
 
-def install(folder: Path) -> Path:
-    """A folder in which Python finds the plugin as an installed package's."""
-    info = folder / "installed" / "engine_tuner_here-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-tuner-here\nVersion: 1\n")
-    points = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    text = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in named.items())
-        for group, named in points.items()
-    )
-    (info / "entry_points.txt").write_text(text)
-    return info.parent
-
-
 def schedule(folder: Path, version: str, environ: dict[str, str], wanted, **settings) -> Ran:
-    """Run a scheduler's process that finds the plugin."""
-    installed = install(folder)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
-    settings = json.dumps({"device": DEVICE, "cases": list(wanted), **settings})
-    done = subprocess.run(
-        [sys.executable, PROGRAM, version, folder, settings],
-        env={
-            **inherited,
-            **environ,
-            "TRITON_INTERPRET": "1",
-            "PYTHONPATH": str(installed),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Ran(folder, done.stderr)
+    settings = {"device": DEVICE, "cases": list(wanted), **settings}
+    return Ran(folder, run_scheduler(PROGRAM, folder, version, environ, settings))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -208,7 +162,7 @@ def root(version, tmp_path_factory):
         attention_file(version, at_512, [("decode", 1, 1, STAGE_1)], triton="3.5.1"),
         attention_file(version, at_512.replace("s=8", "s=16"), [("decode", 1, 1, STAGE_1)]),
     ]
-    root = write(tmp_path_factory.mktemp("root"), *files, *refused)
+    root = write_files(tmp_path_factory.mktemp("root"), *files, *refused)
     (root / "attention" / "triton_3_6_0" / "broken.json").write_text("{")
     return root
 
@@ -298,7 +252,7 @@ def test_deterministic_inference_is_left_alone(version, root, without, tmp_path)
 def test_a_config_that_the_gpu_refuses_gives_way_to_the_engines_own(version, without, tmp_path):
     too_large = [("extend", 4, 16, {**SHORT, "num_warps": 32})]
     file = attention_file(version, f"extend_attention:{SMALL}", too_large)
-    environ = {"SGLANG_MOE_CONFIG_DIR": str(write(tmp_path / "overlay", file))}
+    environ = {"SGLANG_MOE_CONFIG_DIR": str(write_files(tmp_path / "overlay", file))}
     ran = schedule(tmp_path, version, environ, ["extend plain"], repeat=2)
     own = without.all["extend plain"]
     assert [x["num_warps"] for x in ran.launches("extend plain")] == [32, own[0]["num_warps"]]

@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 import pytest
 import torch
 from gemm_scheduler import kernel_modules
+from schedulers import run_scheduler, write_files
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
@@ -32,8 +25,7 @@ from tuner.problems.results import Status
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")  # all of those on disk that have plugins
 NEWEST = VERSIONS[-1]
-PROGRAM = Path(__file__).with_name("gemm_scheduler.py")
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROGRAM = "gemm_scheduler.py"
 DEVICE, TRITON = "NVIDIA_L40S", "3.6.0"
 
 FP8 = "block_gemm:N=256,K=256,dtype=fp8_w8a8,block=128x128"
@@ -76,14 +68,6 @@ def gemm_file(version, spec, entries, status=Status.OK, **changes) -> GemmFile:
     return GemmFile(parse_dense_gemm(spec), **fields, entries=configs, statuses=statuses)
 
 
-def write(root: Path, *files: GemmFile) -> Path:
-    for file in files:
-        path = file.path_under(root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text())
-    return root
-
-
 class Ran:
     """What a scheduler's process did."""
 
@@ -100,34 +84,8 @@ class Ran:
 
 
 def schedule(folder: Path, version: str, environ: dict[str, str], **settings) -> Ran:
-    """Run a scheduler's process that finds the plugin as an installed package's."""
-    info = folder / "installed" / "engine_tuner_here-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-tuner-here\nVersion: 1\n")
-    points = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    text = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in named.items())
-        for group, named in points.items()
-    )
-    (info / "entry_points.txt").write_text(text)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
-    places = [info.parent, Path(__file__).parent, Path(__file__).parents[1]]
-    path = os.pathsep.join([*map(str, places), inherited.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [
-            sys.executable,
-            PROGRAM,
-            version,
-            folder,
-            json.dumps({"device": DEVICE, "calls": CALLS, **settings}),
-        ],
-        env={**inherited, **environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Ran(folder, done.stderr)
+    settings = {"device": DEVICE, "calls": CALLS, **settings}
+    return Ran(folder, run_scheduler(PROGRAM, folder, version, environ, settings))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -147,7 +105,7 @@ def without(version, tmp_path_factory):
 def root(version, tmp_path_factory):
     # Another version's file with this version's kernels is as good; with others' it is not.
     same = gemm_engine(find_engine(f"sglang=={version}")).lift().hash
-    root = write(
+    root = write_files(
         tmp_path_factory.mktemp("root"),
         gemm_file("9.9.9", FP8, {1: SMALL, 64: LARGE}, kernel_hash=same),
         gemm_file(version, INT8, {1: SMALL}, Status.PREDICTED),
@@ -241,21 +199,21 @@ def test_what_is_compiled_asks_the_engines_loader(tuned):
 
 
 def test_processes_without_a_scheduler_are_left_alone(tmp_path):
-    root = write(tmp_path / "root", gemm_file(NEWEST, FP8, {1: SMALL}))
+    root = write_files(tmp_path / "root", gemm_file(NEWEST, FP8, {1: SMALL}))
     ran = schedule(tmp_path, NEWEST, {"TUNER_GEMM_CONFIG_DIR": str(root)}, scheduler=False)
     assert ran.applied() == set()
     assert not {*kernel_modules(NEWEST)} & {*ran.report["loaded"]}
 
 
 def test_the_overlay_of_moe_serves_too(tmp_path):
-    root = write(tmp_path / "root", gemm_file(NEWEST, FP8, {1: SMALL}))
+    root = write_files(tmp_path / "root", gemm_file(NEWEST, FP8, {1: SMALL}))
     environ = {"SGLANG_MOE_CONFIG_DIR": str(root)}
     ran = schedule(tmp_path, NEWEST, environ, calls=[(FP8, 3)])
     assert constants(ran, FP8, 3) == SMALL
 
 
 def test_a_file_that_cannot_be_used_leaves_the_server_as_it_is(tmp_path):
-    root = write(tmp_path / "root", gemm_file("9.9.8", FP8, {1: SMALL}))
+    root = write_files(tmp_path / "root", gemm_file("9.9.8", FP8, {1: SMALL}))
     environ = {"TUNER_GEMM_CONFIG_DIR": str(root)}
     ran = schedule(tmp_path, NEWEST, environ, calls=[(FP8, 3)])
     assert constants(ran, FP8, 3) == DEFAULT

@@ -6,17 +6,15 @@ Each run has a separate process (`decode_scheduler.py`).
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from test_plugin_engines import DEVICE, VERSIONS, attention_file, install, write
+from schedulers import run_scheduler, write_files
+from test_plugin_engines import DEVICE, VERSIONS, attention_file
 
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 
-PROGRAM = Path(__file__).with_name("decode_scheduler.py")
+PROGRAM = "decode_scheduler.py"
 PROBLEM = "decode_attention:q_heads=2,kv_heads=1,Lq=32,Lv=32,dtype=float16"
 TABLE = SplitsTable(
     (
@@ -68,23 +66,9 @@ class Served:
 
 
 def serve(folder: Path, version: str, root: Path) -> Served:
-    installed = install(folder)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
-    given = json.dumps({"device": DEVICE, "batches": BATCHES, "servers": SERVERS})
-    done = subprocess.run(
-        [sys.executable, PROGRAM, version, folder, given],
-        env={
-            **inherited,
-            "TUNER_ATTENTION_CONFIG_DIR": str(root),
-            "TRITON_INTERPRET": "1",
-            "PYTHONPATH": os.pathsep.join([str(installed), inherited.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Served(folder, done.stderr)
+    settings = {"device": DEVICE, "batches": BATCHES, "servers": SERVERS}
+    environ = {"TUNER_ATTENTION_CONFIG_DIR": str(root)}
+    return Served(folder, run_scheduler(PROGRAM, folder, version, environ, settings))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -101,7 +85,7 @@ def without(version, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(version, tmp_path_factory):
     file = attention_file(version, PROBLEM, ROWS, splits=TABLE)
-    root = write(tmp_path_factory.mktemp("root"), file)
+    root = write_files(tmp_path_factory.mktemp("root"), file)
     return serve(tmp_path_factory.mktemp("with"), version, root)
 
 

@@ -94,3 +94,21 @@ def test_the_first_kernel_is_the_releases_first_that_runs(oracle, card, ep):
     flags = {"--enable-expert-parallel": "1" if ep > 1 else "0"}
     runs = what_runs("vllm", "0.33.0", BLOCKS if oracle == "fp8" else WIDE, device, flags)
     assert runs.kernels[0].name == theirs
+
+
+STATES = parse_problem("state_update:heads=16,head_dim=64,state_size=128,groups=1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kernel", "advice"),
+    [
+        ({}, "Triton", "it reads tuned files"),
+        ({"--mamba-backend": "flashinfer"}, "FlashInfer", "only with --mamba-backend triton"),
+        ({"--use-replayssm": "1"}, "ReplaySSM", "only with --use-replayssm left out"),
+    ],
+)
+def test_state_updates_run_in_triton_unless_a_flag_says_otherwise(flags, kernel, advice):
+    found = what_runs("vllm", "0.33.0", STATES, find_device("H100"), flags)
+    assert found
+    assert [one.name for one in found.kernels] == [kernel]
+    assert advice in found.line()

@@ -105,8 +105,8 @@ def test_launches_read_cold_weights():
     assert len(small.at(1).weights) == len(small.at(1).activations)
     assert len(large.at(1).weights) == 1
     small.push_out()  # the copies of the small one stay in L2 together
-    assert small._filler is not None
-    assert large._filler is None
+    assert small._cold.stays_warm
+    assert not large._cold.stays_warm
 
 
 def test_a_race_has_the_same_tensors_at_several_places():

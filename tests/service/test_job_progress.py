@@ -12,14 +12,18 @@ from clocks import Clock, Watcher
 from psycopg.errors import DiskFull
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
-from store_writer import KEY, PROBLEM, batch
+from store_writer import KEY, POINTS, PROBLEM, batch
 
+from api.progress import Pace, pace_of
 from tuner.errors import StoreFull
-from tuner.jobs.job import MAX_ATTEMPTS, JobFilter, JobRequest, JobState, Lease
+from tuner.jobs.job import MAX_ATTEMPTS, PLANNED, JobFilter, JobRequest, JobState, Lease
 from tuner.jobs.limits import Limits
 from tuner.jobs.workers import WorkerInfo
+from tuner.problems.points import Candidate
+from tuner.problems.records import Outlook
 from tuner.store import JobStore, Leases, Store
 from tuner.store.lease_rows import REFUSALS
+from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
 from workers.reconcile import GRACE_S
 
@@ -183,3 +187,31 @@ def test_a_job_that_no_worker_can_begin_is_dead_in_the_end(
         clock.advance(timedelta(minutes=1))
     assert jobs.get(job_id).state is JobState.DEAD
     assert refused == REFUSALS + MAX_ATTEMPTS
+
+
+def test_events_say_what_a_run_expects_and_the_incumbents_times(
+    jobs: JobStore, leases: Leases, lease: Lease, clock: Clock
+) -> None:
+    leased = leases.store(lease)
+    run = leased.begin_run(KEY)
+    own = batch(0)[7]
+    other = batch(3)[0].candidate.config  # never tried
+    point = own.candidate.point
+    configs = {"default": own.candidate.config, "shipped": other}
+    leased.expect(run, Outlook(250, {point: configs, POINTS[0]: {}}))
+    (planned,) = jobs.latest_events(lease.job_id, 1, PLANNED)
+    assert planned.data["to_try"] == 250
+    assert [one["point"] for one in planned.data["incumbents"]] == ["M=1 down", "M=1 up"]
+    leased.add_trials(run, batch(0))
+    clock.advance(timedelta(minutes=2))
+    leased.add_trials(run, batch(1))
+    first, second = jobs.latest_events(lease.job_id, 2)
+    assert first.data["incumbents_us"] == {str(point): {"default": 7.5}}
+    assert (first.data["statuses"], second.data["incumbents_us"]) == ({"ok": 100}, {})
+    pace = pace_of(jobs.latest_events(lease.job_id, 200))
+    assert pace == Pace(tried=100.0, timed=100.0)
+    assert pace_of(jobs.latest_events(lease.job_id, 2)) == Pace(tried=50.0, timed=50.0)
+    assert pace_of(jobs.latest_events(lease.job_id, 1)) is None
+    results = ResultStore.sharing(leases)
+    asked = [Candidate(point, config) for config in configs.values()]
+    assert results.times_of(run.id, asked) == {asked[0]: 7.5}

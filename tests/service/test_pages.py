@@ -32,7 +32,7 @@ SCRIPT = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}"
 STEERING = f"{SCRIPT}\u202e\u0085\x1b[31m\u2066"
 PAGES = (
     *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
-    *("/exports/L40S", "/devices", "/models", "/compare"),
+    *("/exports/L40S", "/bundles", "/devices", "/models", "/compare"),
 )
 RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
 
@@ -102,7 +102,16 @@ def test_every_page_is_there_and_its_links_lead_on(server: Server, visitor: Visi
         for link in links_of(visitor.open(path), path):
             place = link.partition("?")[0]
             posted = place.endswith(
-                ("/cancel", "/retry", "/drain", "/resume", "/remove", "/logout")
+                (
+                    "/cancel",
+                    "/retry",
+                    "/drain",
+                    "/resume",
+                    "/remove",
+                    "/rotate",
+                    "/revoke",
+                    "/logout",
+                )
             )
             if link in seen or posted or place.endswith("/events"):
                 continue
@@ -183,6 +192,15 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         refused = visitor.post("/jobs", {**fields, **wrong})
         assert (refused.status, said in refused.body.decode()) == (422, True), (wrong, refused.body)
         assert b'value="mixtral' in refused.body  # what was filled in stays
+
+
+def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:
+    assert '<option value="NVIDIA_L40S" selected>' in visitor.open("/jobs/new?device=L40S")
+
+
+def test_models_name_their_dtype_as_the_api_does(visitor: Visitor) -> None:
+    html = visitor.open("/models")
+    assert "<td>fp8_w8a8</td>" in html and "Dtype." not in html
 
 
 def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) -> None:

@@ -16,13 +16,13 @@ from browsers import chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from servers import free_port
 from sqlalchemy import insert
-from store_writer import ENVIRONMENT, KEY, PROBLEM, batch
+from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch, trial
 from test_pages import PAGES, RESULT, all_pages, filled_server, job_ids
 
 from api.settings import ApiSettings
 from tuner.devices.table import devices
 from tuner.jobs.job import JobFilter, Lease
-from tuner.problems.records import RunKey
+from tuner.problems.records import Outlook, RunKey
 from tuner.problems.results import Totals
 from tuner.store import Leases, Store
 from tuner.store.database import utc_now
@@ -135,11 +135,22 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
             store = leases.store(lease)
             run = store.begin_run(key_at("NVIDIA_H20"))
             expect(page.locator(".facts .badge")).to_have_text("running")
+            own = trial(199)  # the slowest of its point in the first batch, on purpose
+            store.expect(run, Outlook(400, {POINTS[1]: {"default": own.candidate.config}}))
+            row = page.locator("#bests tr")
+            expect(row).to_contain_text("1down––")
+            expect(page.locator("#left")).to_have_text("–")
             store.add_trials(run, batch(1))
             expect(page.locator("#tried")).to_have_text("100")
-            expect(page.locator("#bests tr")).to_have_count(2)
+            expect(row.nth(0)).to_contain_text("1down101.5199.5")
+            expect(row.nth(0)).to_contain_text("1.97×")
+            expect(row).to_have_count(2)  # and the point that nobody planned
+            expect(page.locator("[data-status=ok] b")).to_have_text("100")
             store.add_trials(run, batch(2))
             expect(page.locator("#tried")).to_have_text("200")
+            expect(page.locator("[data-status=ok] b")).to_have_text("200")
+            page.reload()
+            expect(row.nth(0)).to_contain_text("1.97×")
             store.finish_run(run, [ENTRY], Totals(measurements=200, wall_s=2.0))
         expect(page.locator(".facts .badge").first).to_have_text("done")
         expect(page).to_have_title("done: " + page.locator("h1").inner_text() + " · engine-tuner")

@@ -49,9 +49,18 @@ EXAMPLES = {
         ],
         "dtype",
     ),
+    "state_update": (
+        [
+            "state_update:heads=16,head_dim=64,state_size=128,groups=1,dtype=bfloat16,"
+            "cache_dtype=float32"
+        ],
+        "head_dim",
+    ),
     "toy": (["toy_scale:columns=1024"], "columns"),
 }
-QUANTISED = "deepseek-r1"  # a preset that has problems of every family
+QUANTISED = "deepseek-r1"  # a preset that has problems of most families
+# By the name of a family: another model, where the preset has none, and an engine that runs it.
+MODELS = {"state_update": (str(HERE.parent / "data" / "mamba" / "nemotron-3-nano"), "vllm")}
 ENGINES = [
     "sglang==0.5.16",
     "sglang==0.4.4",
@@ -226,12 +235,13 @@ class TestEveryFamily:
         )
         assert run.stdout.strip() == "[]"
 
-    def test_a_preset_becomes_problems_of_the_family(self, family: Family) -> None:
+    def test_a_model_becomes_problems_of_the_family(self, family: Family) -> None:
         module = family.module("models")
-        resolved: Resolved = module.resolve(QUANTISED, Serving(device=L40S, tp=2))
+        model, engine = MODELS.get(family.name, (QUANTISED, "sglang"))
+        resolved: Resolved = module.resolve(model, Serving(engine=engine, device=L40S, tp=2))
         assert resolved.problems
         assert all(family_of(problem) is family for problem in resolved.problems)
-        assert not module.reads(QUANTISED)
+        assert not module.reads(model)
 
 
 @pytest.fixture(params=ENGINES)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tuner.deploy.bench_report import (
     as_dict,
     compare,
+    read_results,
     read_samples,
     render_text,
     save_runs,
@@ -63,6 +64,43 @@ def test_the_users_own_ratios() -> None:
     decode = {n: found["decode_throughput", n] for n in (128, 32, 4, 1)}
     assert decode == {128: "1.37x", 32: "1.75x", 4: "3.64x", 1: "1.88x"}
     assert found["output_throughput", 128] == "1.49x"
+
+
+def decode(running: int, throughput: float, rank: str = "TP0") -> str:
+    return (
+        f"[2026-11-21 10:00:00 {rank}] Decode batch, #running-req: {running}, #token: 9000, token "
+        f"usage: 0.10, cuda graph: True, gen throughput (token/s): {throughput}, #queue-req: 0, "
+    )
+
+
+def prefill(running: int, rank: str = "TP0") -> str:
+    return (
+        f"[2026-11-21 10:00:00 {rank}] Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token:"
+        f" 0, token usage: 0.00, #running-req: {running}, #queue-req: 0, cuda graph: False"
+    )
+
+
+def test_decode_lines_that_count_a_pause_are_left_out_and_counted(tmp_path: Path) -> None:
+    """The lines of a server that served, paused twice, and took a second prompt while it served."""
+    log = tmp_path / "server.log"
+    lines = [prefill(0), decode(1, 0.9), decode(1, 254.0), prefill(1), decode(2, 410.0)]
+    lines += [prefill(0), decode(1, 4.2), decode(1, 256.0)]
+    log.write_text("\n".join(lines))
+    results = read_results(log)
+    assert [(s.key.concurrency, s.value) for s in results.samples] == [
+        (1, 254.0),
+        (2, 410.0),
+        (1, 256.0),
+    ]
+    assert results.after_pauses == 2
+    assert results.note(log).startswith(f"{log}: 2 decode lines left out")
+
+
+def test_a_pause_of_one_rank_leaves_the_lines_of_others_alone(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    lines = [prefill(0, "DP1 TP0"), decode(1, 250.0, "DP0 TP0"), decode(1, 0.2, "DP1 TP0")]
+    log.write_text("\n".join(lines))
+    assert [s.value for s in read_results(log).samples] == [250.0]
 
 
 def test_lower_latency_is_a_gain() -> None:

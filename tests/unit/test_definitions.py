@@ -103,3 +103,27 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_path(tmp_path):
     found = Definitions(tmp_path / "main.py", tmp_path, "engine 1", {})
     with pytest.raises(UnsupportedKernel, match=r"engine 1: cannot read .*main\.py"):
         found.call("choose", {})
+
+
+def test_heuristics_of_a_kernel_are_what_a_launch_sets(tmp_path, launches):
+    """As `triton.heuristics` has it: each parameter follows from the arguments of the launch."""
+    root = tmp_path / "engine"
+    root.mkdir()
+    (root / "main.py").write_text(
+        "LEAST = 16\n\n\n"
+        '@triton.heuristics({"HAS_B": lambda args: args["b"] is not None})\n'
+        '@triton.heuristics({"BLOCK": lambda args: max(LEAST, args["n"])})\n'
+        "@triton.jit\n"
+        "def kernel(b, n, HAS_B: tl.constexpr, BLOCK: tl.constexpr):\n    pass\n\n\n"
+        "def run(n):\n"
+        '    kernel[lambda META: (n // META["BLOCK"],)](None, n)\n'
+    )
+    known = {"triton": stand_in_triton(launches.append)}
+    found = Definitions(root / "main.py", root, "engine 1.0", known, launches.append)
+    found.call("run", {"n": 8})
+    found.call("run", {"n": 64})
+    assert [(one.arguments["HAS_B"], one.arguments["BLOCK"]) for one in launches] == [
+        (False, 16),
+        (False, 64),
+    ]
+    assert [one.grid for one in launches] == [(0,), (1,)]

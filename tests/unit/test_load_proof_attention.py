@@ -89,6 +89,16 @@ def test_attention_alone_is_a_proof_too(tmp_path: Path) -> None:
     assert "no config file's message" in render_proof(proof)
 
 
+def test_decode_attention_without_a_file_is_said(tmp_path: Path) -> None:
+    note = "decode attention has no tuned file"
+    extend = parsed([MOE, *said(place(tmp_path, EXTEND))])
+    assert extend.ok
+    assert [n.partition(":")[0] for n in extend.notes()] == [note]
+    assert f"note            {note}" in render_proof(extend)
+    both = parsed([MOE, *said(place(tmp_path, EXTEND), place(tmp_path, DECODE))])
+    assert both.notes() == []
+
+
 def test_a_file_for_something_else_beside_one_that_serves(tmp_path: Path) -> None:
     other = place(tmp_path, replace(DECODE, kv_splits=16))
     proof = parsed(said(place(tmp_path, DECODE), other))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from log_lines import parse_log
 
 from tuner.deploy.load_proof import render_proof
+from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.sglang.plugin import gemm
 from tuner.engines.sglang.plugin.file_checks import RuntimeFacts
@@ -86,6 +87,43 @@ def test_no_file_applies(said, tmp_path):
     place(tmp_path, FP8, device="NVIDIA_L40S")
     proof = parse_log(said(tmp_path, FP8))
     assert proof.problems() == ["gemm: every key: default: no file applies"]
+
+
+MISSING = (
+    "[2026-11-01 10:00:00 TP0] Using default W8A8 Block FP8 kernel config. Performance might be "
+    "sub-optimal! Config file not found at {folder}/N=2112,K=7168,device_name=NVIDIA_H200,"
+    "dtype=fp8_w8a8,block_shape=[128, 128].json"
+)
+SGLANG = MISSING.format(folder="/opt/sglang/srt/layers/quantization/configs")
+KEY = SGLANG.rpartition("/")[2].removesuffix(".json")
+LOADED = "Using MoE kernel config from /c/triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json."
+MOE_FILE = {"triton_3_6_0/E=8,N=64,device_name=NVIDIA_H200.json": {"ok": 1}}
+
+
+def test_a_gemm_file_that_a_bundle_never_had_is_a_note():
+    proof = parse_log([LOADED, SGLANG], Deployed(MOE_FILE))
+    assert proof.ok, proof.problems()
+    assert proof.notes() == [f"{KEY}: no tuned file; the engine's default runs"]
+    assert f"note            {KEY}: no tuned file" in render_proof(proof)
+    assert proof.as_dict()["notes"] == proof.notes()
+
+
+def test_a_gemm_file_that_a_bundle_has_must_be_loaded():
+    proof = parse_log([LOADED, SGLANG], Deployed({**MOE_FILE, f"triton_3_6_0/{KEY}.json": {}}))
+    assert not proof.ok
+    assert proof.notes() == []
+
+
+def test_without_a_bundle_a_missing_gemm_file_may_be_one_that_was_tuned():
+    assert KEY in parse_log([SGLANG]).problems()[0]
+
+
+def test_no_gemm_file_can_be_made_for_vllm(tmp_path):
+    folder = "/opt/vllm/model_executor/layers/quantization/utils/configs"
+    proof = parse_log([LOADED, MISSING.format(folder=folder)], Deployed(MOE_FILE))
+    alone = parse_log([MISSING.format(folder=folder)])
+    assert proof.ok, proof.problems()
+    assert not any(KEY in problem for problem in alone.problems())
 
 
 def test_a_malformed_file_is_named(said, tmp_path):

@@ -1,8 +1,12 @@
-"""What people see of a run under way, off a terminal."""
+"""What people see of a run under way, on a terminal and off it."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import re
+import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,38 +15,185 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
 from tuner.tuning import progress
+from tuner.tuning.progress import Counts, LiveLine, Progress, duration
 
 
-def trial(point: Point, us: float | None) -> Trial:
+def candidate(point: Point, number: int = 1) -> Candidate:
+    return Candidate(point, Config({"X": number}))
+
+
+def trial(point: Point, us: float | None, number: int = 1) -> Trial:
     status = Status.OK if us else Status.CRASHED
-    return Trial(Candidate(point, Config({"X": 1})), Compiled(Status.OK), Measurement(status, us))
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)  # a line for each trial
-    return io.StringIO()
+    return Trial(candidate(point, number), Compiled(Status.OK), Measurement(status, us))
 
 
 @pytest.mark.parametrize(
     ("parts", "tokens", "shown"),
     [
-        ((Gemm.UP, Gemm.DOWN), (), "M=4: 3 of 6, best up 2.0 + down 7.0 us"),
-        ((Stage.DECODE, Stage.REDUCE), (1, 8192), "4x1+8192: 3 of 6, best decode 2.0 + reduce 7.0"),
+        ((Gemm.UP, Gemm.DOWN), (), "M=4: up 2.0 + down 7.0 us"),
+        ((Stage.DECODE, Stage.REDUCE), (1, 8192), "4x1+8192: decode 2.0 + reduce 7.0 us"),
     ],
 )
 def test_a_line_has_the_best_of_each_part_at_its_size(
-    lines: io.StringIO, parts: tuple[Part, Part], tokens: tuple[int, ...], shown: str
+    parts: tuple[Part, Part], tokens: tuple[int, ...], shown: str
 ) -> None:
     first, second = (Point(4, part, *tokens) for part in parts)
-    shows = progress.Progress(lines, {first.size: 6})
+    counts = Counts({first.size: 6})
     for point, us in ((first, 3.0), (second, 7.0), (first, 2.0)):
-        shows(trial(point, us))
-    assert lines.getvalue().splitlines()[-1].startswith("3 of 6 tried, about ")
-    assert shown in lines.getvalue().splitlines()[-1]
+        counts.add(trial(point, us), 0.0)
+    assert counts.text(0.0) == f"3 of 6 tried; {shown}"
 
 
-def test_what_is_only_compiled_is_not_counted(lines: io.StringIO) -> None:
-    shows = progress.Progress(lines, {"M=4": 6})
-    shows(trial(Point(8, Gemm.UP), None))
-    assert lines.getvalue() == ""
+def test_what_is_only_compiled_counts_and_has_no_best() -> None:
+    counts = Counts({"M=4": 6})
+    counts.ask([candidate(Point(8, Gemm.UP)), candidate(Point(4, Gemm.UP))], [])
+    counts.add(trial(Point(8, Gemm.UP), None), 0.0)
+    assert counts.text(0.0) == "1 of 7 tried"
+
+
+def test_more_candidates_than_foreseen_make_the_total_larger() -> None:
+    point = Point(4, Gemm.UP)
+    counts = Counts({point.size: 3})
+    for number in range(40):
+        counts.ask([candidate(point, number)], [])
+        counts.add(trial(point, 1.0, number), float(number))
+        assert counts.done <= counts.total
+    assert counts.text(40.0).startswith("40 of 40 tried")
+
+
+def test_a_list_of_candidates_has_an_exact_total() -> None:
+    points = [Point(4, Gemm.UP), Point(8, Gemm.UP)]  # the second one is not tuned
+    listed = [candidate(point, number) for point in points for number in range(9)]
+    counts = Counts({points[0].size: 3})
+    counts.plan(listed)
+    totals = [counts.total]
+    for one in listed:
+        counts.ask([one], [])
+        counts.add(Trial(one, Compiled(Status.OK), Measurement(Status.OK, 1.0)), 0.0)
+        totals.append(counts.total)
+    assert set(totals) == {18}
+    assert counts.done == 18
+
+
+def test_stored_trials_are_named_and_do_not_speed_up_the_time_left() -> None:
+    point = Point(4, Gemm.UP)
+    counts = Counts({point.size: 720})
+    stored = [trial(point, 2.0, number) for number in range(524)]
+    counts.ask([candidate(point, number) for number in range(524, 720)], stored)
+    assert counts.text(0.0) == "524 of 720 tried (524 stored); M=4: up 2.0 us"
+    for number in range(524, 535):  # one a second, after the first
+        counts.add(trial(point, 2.0, number), 100.0 + number - 524)
+    assert counts.text(110.0).startswith("535 of 720 tried (524 stored), about 3 min left")
+
+
+@pytest.mark.parametrize("start_s", [0.0, 47.0, 600.0])
+def test_a_slow_start_is_not_taken_for_the_rate(start_s: float) -> None:
+    point = Point(4, Gemm.UP)
+    counts = Counts({point.size: 720})
+    counts.ask([candidate(point, number) for number in range(720)], [])
+    for number in range(720):
+        now = start_s + number * 0.5
+        counts.add(trial(point, 2.0, number), now)
+        left = counts.left_s(now)
+        if left is not None:
+            assert left == pytest.approx((719 - number) * 0.5)
+    assert counts.left_s(start_s + 360) == 0.0
+
+
+def test_no_time_left_is_told_while_little_is_known() -> None:
+    point = Point(4, Gemm.UP)
+    counts = Counts({point.size: 720})
+    for number in range(9):
+        counts.add(trial(point, 2.0, number), 10.0 * number)
+    assert counts.left_s(1000.0) is None
+    counts.add(trial(point, 2.0, 9), 90.0)
+    assert counts.left_s(90.0) == pytest.approx(7100.0)
+    together = Counts({point.size: 720})  # answers of one poll
+    for number in range(400):
+        together.add(trial(point, 2.0, number), 50.0)
+    assert together.left_s(52.9) is None
+
+
+def test_a_line_fits_its_width() -> None:
+    point = Point(128, Stage.DECODE, 1, 131072)
+    counts = Counts({point.size: 33911})
+    for number in range(12):
+        counts.add(trial(point, 12345.6, number), float(number))
+    for width in (79, 60, 40, 20):
+        assert len(counts.text(12.0, width)) <= width
+    assert counts.text(12.0, 40) == "12 of 33911 tried, about 10.3 h left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (5990, "100 min"), (9e3, "2.5 h")],
+)
+def test_durations_in_the_unit_that_people_say(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+class _Lines(io.StringIO):
+    """A log that says when it has so many lines."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self.enough, self._wanted = threading.Event(), wanted
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.getvalue().count("\n") >= self._wanted:
+            self.enough.set()
+        return written
+
+
+def test_a_log_gets_lines_though_no_trial_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.001)
+    log = _Lines(3)
+    shown = Progress(log, {"M=4": 6}, "problem 2 of 3: ")
+    shown.step("choosing what is worth compiling")
+    assert log.enough.wait(60)
+    shown.close()
+    assert log.getvalue().splitlines()[-1] == "problem 2 of 3: choosing what is worth compiling"
+
+
+def test_a_log_that_is_closed_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.001)
+    log = io.StringIO()
+    shown = Progress(log, {"M=4": 6})
+    log.close()
+    shown(trial(Point(4, Gemm.UP), 1.0))
+    shown.close()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _drawn(terminal: _Terminal) -> Sequence[str]:
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
+
+
+def test_a_terminal_gets_one_line_that_fits_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    point = Point(4, Gemm.UP)
+    shown = Progress(terminal, {point.size: 30, "M=8": 30})
+    for number in range(25):
+        shown(trial(point, 12.5, number))
+    shown.close()
+    lines = _drawn(terminal)
+    assert any("25 of 60 tried" in line for line in lines)
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert terminal.getvalue().endswith("\x1b[2K")  # the line is wiped
+
+
+def test_a_line_that_has_no_total_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    seconds = itertools.count()
+    line = LiveLine(terminal, lambda width: f"compiling, {next(seconds)} s so far")
+    line.close()
+    assert any("compiling, " in one for one in _drawn(terminal))

@@ -12,6 +12,8 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     engines,
     jobs,
     keys,
+    profile,
+    prove,
     report,
     serve,
     service,
@@ -22,6 +24,9 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     workers,
 )
 from tuner.cli.app import app
+from tuner.cli.help import add_examples
+
+add_examples(app)
 
 
 def main() -> None:

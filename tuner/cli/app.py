@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
+from tuner.cli.help import Commands, option_name
 from tuner.errors import BadInput, TunerError
 
 P = ParamSpec("P")
@@ -20,12 +22,27 @@ R = TypeVar("R")
 
 app = typer.Typer(
     name="tuner",
-    help="Tune, check, store and ship launch configurations for LLM engines' Triton kernels.",
-    no_args_is_help=True,
-    add_completion=False,
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": option_name},
     rich_markup_mode=None,  # importing rich would double the time that --help takes
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def tuner(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    """Tune, check, store and ship launch configurations for LLM engines' Triton kernels."""
+    if version:
+        typer.echo(f"tuner {metadata.version('engine-tuner')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from tuner.cli.targets import Asked, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tuner.deploy.cluster import Cluster
     from tuner.deploy.preflight import Expected
@@ -90,10 +90,10 @@ def bundle(
     from tuner.problems.registry import parse_problem
 
     wanted = read_cluster(cluster)
-    card, found = find_device(device), find_engine(engine or _engine_spec(wanted))
+    card, found = find_device(device), find_engine(engine or wanted.engine.spec)
     sign = _signer(key) if key else None
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
-    winners = _winners(wanted, card, found, problem or (), model)
+    winners, proofs = _winners(wanted, card, found, problem or (), model)
     built = build_bundle(
         winners,
         wanted,
@@ -103,6 +103,7 @@ def bundle(
         allow_missing=allow_missing,
         named=[parse_problem(spec) for spec in problem or ()],
         report=report,
+        proofs=proofs,
     )
     check_bundle(built.archive)  # `verify` must accept every bundle that is written
     path = out or Path(f"{built.name}.tar.gz")
@@ -126,19 +127,23 @@ def _signer(key: Path) -> Callable[[bytes], bytes]:
 
 def _winners(
     cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
-) -> Sequence[Winner]:
-    """The stored winners to bundle: all, or only those of the named problems and model."""
+) -> tuple[Sequence[Winner], Sequence[Mapping[str, Any]]]:
+    """(the stored winners to bundle: all, or only those of the named problems and model; the
+    reports of what servers gained from files like them)
+    """
     from tuner.export.selection import select
-    from tuner.store import Store, database_url
+    from tuner.store import ServedProofStore, Store, database_url
 
+    place = {"device": device.name, "engine": engine.name, "engine_version": engine.version}
     with Store.open(database_url(os.environ)) as store:
-        found = store.winners(device=device.name, engine=engine.name, engine_version=engine.version)
+        found = store.winners(**place)
+        proofs = [one.report for one in ServedProofStore.sharing(store).proofs(**place)]
         if not found:
             _refuse_other_versions(store, device, engine)
     parallel = cluster.parallel
     asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
-    return select(found, chosen) if chosen else found
+    return select(found, chosen) if chosen else found, proofs
 
 
 def _refuse_other_versions(store: Store, device: Device, engine: Engine) -> None:
@@ -292,7 +297,7 @@ def bench_report(
         as_dict,
         compare,
         read_origin,
-        read_samples,
+        read_results,
         render_summary,
         render_text,
         save_runs,
@@ -302,7 +307,10 @@ def bench_report(
         write_summary,
     )
 
-    new = read_samples(after or before)
+    read = {path: read_results(path) for path in (before, after or before)}
+    for note in filter(None, (results.note(path) for path, results in read.items())):
+        say(note)
+    new = read[after or before].samples
     origin = Origin(model, device, date).or_else(read_origin(after or before))
     origin = origin.or_else(read_origin(before))
     if release:
@@ -318,16 +326,10 @@ def bench_report(
             write_summary(summary, out, str(before), origin)
         show(as_json, lambda: summary_dict(summary), lambda: render_summary(summary))
         return
-    comparison = compare(read_samples(before), new)
+    comparison = compare(read[before].samples, new)
     if out:
         write_report(comparison, out, str(before), str(after), origin)
     show(as_json, lambda: as_dict(comparison), lambda: render_text(comparison))
-
-
-def _engine_spec(cluster: Cluster) -> str:
-    """The cluster's engine, with its version if it is known."""
-    name, version = cluster.engine.name, cluster.engine.release
-    return f"{name}=={version}" if version else name
 
 
 def _expected(path: Path) -> Expected:

@@ -198,10 +198,14 @@ class _Outage:
 
 
 def _event_line(event: JobEvent) -> str:
+    from tuner.jobs.job import PLANNED
+
     data: dict[str, Any] = dict(event.data)
     if event.kind == "trials":
         best = ", ".join(f"{at} {time_us:.1f} us" for at, time_us in data["best_us"].items())
         text = f"{data['tried']} tried" + (f"; best {best}" if best else "")
+    elif event.kind == PLANNED:
+        text = f"at most {data['to_try']} configurations"
     else:
         shown = ("reason", "owner", "run_id")
         text = ", ".join(f"{name} {data[name]}" for name in shown if name in data)

@@ -11,6 +11,10 @@ from tuner.problems.registry import problem_texts
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
 DeviceName = Annotated[str, typer.Option(help="The GPU, e.g. L40S; `tuner devices` lists them.")]
+DeviceOrHere = Annotated[
+    str,
+    typer.Option("--device", help="The GPU, e.g. L40S; default: this machine's, by nvidia-smi."),
+]
 EngineSpec = Annotated[
     str,
     typer.Option(
@@ -31,9 +35,10 @@ Target = Annotated[
         f"engine's warning line), or a problem ({problem_texts()}).",
     ),
 ]
-Tp = Annotated[int, typer.Option(help="Tensor-parallel size.")]
+Tp = Annotated[int, typer.Option(help="Tensor-parallel size; --tp-size is understood too.")]
 DtypeName = Annotated[
-    str | None, typer.Option(help="Dtype of weights, e.g. int8_w8a8; default: the model's.")
+    str | None,
+    typer.Option(help="Dtype of weights, e.g. int8_w8a8, w8a8_int8; default: model's."),
 ]
 Measure = Annotated[
     str, typer.Option(help="Times: gpu (measured), predict (by a model), or replay:FILE.")

@@ -26,6 +26,8 @@ from tuner.cli.options import (
 from tuner.cli.targets import Asked, selection_of, targets_of
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
+    from typing import Any
+
     from tuner.devices.table import Device
     from tuner.jobs.client import Queue
     from tuner.jobs.job import Submitted
@@ -85,16 +87,29 @@ def submit(
 
 
 def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:
+    from tuner.tuning.costs import estimate_line
+
     for reason in waiting:
         say(f"waiting: {reason}")
+    estimated = [one.estimated_gpu_s for one in answers if one.estimated_gpu_s is not None]
+    if estimated:
+        say(estimate_line(sum(estimated), answers[0].job.request.device))
     for answer in answers:
         if not answer.created:
             say(f"the same job was submitted before: it is {answer.job.state.value}")
         if not as_json:
             typer.echo(answer.job.id)
     if as_json:
-        posted = [{**answer.job.as_json(), "created": answer.created} for answer in answers]
+        posted = [_as_json(answer) for answer in answers]
         print_json(posted[0] if len(posted) == 1 else {"jobs": posted})
+
+
+def _as_json(answer: Submitted) -> dict[str, Any]:
+    return {
+        **answer.job.as_json(),
+        "created": answer.created,
+        "estimated_gpu_s": answer.estimated_gpu_s,
+    }
 
 
 def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,20 +24,12 @@ def devices(as_json: Json = False) -> None:
     if as_json:
         print_json([device.as_json() for device in known])
         return
-    headers = ("device", "arch", "shared bytes a block", "SMs", "memory GiB", "GB/s", "aliases")
-    rows = [
-        (
-            device.name,
-            device.target.name,
-            device.shared_optin_bytes,
-            device.sm_count,
-            device.memory_bytes >> 30,
-            device.bandwidth_gbs,
-            ", ".join(device.aliases),
-        )
-        for device in known
-    ]
-    typer.echo(render(headers, rows))
+    rows: list[tuple[object, ...]] = []
+    for device in known:
+        gib, gbs = device.memory_bytes >> 30, round(device.bandwidth_gbs)
+        rows.append((device.name, device.target.name, device.sm_count, gib, gbs))
+        rows += [(f"  {line}",) + (None,) * 4 for line in wrap(", ".join(device.aliases), 50)]
+    typer.echo(render(("device, and other names for it", "arch", "SMs", "GiB", "GB/s"), rows))
 
 
 @command
@@ -53,16 +46,17 @@ def models(as_json: Json = False) -> None:
         print_json([{**model.as_json(), "families": names} for model, names in named])
         return
     shown = [one for one in families() if any(one in found for _, found in known)]
-    headers = ("model", "experts", "stored as", *(one.name for one in shown))
-    rows = [
-        (
-            model.name,
-            _experts(model),
-            _stored_as(model),
-            *("yes" if one in found else "-" for one in shown),
-        )
-        for model, found in known
-    ]
+    headers = (
+        "model, and other names for it",
+        "experts",
+        "stored as",
+        *(one.name for one in shown),
+    )
+    rows: list[tuple[object, ...]] = []
+    for model, found in known:
+        has = ("yes" if one in found else "-" for one in shown)
+        rows.append((model.name, _experts(model), _stored_as(model), *has))
+        rows += [(f"  {alias}",) + (None,) * (len(headers) - 1) for alias in model.aliases]
     typer.echo(table(headers, rows))
 
 

@@ -14,7 +14,7 @@ from tuner.cli.app import command, print_json, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
-    DeviceName,
+    DeviceOrHere,
     DtypeName,
     EffortName,
     EngineSpec,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tuner.cli.targets import CheckReport
     from tuner.engines.engine import Engine
     from tuner.problems.results import Totals
+    from tuner.store import Store
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
 
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 @with_family_options
 def tune(
     target: Target,
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     every: AllFamilies = False,
     tp: Tp = 1,
     dtype: DtypeName = None,
@@ -86,7 +87,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.dispatch import engine_runs
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
@@ -94,7 +95,7 @@ def tune(
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import Request, open_run
 
-    card, found_engine = find_device(device), find_engine(engine)
+    card, found_engine = device_or_here(device), find_engine(engine)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
     targets = targets_of(asked, choice, every)
     refuse_one_file(every, {"--record": record, "--routing": routing})
@@ -126,13 +127,19 @@ def tune(
         for run in runs:
             run.start_early()
         # The first problem's run starts the recording; the others add to it.
-        reports = [_run(run, record, add=at > 0) for at, run in enumerate(runs)]
+        reports = []
+        for at, run in enumerate(runs):
+            heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
+            reports.append(_run(run, record, add=at > 0, heading=heading))
+            if not as_json:  # what is done stays on the screen if a later problem fails
+                typer.echo("\n" * (at > 0) + _text(reports[-1], named=len(runs) > 1))
     if len(reports) > 1:
         say(_cost([report.totals for report in reports]))
-    _print(reports, as_json)
+    if as_json:
+        _print(reports, as_json)
 
 
-def _run(run: TuningRun, record: Path | None, add: bool) -> Report:
+def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report:
     from tuner.store import Store, database_url
     from tuner.tuning.progress import Progress
 
@@ -141,9 +148,24 @@ def _run(run: TuningRun, record: Path | None, add: bool) -> Report:
             say(f"{part.value}: {name}")
         with (
             Store.open(database_url(os.environ)) as store,
-            closing(Progress(sys.stderr, session.tries)) as progress,
+            closing(Progress(sys.stderr, session.tries, heading)) as progress,
         ):
-            return session.run(store, progress, record=record, add_to_record=add)
+            _say_estimate(session, store)
+            return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
+
+
+def _say_estimate(run: TuningRun, store: Store) -> None:
+    """Say how much of a GPU the run will take, before it takes any."""
+    from tuner.problems.results import MeasureKind
+    from tuner.store.estimates import Estimates
+    from tuner.tuning.costs import estimate_line
+
+    request, device = run.request, run.request.device.name
+    if request.source.kind is MeasureKind.GPU:
+        estimates = Estimates.sharing(store)
+        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
+        if gpu_s is not None:
+            say(estimate_line(gpu_s, device))
 
 
 def _say_other_triton(engine: Engine) -> None:
@@ -176,7 +198,13 @@ def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
         objects = [report.as_json() for report in reports]
         print_json(objects[0] if len(objects) == 1 else {"reports": objects})
     else:
-        typer.echo("\n\n".join(report.as_text() for report in reports))
+        typer.echo("\n\n".join(_text(report, named=len(reports) > 1) for report in reports))
+
+
+def _text(report: Report | CheckReport, *, named: bool) -> str:
+    """A report as text; `named`: below its problem, if it is of one."""
+    problem = getattr(report, "problem", None)
+    return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()
 
 
 @command
@@ -188,8 +216,8 @@ def check(
             metavar="FILE...|MODEL", help="Config files of an engine; with --attention, a model."
         ),
     ],
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     tp: Tp = 1,
     engine: EngineSpec = "sglang",
     write_patch: WritePatch = None,
@@ -200,11 +228,11 @@ def check(
     Exit 1 if an entry cannot run on the device.
     """
     from tuner.cli.diagnose import write_remedy
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
     if choice.family is None:
@@ -230,8 +258,8 @@ def check(
 @command
 @with_model_options
 def export(
-    device: DeviceName,
     choice: FamilyChoice,
+    device: DeviceOrHere = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: configs_out.")
     ] = None,
@@ -252,7 +280,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads."""
-    from tuner.devices.table import find_device
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -264,7 +292,7 @@ def export(
         raise BadInput("--out and --into-engine exclude each other: choose one")
     if model is None and (tp != 1 or dtype or choice.family or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
     with Store.open(database_url(os.environ)) as store:
         report = export_device(
@@ -279,28 +307,3 @@ def export(
     for line in left_out_lines(report.left_out):
         say(line)
     show(as_json, report.as_json, report.as_text)
-
-
-@command
-def prove(
-    device: DeviceName,
-    out: Annotated[Path, typer.Option(help="The folder that `export` wrote.")] = Path(
-        "configs_out"
-    ),
-    engine: EngineSpec = "sglang",
-    as_json: Json = False,
-) -> None:
-    """Run the engine's loader and layer with exported files on this machine's GPU.
-
-    Exit 1 if an output is wrong, or if a layer is slower than without the files. The engine must
-    be installed here.
-    """
-    from tuner.devices.table import find_device
-    from tuner.engines.engine import parse_spec
-    from tuner.families.fused_moe.prove import prove as prove_root
-
-    name, _ = parse_spec(engine)  # the engine that this Python imports, whatever its version
-    proof = prove_root(out, find_device(device).name, name)
-    show(as_json, proof.as_json, proof.as_text)
-    if not proof.proven:
-        raise typer.Exit(1)

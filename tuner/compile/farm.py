@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from tuner.compile.environment import (
     worker_env,
 )
 from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.compile.shared import SharedCache
+from tuner.compile.shared_results import share_results
 from tuner.devices.target import Target
 from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
@@ -57,7 +59,12 @@ class Farm:
         cache_dir: Path | None = None,
         spare_cores: int = 0,
         triton: TritonRelease | None = None,
+        shared: SharedCache | None = None,
+        publish: bool = False,
     ) -> None:
+        """`shared` is asked before a kernel is compiled, and given what was compiled. With
+        `publish`, all results end there, also the ones that this host knows already.
+        """
         folder = cache_dir or default_cache_dir()
         self.triton = triton or TritonRelease(installed_triton())
         self.compiled = 0  # finished compiles, including failures
@@ -69,6 +76,8 @@ class Farm:
         self.lifted_dir = folder / "lifted"
         self._cache = ResultCache(folder / "compiled")
         self.env = worker_env(folder, self.triton)
+        self._shared = share_results(shared, self.triton, self.env)
+        self._publish = publish and self._shared is not None
         # (rank, number, key and job): lower ranks first, and None ends a thread.
         self._jobs: queue.PriorityQueue[tuple[int, int, tuple[str, CompileJob] | None]]
         self._jobs = queue.PriorityQueue()
@@ -89,7 +98,7 @@ class Farm:
         assert not self._closed, "the farm is closed"
         for job in jobs:
             key = self.key(job)
-            known = self._cache.get(key)
+            known = self._known(key)
             if known is not None:
                 self.cached += 1
                 self._ready.append((job, known))
@@ -108,10 +117,13 @@ class Farm:
         assert not self._closed, "the farm is closed"
         for job in jobs:
             key = self.key(job)
-            if key not in self._waiting and self._cache.get(key) is None:
+            if key not in self._waiting and self._known(key) is None:
                 self._waiting[key] = []
                 self._put(key, job, _LATER)
         self._start_threads()
+
+    def _known(self, key: str) -> Compiled | None:
+        return None if self._publish else self._cache.get(key)
 
     def _put(self, key: str, job: CompileJob, rank: int, *, ahead: bool = False) -> None:
         """Queue a job. `ahead`: it was queued to come last; if a thread has begun it, this does
@@ -180,11 +192,13 @@ class Farm:
             self._failure = answer
             raise answer
         key, compiled, seconds = answer
-        self.compiled += 1
+        self.compiled += not compiled.cached
         self.compile_s += seconds
         jobs = self._waiting.pop(key)
-        self.cached += max(0, len(jobs) - 1)
-        self._ready.extend((job, replace(compiled, cached=at > 0)) for at, job in enumerate(jobs))
+        again = [compiled.cached or at > 0 for at, _ in enumerate(jobs)]
+        self.cached += sum(again)
+        answers = zip(jobs, again, strict=True)
+        self._ready.extend((job, replace(compiled, cached=cached)) for job, cached in answers)
 
     def _start_threads(self) -> None:
         wanted = min(self.processes, len(self._waiting))
@@ -201,19 +215,40 @@ class Farm:
         try:
             while (item := self._next()) is not None and not self._closed:
                 key, job = item
+                shared = self._from_others(key, job)
+                if shared is not None:
+                    self._done.put((key, shared, 0.0))
+                    continue
                 worker = worker or self._start_worker()
-                compiled, seconds = self._compile(worker, job)
+                compiled, seconds, files = self._compile(worker, job)
                 if worker.ended:
                     self._stop_worker(worker)
                     worker = None
                 elif compiled.status in (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES):
-                    self._cache.put(key, compiled)
+                    self._keep(key, job, compiled, files)
                 self._done.put((key, compiled, seconds))
         except Exception as error:  # any error: otherwise `poll` would wait for ever
             self._done.put(error)
         finally:
             if worker is not None:
                 self._stop_worker(worker)
+
+    def _from_others(self, key: str, job: CompileJob) -> Compiled | None:
+        """What another host compiled, with its machine code in Triton's cache here."""
+        if self._shared is None:
+            return None
+        try:
+            found = self._shared.get(job.lifted, job.variant, job.target)
+        except OSError as error:
+            raise self._unusable(str(error)) from None
+        if found is not None:
+            self._cache.put(key, found)
+        return found
+
+    def _keep(self, key: str, job: CompileJob, compiled: Compiled, files: Sequence[str]) -> None:
+        self._cache.put(key, compiled)
+        if self._shared is not None:
+            self._shared.put(job.lifted, job.variant, job.target, compiled, files)
 
     def _next(self) -> tuple[str, CompileJob] | None:
         """The next job that no thread has begun; None at the end."""
@@ -251,7 +286,10 @@ class Farm:
         with self._lock:
             self._workers.discard(worker)
 
-    def _compile(self, worker: ChildProcess, job: CompileJob) -> tuple[Compiled, float]:
+    def _compile(
+        self, worker: ChildProcess, job: CompileJob
+    ) -> tuple[Compiled, float, Sequence[str]]:
+        """The result, the seconds that it took, and its files in Triton's cache."""
         source = self._source(job)
         target = asdict(job.target)
         request = {"source": str(source), "variant": job.variant.as_json(), "target": target}
@@ -261,13 +299,13 @@ class Farm:
         except TimeoutError:
             worker.end()
             detail = f"more than {self._timeout_s:g} s"
-            return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start
+            return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start, ()
         except ChildDied as death:
-            return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start
+            return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start, ()
         if "broken" in answer:
             raise self._unusable(answer["broken"])
-        seconds = answer.pop("seconds")
-        return Compiled(**{**answer, "status": Status(answer["status"])}), seconds
+        seconds, files = answer.pop("seconds"), answer.pop("files", ())
+        return Compiled(**{**answer, "status": Status(answer["status"])}), seconds, files
 
     def _source(self, job: CompileJob) -> Path:
         try:

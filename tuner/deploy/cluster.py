@@ -28,6 +28,11 @@ class ClusterEngine:
         tag = _VERSION.search(self.image)
         return self.version or (tag.group(1) if tag else "")
 
+    @property
+    def spec(self) -> str:
+        """The engine, with its version if it is known: sglang==0.5.16."""
+        return f"{self.name}=={self.release}" if self.release else self.name
+
 
 @dataclass(frozen=True)
 class ServedModel:

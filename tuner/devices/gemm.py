@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.devices.constants import Constants
-from tuner.devices.occupancy import Footprint, blocks_per_sm
+from tuner.devices.occupancy import Footprint, blocks_per_sm, rounds_of_work
 from tuner.devices.table import Device
 from tuner.devices.tensor_cores import TensorStep, tensor_step
 from tuner.problems.dtypes import Dtype
@@ -92,8 +92,8 @@ class GemmModel:
         serial, busy = self._step_clocks(load, config, footprint, swap)
         end_clocks = load.rows * config["BLOCK_SIZE_N"] * 2 / self._arch.l2_bytes_per_clock
         chain_ns = self._chain_ns(load, config, steps, serial / self._arch.clock_ghz)
-        latency_us = _rounds(per_sm / resident) * chain_ns / 1e3
-        sm_us = _rounds(per_sm) * (steps * busy + end_clocks) / self._arch.clock_ghz / 1e3
+        latency_us = rounds_of_work(per_sm / resident) * chain_ns / 1e3
+        sm_us = rounds_of_work(per_sm) * (steps * busy + end_clocks) / self._arch.clock_ghz / 1e3
         dram_us = self._dram_us(product, config)
         together = sum(t**c.norm for t in (latency_us, sm_us, dram_us)) ** (1 / c.norm)
         empty = load.empty_blocks * tiles_n / device.sm_count / resident
@@ -176,8 +176,3 @@ class GemmModel:
         lost = max(0.0, 1 - self._device.l2_bytes / beside)
         passes = math.ceil(product.columns / config["BLOCK_SIZE_N"]) - 1
         return product.inputs * row + product.outputs * row * passes * lost
-
-
-def _rounds(share: float) -> float:
-    """Rounds of work. If there are several, the last is half full on average."""
-    return share + 0.5 if share > 1 else 1.0

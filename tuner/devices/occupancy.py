@@ -40,3 +40,8 @@ def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
             arch.max_blocks_per_sm,
         ),
     )
+
+
+def rounds_of_work(share: float) -> float:
+    """Rounds of work. If there are several, the last is half full on average."""
+    return share + 0.5 if share > 1 else 1.0

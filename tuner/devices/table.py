@@ -100,6 +100,11 @@ class Device:
     def shared_optin_bytes(self) -> int:
         return self.architecture.shared_optin_bytes
 
+    @property
+    def shared_limit(self) -> str:
+        """The most shared memory of a block, as a line below a table."""
+        return f"{self.name} has {self.shared_optin_bytes:,} bytes of shared memory a block"
+
     def peak_tflops(self, dtype: Dtype) -> float | None:
         """Dense TFLOP/s (TOP/s) of the tensor cores for a dtype; None where they lack it."""
         if dtype is Dtype.FP8_W8A8:

@@ -38,6 +38,10 @@ class Target:
         """Whether it is this CUDA architecture or a later one; False on every other backend."""
         return self.backend == CUDA and isinstance(self.arch, int) and self.arch >= arch
 
+    def is_sm_family(self, arch: int) -> bool:
+        """Whether it is a CUDA architecture of the same generation: sm_103 is one of 100."""
+        return self.backend == CUDA and isinstance(self.arch, int) and self.arch // 10 == arch // 10
+
 
 def cuda_target(major: int, minor: int) -> Target:
     """The target of a GPU of that compute capability."""

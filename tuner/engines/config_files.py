@@ -197,9 +197,10 @@ def _oddities(key: str, values: Mapping[str, int], fields: EntryFields) -> Itera
             least = _least(name, fields)
             yield f"key {key!r}: field {name!r} must be from {least} to {_MAX_VALUE}, not {value}"
     # Entries without both num_warps and num_stages ask for Triton's defaults: sglang's heuristic
-    # and some shipped files have them. An entry with only one of the two is a mistake.
+    # and some shipped files have them. An entry with only one of the two is a mistake, where
+    # entries may have both.
     missing = [name for name in TRITON_DEFAULTS if name not in values]
-    if len(missing) == 1:
+    if len(missing) == 1 and missing[0] in fields.names:
         yield f"key {key!r}: lacks field {missing[0]!r}"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.devices.table import Device
+from tuner.engines.config_variables import config_variables
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
@@ -25,7 +26,13 @@ from tuner.export.files import (
     write_all,
 )
 from tuner.export.report import ExportReport, triton_notes
-from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, select
+from tuner.export.selection import (
+    LeftOut,
+    leave_out_predicted,
+    left_out_lines,
+    select,
+    with_shipped,
+)
 from tuner.pictures.write import picture_pages
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
@@ -75,6 +82,7 @@ def export_device(
     beside = {**carried, **pictures}
     files = export(chosen.winners, engine, device, out, chosen.left_out, beside=beside)
     notes = triton_notes(files, engine)
+    readable = {delivery.variable for delivery in used}
     if out is None:
         root = _engine_root(used, engine)
         return ExportReport(root, files, 0, (), notes=notes, left_out=chosen.left_out)
@@ -82,7 +90,7 @@ def export_device(
         out,
         files,
         carried=len(carried.keys() - {file.path for file in files}),
-        variables=[delivery.variable for delivery in used if delivery.variable],
+        variables=[name for name in config_variables(engine.name, out) if name in readable],
         server_flags=[flags for delivery in used for flags in delivery.advice(files)],
         notes=[
             *notes,
@@ -148,7 +156,7 @@ def stored(
             cli=f"run `tuner tune MODEL --device {device.name}` first",
             api=f"post a job for the device {device.name} first",
         )
-    return select(winners, wanted) if wanted else winners
+    return with_shipped(select(winners, wanted) if wanted else winners)
 
 
 def loadable(

@@ -13,9 +13,13 @@ from tuner.engines.triton_release import engine_triton
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status
-from tuner.render import table
+from tuner.render import folded
 
-_SHOWN = (Status.OK, Status.PREDICTED, Status.INCUMBENT)
+_WORDS = {
+    Status.OK: "measured",
+    Status.PREDICTED: "predicted",
+    Status.INCUMBENT: "incumbent (the engine's own)",
+}
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,8 @@ class ExportReport:
 
     def as_text(self) -> str:
         """The files, the number of measured entries in each, and how to use them."""
-        rows = [
-            (
-                file.path.relative_to(self.root),
-                len(file.statuses),
-                *(_counts(file)[status] for status in _SHOWN),
-            )
-            for file in self.files
-        ]
-        headers = ("file", "entries", *(status.value for status in _SHOWN))
-        lines = [table(headers, rows), "", f"written under {self.root}"]
+        lines = [line for file in self.files for line in (_path(file, self.root), _entries(file))]
+        lines += ["", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
         if self.picture:
@@ -63,7 +59,7 @@ class ExportReport:
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
         lines += self.notes
         lines += [f"server flags for {flags}" for flags in self.server_flags]
-        return "\n".join(lines)
+        return folded("\n".join(lines))
 
 
 def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
@@ -88,6 +84,16 @@ def _file_json(file: PlannedFile) -> dict[str, Any]:
         **file.as_json(),
         "statuses": {status.value: n for status, n in sorted(_counts(file).items())},
     }
+
+
+def _path(file: PlannedFile, root: Path) -> str:
+    return str(file.path.relative_to(root))
+
+
+def _entries(file: PlannedFile) -> str:
+    counts = _counts(file)
+    said = [f"{counts[status]} {words}" for status, words in _WORDS.items() if counts[status]]
+    return f"    {len(file.statuses)} entries: {', '.join(said)}"
 
 
 def _counts(file: PlannedFile) -> Mapping[Status, int]:

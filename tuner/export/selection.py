@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Status
+from tuner.problems.results import Status, is_shipped
 
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
 _PARTLY = "only predicted at {}; the rest is exported: measure them, or allow predicted entries"
@@ -49,6 +49,23 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
         near = did_you_mean(wanted[0].spec(), specs)
         raise ExportRefused(f"the store has no winners for {wanted[0].spec()}{near}")
     return [winner for winner in winners if winner.problem in chosen]
+
+
+def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
+    """The winners. At the sizes where a prediction kept the entries of the engine's own file, they
+    are the engine's: its makers measured them, and nothing was predicted to replace them.
+    """
+    others = {
+        (winner.problem, winner.entry.point.size)
+        for winner in winners
+        if winner.entry.status is not Status.PREDICTED or not is_shipped(winner.entry)
+    }
+    return [
+        winner
+        if (winner.problem, winner.entry.point.size) in others
+        else replace(winner, entry=replace(winner.entry, status=Status.INCUMBENT, median_us=None))
+        for winner in winners
+    ]
 
 
 def leave_out_predicted(

@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
 from tuner.jobs.api_key import KEY_VARIABLE
 from tuner.jobs.job import (
+    Cost,
     Job,
     JobEvent,
     JobRequest,
@@ -96,7 +97,7 @@ class RemoteQueue:
                 items = list(answer["jobs"])
                 refused = [str(item["problem"]["detail"]) for item in items if item["problem"]]
                 good = [item["job"] for item in items if not item["problem"]]
-                answers += [Submitted(_read_job(one), created=bool(one["created"])) for one in good]
+                answers += [_read_submitted(one) for one in good]
             if refused:
                 queued = ", ".join(one.job.id for one in answers)
                 text = f"; these jobs were queued: {queued}" if queued else ""
@@ -241,6 +242,11 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
+def _read_submitted(values: Mapping[str, Any]) -> Submitted:
+    estimated = values.get("estimated_gpu_s")  # a server before schema 0009 has none
+    return Submitted(_read_job(values), bool(values["created"]), estimated_gpu_s=estimated)
+
+
 def _job_body(request: JobRequest, priority: Priority) -> dict[str, Any]:
     body = request.as_json()
     body |= {"model": body.pop("problem"), "urgent": priority is Priority.URGENT}
@@ -302,4 +308,6 @@ def _read_job(values: Mapping[str, Any]) -> Job:
         updated_at=times["updated_at"],
         started_at=times.get("started_at"),
         finished_at=times.get("finished_at"),
+        after_id=values.get("after_id"),  # a server before schema 0009 has neither
+        cost=Cost(**cost) if (cost := values.get("cost")) else None,
     )

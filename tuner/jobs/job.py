@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
@@ -19,12 +19,13 @@ from tuner.devices.table import find_device
 from tuner.errors import BadInput, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
-from tuner.problems.results import MeasureKind
-from tuner.tuning.request import Effort, parse_effort, parse_source
+from tuner.problems.results import MeasureKind, Totals
+from tuner.tuning.request import Effort, Source, parse_effort, parse_source
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
 MAX_ATTEMPTS = 5
+COMPILE = "compile"  # the measure of a job that compiles for another one and times nothing
 FRESH = timedelta(days=1)  # a job done within this answers an equal request
 
 
@@ -65,7 +66,7 @@ class JobRequest:
     problem: Problem
     device: str  # takes any spelling, and keeps the device table's
     engine: str = "sglang"  # or sglang==VERSION
-    measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker
+    measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker; or COMPILE
     selection: Selection | None = None  # which points; None: all that the family tunes
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
@@ -74,7 +75,8 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
-        parse_source(self.measure)
+        if not self.compiles:
+            parse_source(self.measure)
         if self.selection is None:
             everything = family_of(self.problem).read_selection(self.problem, {})
             object.__setattr__(self, "selection", everything)
@@ -96,6 +98,16 @@ class JobRequest:
     @property
     def needs_gpu(self) -> bool:
         return self.measure == MeasureKind.GPU.value
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it only compiles what a job that measures will ask for."""
+        return self.measure == COMPILE
+
+    @property
+    def source(self) -> Source:
+        """The source of the times, or of the ones that it compiles for."""
+        return parse_source(MeasureKind.GPU.value if self.compiles else self.measure)
 
     @property
     def key(self) -> str:
@@ -135,6 +147,25 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a job cost, in seconds. A job of two GPUs has two GPU seconds each second."""
+
+    gpu_s: float  # that its GPUs were its own; 0 where it needs none
+    gpu_idle_s: float  # of these, neither checking nor timing anything
+    cpu_s: float  # of the compile processes, and of the process that searches or predicts
+
+    @classmethod
+    def of(cls, totals: Totals) -> Cost:
+        """The cost of a run."""
+        extra = totals.extra
+        cpu_s = extra.get("cpu_s", totals.compile_s + totals.measure_s)  # where no GPU is measured
+        return cls(extra.get("gpu_s", 0.0), extra.get("gpu_idle_s", 0.0), cpu_s)
+
+    def as_json(self) -> dict[str, float]:
+        return {name: round(seconds, 1) for name, seconds in asdict(self).items()}
+
+
+@dataclass(frozen=True)
 class Job:
     """A job as stored."""
 
@@ -155,6 +186,8 @@ class Job:
     updated_at: datetime
     started_at: datetime | None  # when a worker first had it
     finished_at: datetime | None
+    after_id: str | None = None  # the job that compiles its kernels, while it waits for that
+    cost: Cost | None = None  # of the attempt that ended it; None: not known
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -174,11 +207,16 @@ class Job:
             "cancel_requested": self.cancel_requested,
             "run_id": self.run_id,
             "error": self.error,
+            "after_id": self.after_id,
+            "cost": self.cost and self.cost.as_json(),
             **{
                 name: iso(getattr(self, name))
                 for name in ("created_at", "updated_at", "started_at", "finished_at")
             },
         }
+
+
+PLANNED = "planned"  # the kind of the event that says what a run will try
 
 
 @dataclass(frozen=True)
@@ -187,8 +225,8 @@ class JobEvent:
 
     job_id: str
     seq: int  # 1, 2, 3, ... without gaps
-    # submitted, waiting, joined, withdrawn, leased, running, trials, requeued, refused, retried,
-    # cancel_requested, or a final state
+    # submitted, waiting, joined, withdrawn, leased, running, planned, trials, compiled, requeued,
+    # refused, retried, cancel_requested, or a final state
     kind: str
     at: datetime
     data: Mapping[str, Any]
@@ -204,6 +242,8 @@ class Submitted:
     job: Job
     created: bool  # False: an earlier job is the answer
     replayed: bool = False  # the same idempotency key and body were sent before
+    ahead: Job | None = None  # the new job that compiles for it
+    estimated_gpu_s: float | None = None  # None: it needs no GPU, or nothing is known
 
 
 @dataclass(frozen=True)
@@ -227,6 +267,7 @@ class JobFilter:
     needs_gpu: bool
     devices: tuple[str, ...] | None = None  # None: all devices
     engines: tuple[str, ...] | None = None  # sglang==0.5.16, sglang (any version); None: all
+    compiles: bool = False  # whether it compiles for other jobs, too
 
 
 def new_job_id() -> str:

@@ -10,13 +10,14 @@ import ast
 import builtins
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import UnsupportedKernel
+from tuner.kernels.source import bound_name, full_name, module_files
 from tuner.kernels.stand_ins import Kernel, Launch, unsupported_if_it_fails
 
 _Definition = ast.FunctionDef | ast.Assign
@@ -86,6 +87,7 @@ class Definitions:
     def _compile(self, file: _File, name: str) -> Any:  # noqa: ANN401
         node = file.definitions[name]
         jitted = isinstance(node, ast.FunctionDef) and _is_jitted(node)
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         if isinstance(node, ast.FunctionDef):
             node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
         file.space[name] = None  # stops the recursion if the definition uses its own name
@@ -102,9 +104,29 @@ class Definitions:
         )
         with unsupported_if_it_fails(f"{self._engine}'s {name}"):
             exec(code, file.space)  # noqa: S102 - running the engine's code is the purpose
-        if jitted:
-            file.space[name] = Kernel(file.space[name], self._record)
+            if jitted:
+                heuristics = self._heuristics(file, name, decorators)
+                file.space[name] = Kernel(file.space[name], self._record, heuristics)
         return file.space[name]
+
+    def _heuristics(
+        self, file: _File, name: str, decorators: Sequence[ast.expr]
+    ) -> dict[str, Callable[[Mapping[str, Any]], object]]:
+        """What the decorators `triton.heuristics` of a kernel set when it is launched.
+
+        Triton calls the outermost decorator first.
+        """
+        found: dict[str, Callable[[Mapping[str, Any]], object]] = {}
+        for decorator in decorators:
+            match decorator:
+                case ast.Call(func=function, args=[values]) if (
+                    ast.unparse(function) == "triton.heuristics"
+                ):
+                    for used in _free_names(values):
+                        self._define(file, used, asked_by=name)
+                    code = compile(ast.Expression(values), str(file.path), "eval")
+                    found |= eval(code, file.space)  # noqa: S307 - the engine's code, as above
+        return found
 
     def _import(self, file: _File, name: str, asked_by: str) -> Any:  # noqa: ANN401
         module, own = file.imports[name]
@@ -112,9 +134,9 @@ class Definitions:
             found = import_module(module)
             return getattr(found, own) if own else found
         stem = self._root.parent.joinpath(*module.split("."))
-        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-            if own and stem.is_relative_to(self._root) and path.is_file():
-                return self._define(self._file(path), own, asked_by)
+        path = next(module_files(stem), None) if stem.is_relative_to(self._root) else None
+        if own and path is not None:
+            return self._define(self._file(path), own, asked_by)
         raise UnsupportedKernel(
             f"{self._engine}'s {file.path.name} takes {name!r} from {module}, and {asked_by} "
             "needs it"
@@ -137,11 +159,10 @@ class _File:
                 self.definitions |= dict.fromkeys(names, node)
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name] = node.module or "", alias.name
+                    self.imports[bound_name(alias)] = node.module or "", alias.name
             elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    bound = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self.imports[alias.asname or bound] = bound, ""
+                for name in map(bound_name, node.names):
+                    self.imports[name] = full_name(node, name), ""
 
 
 @lru_cache(maxsize=16)  # engines' files are long, and a run asks for their functions many times
@@ -156,10 +177,11 @@ def _is_jitted(node: ast.FunctionDef) -> bool:
     return any("jit" in ast.unparse(d).split("(")[0].split(".") for d in node.decorator_list)
 
 
-def _free_names(node: _Definition) -> list[str]:
-    roots: list[ast.AST] = [node.value] if isinstance(node, ast.Assign) else [*node.body]
+def _free_names(node: _Definition | ast.expr) -> list[str]:
+    roots: list[ast.AST] = [node.value if isinstance(node, ast.Assign) else node]
     bound: set[str] = set()
     if isinstance(node, ast.FunctionDef):
+        roots = [*node.body]
         roots += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
         bound = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
     inner = [n for root in roots for n in ast.walk(root)]

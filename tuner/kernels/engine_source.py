@@ -16,6 +16,7 @@ from tuner.kernels.source import (
     SourceModule,
     bindings,
     full_name,
+    module_files,
     names_read,
     original_name,
 )
@@ -160,10 +161,9 @@ class EngineSource:
             base, parts = self.root, parts[1:]
         else:
             return None
-        stem = base.joinpath(*parts)
-        choices = (stem.with_suffix(".py"), stem / "__init__.py")
         # `from . import x` in __init__.py imports a module.
-        return next((path for path in choices if path.is_file() and path != module.path), None)
+        files = module_files(base.joinpath(*parts))
+        return next((path for path in files if path != module.path), None)
 
 
 def _imports_triton(statements: Sequence[ast.stmt]) -> bool:

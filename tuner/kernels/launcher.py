@@ -11,10 +11,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tuner.devices.target import Target
@@ -154,6 +156,8 @@ class Launcher:
         level: int = 0,
     ) -> object:
         top = name.partition(".")[0]
+        if level == 0 and name == "logging":
+            return _silent_logging()
         if level == 0 and top in sys.stdlib_module_names:
             return builtins.__import__(name, globals, locals, fromlist, level)
         if top == "triton":
@@ -172,3 +176,13 @@ class Launcher:
         if name == "triton" or (name == "triton.language" and not fromlist):
             return package
         return package.language if name == "triton.language" else Unknown(name)
+
+
+def _silent_logging() -> ModuleType:
+    """`logging` whose loggers say nothing: an engine's warnings are for its own servers."""
+    module = ModuleType("logging")
+    vars(module).update(vars(logging))
+    silent = logging.Logger("engine")
+    silent.disabled = True
+    module.getLogger = lambda name=None: silent  # type: ignore[attr-defined]
+    return module

@@ -90,6 +90,11 @@ def full_name(node: Import, name: str) -> str:
     return original if any(alias.asname == name for alias in node.names) else name
 
 
+def module_files(stem: Path) -> Iterator[Path]:
+    """The files that a module may be whose name without an ending is `stem`."""
+    return (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file())
+
+
 def compiler_options(jit: ast.expr) -> ast.expr:
     """Triton's decorator without the arguments that do not reach the compiler."""
     if not isinstance(jit, ast.Call):

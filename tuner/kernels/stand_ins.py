@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn, overload
 
 from tuner.devices.target import CUDA, HIP, Target
@@ -172,12 +173,21 @@ class Namespace:
 
 
 class Kernel:
-    """A jitted function that records its launches."""
+    """A jitted function that records its launches.
 
-    def __init__(self, function: Callable[..., object], record: Callable[[Launch], None]) -> None:
+    `heuristics` are those of `triton.heuristics`: parameters that follow from the arguments.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        record: Callable[[Launch], None],
+        heuristics: Mapping[str, Callable[[Mapping[str, Any]], object]] = MappingProxyType({}),
+    ) -> None:
         self._name = function.__name__
         self._parameters = tuple(inspect.signature(function).parameters)
         self._record = record
+        self._heuristics = heuristics
 
     def __getitem__(
         self, grid: tuple[int, ...] | Callable[[Mapping[str, Any]], tuple[int, ...]]
@@ -190,6 +200,7 @@ class Kernel:
                 for k, v in kwargs.items()
                 if k not in self._parameters and isinstance(v, int)  # all of CUDA's are
             }
+            arguments |= {name: follow(arguments) for name, follow in self._heuristics.items()}
             blocks = grid({**arguments, **options}) if callable(grid) else grid
             self._record(Launch(self._name, arguments, tuple(blocks), options))
 
@@ -232,6 +243,9 @@ def stand_in_torch(target: Target) -> Namespace:
             "cuda": Namespace("torch.cuda", cuda),
             "version": Namespace("torch.version", version),
             "_dynamo": Namespace("torch._dynamo", {"is_compiling": _answering(False)}),
+            "accelerator": Namespace(
+                "torch.accelerator", {"device_index": _answering(contextlib.nullcontext())}
+            ),
             "Tensor": TensorSpec,
             "empty": _empty,
             **{name: Element(short) for name, short in dtypes.items()},

@@ -44,6 +44,7 @@ class GpuBench:
         self._known: Known | None = None
         self._compiling = 0
         self._first: float | None = None
+        self._race_s = 0.0
         self.totals = Totals()
 
     def answer_from(self, known: Known) -> None:
@@ -68,6 +69,7 @@ class GpuBench:
 
         A configuration that crashes the child is left out. The worker must be idle.
         """
+        started = time.perf_counter()
         answer = self._worker(point).ask(
             {
                 "op": "race",
@@ -77,6 +79,7 @@ class GpuBench:
             },
             RACE_LIMIT_S,
         )
+        self._race_s += time.perf_counter() - started
         if answer is None and len(configs) == 1:
             return {}
         if answer is None:  # one of them crashed the child; racing each alone shows which
@@ -87,6 +90,16 @@ class GpuBench:
             config: read_measurement(fields)
             for config, fields in zip(configs, answer["measurements"], strict=True)
         }
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return len(self._workers)
+
+    @property
+    def busy_s(self) -> float:
+        """The time in which a GPU checked or timed something, summed over the GPUs."""
+        return sum(worker.busy_s for worker in self._workers) + self._race_s
 
     @property
     def environment(self) -> dict[str, str]:

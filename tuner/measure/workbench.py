@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.compile import Farm
 from tuner.compile.environment import TritonRelease
+from tuner.compile.shared import open_shared_cache
 from tuner.measure.gpu_worker import CHILD_MODULE, GpuWorker, Limits
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry
@@ -18,9 +19,13 @@ from tuner.problems.results import Entry
 class Workbench:
     """Use it in a `with`, or call `close`. One run at a time may use it."""
 
-    def __init__(self, child: str = CHILD_MODULE) -> None:
-        """`child` is the program of a GPU's child; it follows the protocol of `CHILD_MODULE`."""
+    def __init__(self, child: str = CHILD_MODULE, *, publish: bool = False) -> None:
+        """`child` is the program of a GPU's child; it follows the protocol of `CHILD_MODULE`.
+
+        `publish`: all compile results are to end in the shared cache, see `Farm`.
+        """
         self._child = child
+        self._publish = publish
         # What earlier runs of the command chose: first tries for problems that are like theirs.
         self.chosen: list[tuple[Problem, Sequence[Entry]]] = []
         self._farm: Farm | None = None
@@ -31,7 +36,12 @@ class Workbench:
         farm = self._farm
         if farm is None or farm.failed or farm.triton != triton:
             self._close_farm()
-            self._farm = farm = Farm(spare_cores=spare_cores, triton=triton)
+            self._farm = farm = Farm(
+                spare_cores=spare_cores,
+                triton=triton,
+                shared=open_shared_cache(),
+                publish=self._publish,
+            )
         return farm
 
     def start(self, gpu: str, env: dict[str, str]) -> None:

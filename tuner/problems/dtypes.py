@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tuner.errors import BadProblem, did_you_mean
+from tuner.errors import BadProblem, one_of
 
 
 class Dtype(str, Enum):
@@ -26,11 +26,32 @@ class Dtype(str, Enum):
         return 8 if self.value.endswith("w8a8") else 16
 
 
+# What the engines' own options and checkpoints call them. sglang: --quantization; vLLM: --dtype.
+_ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "auto": "bfloat16",
+    "fp8": "fp8_w8a8",
+    "w8a8_fp8": "fp8_w8a8",
+    "int8": "int8_w8a8",
+    "w8a8_int8": "int8_w8a8",
+    "blockwise_int8": "int8_w8a8",
+    "w8a16": "int8_w8a16",
+    "int4": "int4_w4a16",
+    "w4a16": "int4_w4a16",
+    "awq": "int4_w4a16",
+    "gptq": "int4_w4a16",
+}
+
+
 def parse_dtype(text: str) -> Dtype:
-    """Read a dtype or an alias like "bf16". Raises BadProblem, which names the nearest."""
-    aliases = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto": "bfloat16"}
+    """Read a dtype, or an engine's word for one, like "bf16" or sglang's "w8a8_int8".
+
+    Raises BadProblem, which names the nearest.
+    """
     try:
-        return Dtype(aliases.get(text, text))
+        return Dtype(_ALIASES.get(text.casefold(), text))
     except ValueError:
-        near = did_you_mean(text, [d.value for d in Dtype])
+        near = one_of(text, [d.value for d in Dtype])
         raise BadProblem(f"unknown dtype {text!r}{near}") from None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from tuner.problems.points import Point, Problem
+from tuner.problems.points import Config, Point, Problem
 from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
 
 
@@ -74,6 +74,15 @@ class Run:
     totals: Totals | None  # the cost of the run that last finished it
     created_at: datetime  # UTC
     updated_at: datetime  # UTC
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run will try, as far as it is known before it begins."""
+
+    to_try: int  # the most configurations, summed over the points
+    # What the engine would run without this tuner, at each point to tune.
+    incumbents: Mapping[Point, Mapping[str, Config]]
 
 
 @dataclass(frozen=True)

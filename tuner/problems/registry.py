@@ -21,6 +21,7 @@ _PACKAGES = [
     "tuner.families.fused_moe",
     "tuner.families.attention",
     "tuner.families.dense_gemm",
+    "tuner.families.state_update",
 ]
 
 

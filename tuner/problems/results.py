@@ -112,6 +112,12 @@ class Entry:
     reason: str
 
 
+def is_shipped(entry: Entry) -> bool:
+    """Whether the entry is in the engine's own file, which its makers tuned on this card."""
+    shipped = entry.incumbents.get("shipped")
+    return shipped is not None and shipped.config == entry.config
+
+
 def incumbent_json(
     incumbent: Incumbent, config: Callable[[Config], Mapping[str, int]] = dict
 ) -> dict[str, Any]:

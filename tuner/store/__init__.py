@@ -10,6 +10,7 @@ from tuner.store.jobs import JobStore
 from tuner.store.leased_store import LeasedStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
+from tuner.store.served_proofs import ServedProofStore, StoredProof
 from tuner.store.store import Store
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "NightStore",
     "RunKey",
     "RunState",
+    "ServedProofStore",
     "Store",
+    "StoredProof",
     "Winner",
     "database_url",
 ]

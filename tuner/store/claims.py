@@ -20,6 +20,7 @@ from sqlalchemy import (
 )
 
 from tuner.jobs.job import JobFilter, Priority
+from tuner.store.ahead import waits_no_more
 from tuner.store.database import insert_into
 from tuner.store.job_tables import IS_QUEUED, client_turns, jobs
 
@@ -67,7 +68,8 @@ def age(connection: Connection, now: datetime) -> int:
 
 def due(now: datetime) -> ColumnElement[bool]:
     """Whether a queued job may be claimed now."""
-    return or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
+    available = or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
+    return and_(available, waits_no_more(now))
 
 
 def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -> list[str]:
@@ -109,6 +111,8 @@ def _candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> 
         .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
         .limit(1)
     )
+    if not wanted.compiles:
+        query = query.where(~jobs.c.compiles)
     if wanted.devices is not None:
         query = query.where(jobs.c.device.in_(wanted.devices))
     if wanted.engines is not None:

@@ -10,8 +10,9 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 from sqlalchemy.pool import QueuePool
 
-from tuner.jobs.job import HELD, JobState
+from tuner.jobs.job import HELD, Cost, JobState
 from tuner.store.database import Database, time_of
+from tuner.store.job_rows import COST, read_cost
 from tuner.store.job_tables import IS_QUEUED, jobs, nightly_runs, workers
 from tuner.store.schema import check_head
 
@@ -86,6 +87,7 @@ class JobTimes:
     created_at: datetime
     started_at: datetime | None  # its first claim
     finished_at: datetime | None
+    cost: Cost | None  # of a job that is done
 
 
 class Figures(Database):
@@ -117,10 +119,13 @@ class Figures(Database):
     def job_times(self, job_id: str, fence: int) -> JobTimes | None:
         """The job's times; None once it has another lease than the one with this number."""
         columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
-        query = select(*columns).where(jobs.c.id == job_id, jobs.c.fence == fence)
+        query = select(*columns, *COST).where(jobs.c.id == job_id, jobs.c.fence == fence)
         with self._read() as connection:
             row = connection.execute(query).one_or_none()
-        return None if row is None else JobTimes(JobState(row[0]), *row[1:])
+        if row is None:
+            return None
+        state, created, started, finished = row[:4]
+        return JobTimes(JobState(state), created, started, finished, read_cost(row._mapping))
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""

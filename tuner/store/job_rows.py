@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from tuner.errors import BadInput, UnknownJob
-from tuner.jobs.job import Job, JobRequest, JobState, Priority, new_job_id, read_request
+from tuner.jobs.job import Cost, Job, JobRequest, JobState, Priority, new_job_id, read_request
 from tuner.store.job_tables import job_events, jobs
 
 
@@ -26,6 +26,7 @@ def new_job_row(
         "engine": request.engine,
         "model": request.model,
         "needs_gpu": request.needs_gpu,
+        "compiles": request.compiles,
         "priority": int(priority),
         "state": JobState.QUEUED.value,
         "client": client,
@@ -45,10 +46,26 @@ def new_job_row(
     }
 
 
+COST = (jobs.c.gpu_s, jobs.c.gpu_idle_s, jobs.c.cpu_s)  # in the order of a Cost's fields
+_LATER = (
+    *("lease_expires_at", "run_id", "started_at", "finished_at", "after_id"),
+    *(column.name for column in COST),
+)
+
+
+def cost_columns(cost: Cost) -> dict[str, float]:
+    """The columns of a job's row that say what it cost."""
+    return asdict(cost)
+
+
+def read_cost(row: Mapping[Any, Any]) -> Cost | None:
+    """What the job of a row cost, where that is known."""
+    return None if row["cpu_s"] is None else Cost(*(row[column.name] for column in COST))
+
+
 def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
     """The job of a row from `new_job_row`, as reading it back would give."""
-    absent = dict.fromkeys(("lease_expires_at", "run_id", "started_at", "finished_at"))
-    return _job({**absent, **row}, request)
+    return _job({**dict.fromkeys(_LATER), **row}, request)
 
 
 def read_job(row: Mapping[Any, Any]) -> Job:
@@ -56,7 +73,8 @@ def read_job(row: Mapping[Any, Any]) -> Job:
 
 
 def _job(row: Mapping[Any, Any], request: JobRequest) -> Job:
-    values = {field.name: row[field.name] for field in fields(Job)}
+    values = {field.name: row[field.name] for field in fields(Job) if field.name != "cost"}
+    values["cost"] = read_cost(row)
     values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)

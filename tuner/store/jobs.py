@@ -20,6 +20,7 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.listing import ALL_JOBS, JobQuery
+from tuner.store.ahead import precede
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_pages import select_page
 from tuner.store.job_rows import append_event, get_job, move, read_job, update_job
@@ -84,7 +85,8 @@ class JobStore(Database):
             return []
         with self._submission(client, idempotency_key) as connection:
             if idempotency_key is None:
-                return find_or_add(connection, wanted, client, self._clock, fresh, trace)[1]
+                _, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
+                return precede(connection, wanted, answers, self._clock, fresh, trace)
             if found := _earlier_answer(connection, client, idempotency_key, body_hash):
                 return [Submitted(job, created=False, replayed=True) for job in found]
             now, answers = find_or_add(connection, wanted, client, self._clock, fresh, trace)
@@ -98,7 +100,7 @@ class JobStore(Database):
                 "created_at": now,
             }
             connection.execute(insert(idempotency_keys), row)
-            return answers
+            return precede(connection, wanted, answers, self._clock, fresh, trace)
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""
@@ -164,6 +166,16 @@ class JobStore(Database):
         )
         with self._read() as connection:
             return [JobEvent(**row) for row in connection.execute(query).mappings()]
+
+    def latest_events(self, job_id: str, limit: int, kind: str | None = None) -> Sequence[JobEvent]:
+        """A job's newest events, of one kind if it is given, in order."""
+        query = select(job_events).where(job_events.c.job_id == job_id)
+        if kind is not None:
+            query = query.where(job_events.c.kind == kind)
+        query = query.order_by(job_events.c.seq.desc()).limit(limit)
+        with self._read() as connection:
+            rows = connection.execute(query).mappings().all()
+            return [JobEvent(**row) for row in reversed(rows)]
 
     def counts(self) -> dict[JobState, int]:
         """The number of jobs in each state. States without jobs are left out."""

@@ -117,13 +117,7 @@ class KeyStore(Database):
             self._refuse_last_admin(connection, row)
             mine = select(api_keys).where(api_keys.c.name == name)
             old = connection.execute(mine).mappings().one()
-            # The old token stays known, so that it stays revoked. No key can be named like this.
-            put_aside = {
-                "name": f"{name}#{old['id']}",
-                "revoked_at": func.coalesce(api_keys.c.revoked_at, row["created_at"]),
-            }
-            change = update(api_keys).where(api_keys.c.id == old["id"])
-            connection.execute(change.values(put_aside))
+            self._put_aside(connection, old, row["created_at"])
             _insert(connection, row)
         return Ensured.REPLACED if old["revoked_at"] is None else Ensured.BACK
 
@@ -187,9 +181,39 @@ class KeyStore(Database):
             if name not in names:
                 raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, names)}")
             if not last_too and self._admins(connection) == [name]:
-                raise BadInput(f"{_last_admin(name)}, or add --force")
+                raise BadInput(_last_admin(name), cli=", or add --force")
             mine = update(api_keys).where(api_keys.c.name == name, _UNREVOKED)
             connection.execute(mine.values(revoked_at=self._clock()))
+
+    def rotate(self, name: str) -> str:
+        """Give a valid key a new secret and return it; the old one is refused from now on.
+
+        Its scopes and its end stay. Raises BadInput where no valid key has that name, and for the
+        key of this machine, whose secret is in a file.
+        """
+        if name in _RESERVED:
+            raise BadInput(f"the secret of {name!r} is in a file of the server: it stays")
+        token = _new_token()
+        with self._write_alone() as connection:
+            valid = select(api_keys).where(self._valid())
+            found = {row["name"]: row for row in connection.execute(valid).mappings()}
+            if name not in found:
+                raise BadInput(f"no valid key is named {name!r}{did_you_mean(name, list(found))}")
+            old = read_key(found[name])
+            self._put_aside(connection, found[name], self._clock())
+            _insert(connection, self._row(name, token, old.scope, old.urgent, old.expires_at))
+        return token
+
+    def _put_aside(self, connection: Connection, old: RowMapping, now: datetime) -> None:
+        """Revoke a key whose name another one gets. Its token stays known, and so revoked.
+
+        No key can be named as it is then.
+        """
+        put_aside = {
+            "name": f"{old['name']}#{old['id']}",
+            "revoked_at": func.coalesce(api_keys.c.revoked_at, now),
+        }
+        connection.execute(update(api_keys).where(api_keys.c.id == old["id"]).values(put_aside))
 
     @contextlib.contextmanager
     def _write_alone(self) -> Iterator[Connection]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from tuner.jobs.ahead import is_compiled_ahead, waits_for
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
 from tuner.jobs.listing import ALL_JOBS, JobQuery
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import Database, utc_now
+from tuner.store.estimates import Estimates
 from tuner.store.jobs import JobStore
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
@@ -24,10 +27,17 @@ class LocalQueue(Database):
         """Queue jobs, or find the ones that answer the requests: all or none."""
         workers = self.workers()
         wanted = [
-            Submission(request, priority, Need.of(request).unmet(workers, utc_now()))
+            Submission(
+                request,
+                priority,
+                Need.of(request).unmet(workers, utc_now()),
+                is_compiled_ahead(request, workers),
+            )
             for request in requests
         ]
-        return self._jobs.submit_all(wanted, client=CLIENT)
+        estimates = Estimates.sharing(self)
+        answers = self._jobs.submit_all(wanted, client=CLIENT)
+        return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
 
     def get(self, job_id: str) -> Job:
         """The job. Raises UnknownJob."""
@@ -53,7 +63,7 @@ class LocalQueue(Database):
         """Why a queued job is not being done; "" where a worker can do it, or has it."""
         if job.state is not JobState.QUEUED:
             return ""
-        return Need.of(job.request).unmet(self.workers(), utc_now())
+        return Need.of(job.request).unmet(self.workers(), utc_now()) or waits_for(job)
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import func, select
 
-from tuner.problems.points import Point, Problem
+from tuner.problems.points import Candidate, Point, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import read_part
 from tuner.problems.results import Status
@@ -37,6 +37,19 @@ class ResultStore(Database):
             rows = connection.execute(query.group_by(trials.c.status))
             return {Status(status): count for status, count in rows}
 
+    def times_of(self, run_id: int, some: Collection[Candidate]) -> dict[Candidate, float]:
+        """The times in a run, in microseconds, of those of some candidates that have one."""
+        place = [trials.c[name] for name in POINT_COLUMNS]
+        query = select(trials.c.config_key, trials.c.median_us, *place).where(
+            trials.c.run_id == run_id,
+            trials.c.median_us.is_not(None),
+            trials.c.config_key.in_({one.config.key for one in some}),
+        )
+        with self._read() as connection:
+            times = {(key, *at): time for key, time, *at in connection.execute(query)}
+        wanted = {(one.config.key, *_columns(one.point)): one for one in some}
+        return {wanted[at]: time for at, time in times.items() if at in wanted}
+
     def best_trials(self, run_id: int) -> dict[Point, float]:
         """The best time of a run so far, in microseconds, at each point that has one."""
         place = [trials.c[name] for name in POINT_COLUMNS]
@@ -48,3 +61,8 @@ class ResultStore(Database):
         with self._read() as connection:
             rows = connection.execute(query).all()
         return {Point(size, read_part(part), *rest): best for part, size, *rest, best in rows}
+
+
+def _columns(point: Point) -> tuple[str | int, ...]:
+    """A point's values of POINT_COLUMNS."""
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens

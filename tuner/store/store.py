@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, Text, case, cast, func, select, update
 
 from tuner.problems.points import Problem
-from tuner.problems.records import EarlierRun, Run, RunKey, RunState, Winner
+from tuner.problems.records import EarlierRun, Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.registry import parts
 from tuner.problems.results import Entry, Environment, Status, Totals, Trial
 from tuner.store.current_winners import current_winners
@@ -60,6 +60,9 @@ class Store(Database):
         if added:
             with self._write() as connection:
                 self._add(connection, run, added)
+
+    def expect(self, run: Run, outlook: Outlook) -> None:
+        """Do nothing: nobody follows a run that is not a job's."""
 
     def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
         """Publish the run's entries as winners and mark it DONE, all or nothing.

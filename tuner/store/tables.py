@@ -175,3 +175,18 @@ winners = Table(
     UniqueConstraint(*WINNER_KEY, name="uq_winners_place"),
     Index(None, "environment_id", "published_at"),  # which environment is the newest
 )
+
+served_proofs = Table(
+    "served_proofs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    text_column("model"),
+    text_column("device"),
+    text_column("engine"),
+    text_column("engine_version"),
+    text_column("files"),
+    Column("proven", Boolean, nullable=False),
+    Column("report", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index(None, "device", "engine", "engine_version"),
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.problems.points import Problem
-from tuner.problems.records import EarlierRun, Run, RunKey, RunState, Winner
+from tuner.problems.records import EarlierRun, Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, Totals, Trial
 
 
@@ -16,6 +16,9 @@ class RunStore(Protocol):
 
     def begin_run(self, key: RunKey) -> Run:
         """The run with that key: a new one, or a stopped one to resume."""
+
+    def expect(self, run: Run, outlook: Outlook) -> None:
+        """Tell who follows the run what it will try. Nothing depends on it."""
 
     def trials(self, run: Run) -> Sequence[Trial]: ...
 

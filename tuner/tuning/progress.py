@@ -1,85 +1,227 @@
-"""Show progress: one live line per size on a terminal, plain lines elsewhere."""
+"""Show a run under way: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task
 from rich.progress import Progress as Bars
+from rich.progress_bar import ProgressBar
+from rich.table import Column
+from rich.text import Text
 
-from tuner.problems.points import Part
+from tuner.problems.points import Candidate, Part
 from tuner.problems.registry import parts
 from tuner.problems.results import Trial
 
-PLAIN_EVERY_S = 5.0
+# Off a terminal: seconds between lines in the first minute, and afterwards.
+PLAIN_EVERY_S, PLAIN_LATER_S = 2.0, 10.0
+# The time left is told once so many trials have ended, over so many seconds after the first one.
+# The first trial waits for processes that start, so it says nothing about the others.
+RATED_TRIALS, RATED_S = 10, 3.0
+WIDTH = 79
+_BAR = 18
+
+
+class Counts:
+    """How far a run is. All times are seconds of one clock."""
+
+    def __init__(self, tries: Mapping[str, int]) -> None:
+        """`tries`: the most configurations to try at each size (`Point.size`)."""
+        self._tries = tries
+        self._bound = sum(tries.values())
+        self._planned = 0  # the number of candidates, once all of them are known
+        self._asked = self._others = 0  # `_others`: at sizes that are not tuned, only compiled
+        self.stored = self.done = 0  # answered by the store, and all that were answered
+        self._first_s: float | None = None  # when the first trial ended
+        self._step = ""
+        self._now = ""  # the size of the newest trial
+        self._best_us: dict[str, dict[Part, float]] = {size: {} for size in tries}
+
+    def step(self, text: str) -> None:
+        self._step = text
+
+    def plan(self, candidates: Collection[Candidate]) -> None:
+        self._planned = len(candidates)
+
+    def ask(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
+        self._asked += len(fresh) + len(stored)
+        others = [c for c in fresh if c.point.size not in self._tries]
+        others += [t.candidate for t in stored if t.candidate.point.size not in self._tries]
+        self._others += len(others)
+        self.stored += len(stored)
+        self.done += len(stored)
+        for trial in stored:
+            self._note(trial)
+
+    def add(self, trial: Trial, now_s: float) -> None:
+        self.done += 1
+        if self._first_s is None:
+            self._first_s = now_s
+        self._note(trial)
+
+    def _note(self, trial: Trial) -> None:
+        point, time_us = trial.candidate.point, trial.measurement.median_us
+        if time_us is None or point.size not in self._tries:
+            return
+        best = self._best_us[point.size]
+        best[point.part] = min(time_us, best.get(point.part, time_us))
+        self._now = point.size
+
+    @property
+    def total(self) -> int:
+        """How many trials there will be: exact once all are known, before that the most."""
+        return max(self._planned or self._bound + self._others, self._asked, self.done)
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until the last trial, at the rate so far; None while too little is known."""
+        tried = self.done - self.stored
+        if self._first_s is None or tried < RATED_TRIALS or now_s - self._first_s < RATED_S:
+            return None
+        return (now_s - self._first_s) / (tried - 1) * (self.total - self.done)
+
+    def text(self, now_s: float, width: int = WIDTH) -> str:
+        """The state in one line: "24 of 80 tried, about 9 s left; M=64: up 2.1 + down 1.4 us"."""
+        if self._step:
+            return self._step[:width]
+        line = f"{self.done} of {self.total} tried"
+        if self.stored:
+            line += f" ({self.stored} stored)"
+        left_s = self.left_s(now_s)
+        if left_s is not None:
+            line += f", about {duration(left_s)} left"
+        best = self._best_us.get(self._now, {})
+        times = " + ".join(f"{part.value} {best[part]:.1f}" for part in parts() if part in best)
+        more = f"{line}; {self._now}: {times} us" if times else line
+        return (more if len(more) <= width else line)[:width]
+
+
+def duration(seconds: float) -> str:
+    """In the unit that people say: "40 s", "12 min", "2.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class LiveLine:
+    """Shows a text that changes, until `close`. It is never silent for long.
+
+    On a terminal one line is drawn anew. Elsewhere lines are written every few seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        text: Callable[[int], str],
+        done: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        """`text` gets the columns that it may fill; `done` gives how much of how much is done."""
+        self._stream, self._text = stream, text
+        self._closed = threading.Event()
+        self._bars = _bars(stream, text, done) if stream.isatty() else None
+        if self._bars:
+            self._bars.start()
+            return
+        self._thread = threading.Thread(target=self._write_lines, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop. On a terminal the line goes away."""
+        self._closed.set()
+        if self._bars:
+            self._bars.stop()
+        else:
+            self._thread.join()
+
+    def _write_lines(self) -> None:
+        started = time.monotonic()
+        every_s = PLAIN_EVERY_S
+        while not self._closed.wait(every_s):
+            try:
+                self._stream.write(self._text(WIDTH) + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # nobody reads it any more
+                return
+            if time.monotonic() - started > 60:
+                every_s = max(every_s, PLAIN_LATER_S)
 
 
 class Progress:
-    """Call it with every trial; it writes to a terminal or a log.
+    """Shows a run: it hears of each trial, and of what the run does before and after them.
 
-    `tries` is the number of configurations that may be tried at each size (`Point.size`), summed
-    over parts, in the order to show.
+    It is a `tuner.tuning.tune.Watcher`. `heading` stands before each line ("problem 2 of 3: ").
     """
 
-    def __init__(self, stream: TextIO, tries: Mapping[str, int]) -> None:
-        self._stream = stream
-        self._tries = tries
-        self._done = dict.fromkeys(tries, 0)
-        self._best_us: dict[str, dict[Part, float]] = {size: {} for size in tries}
-        self._started = self._shown = time.monotonic()
-        self._bars = _bars(stream, max(map(len, tries), default=0)) if stream.isatty() else None
-        self._tasks = {}
-        if self._bars:
-            self._bars.start()
-            self._tasks = {
-                size: self._bars.add_task(size, total=total, best="")
-                for size, total in tries.items()
-            }
+    def __init__(self, stream: TextIO, tries: Mapping[str, int], heading: str = "") -> None:
+        self._lock = threading.Lock()
+        self._heading = heading
+        self._counts = Counts(tries)
+        self._line = LiveLine(stream, self._text, self._done)
 
     def __call__(self, trial: Trial) -> None:
-        point, time_us = trial.candidate.point, trial.measurement.median_us
-        size = point.size
-        if size not in self._tries:
-            return  # only compiled, not tuned
-        self._done[size] += 1
-        if time_us is not None:
-            best = self._best_us[size]
-            best[point.part] = min(time_us, best.get(point.part, time_us))
-        if self._bars:
-            self._bars.update(self._tasks[size], advance=1, best=self._best(size))
-        elif time.monotonic() - self._shown >= PLAIN_EVERY_S:
-            self._shown = time.monotonic()
-            self._stream.write(self._line(size) + "\n")
-            self._stream.flush()
+        with self._lock:
+            self._counts.add(trial, time.monotonic())
+
+    def step(self, text: str) -> None:
+        with self._lock:
+            self._counts.step(text)
+
+    def planned(self, candidates: Collection[Candidate]) -> None:
+        with self._lock:
+            self._counts.plan(candidates)
+
+    def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
+        with self._lock:
+            self._counts.ask(fresh, stored)
 
     def close(self) -> None:
-        """Stop updating; the live lines stay on the screen."""
-        if self._bars:
-            self._bars.stop()
+        self._line.close()
 
-    def _best(self, size: str) -> str:
-        """The best time of each part in microseconds, e.g. "up 12.3 + down 4.5 us"."""
-        best = self._best_us[size]
-        times = [f"{part.value} {best[part]:.1f}" for part in parts() if part in best]
-        return " + ".join(times) + " us" if times else ""
+    def _text(self, width: int) -> str:
+        with self._lock:
+            line = self._counts.text(time.monotonic(), width - len(self._heading))
+        return self._heading + line
 
-    def _line(self, size: str) -> str:
-        done, total = sum(self._done.values()), sum(self._tries.values())
-        passed_s = time.monotonic() - self._started
-        left_s = passed_s * max(total - done, 0) / done
-        here = f"{size}: {self._done[size]} of {self._tries[size]}, best {self._best(size)}"
-        return f"{done} of {total} tried, about {left_s:.0f} s left; {here}"
+    def _done(self) -> tuple[int, int]:
+        with self._lock:
+            return self._counts.done, self._counts.total
 
 
-def _bars(stream: TextIO, width: int) -> Bars:
-    return Bars(
-        TextColumn(f"{{task.description:>{max(width, 7)}}}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeRemainingColumn(),
-        console=Console(file=stream),
-    )
+class _Line(ProgressColumn):
+    """The text, in what the bar leaves of the terminal's width."""
+
+    max_refresh = None
+
+    def __init__(self, text: Callable[[int], str], columns: int) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        self._shown, self._columns = text, columns
+
+    def render(self, task: Task) -> Text:
+        return Text(self._shown(self._columns), no_wrap=True, overflow="ellipsis")
+
+
+class _Bar(BarColumn):
+    """A bar that asks how much is done whenever it is drawn."""
+
+    def __init__(self, done: Callable[[], tuple[int, int]]) -> None:
+        super().__init__(bar_width=_BAR)
+        self._done = done
+
+    def render(self, task: Task) -> ProgressBar:
+        task.completed, task.total = self._done()
+        return super().render(task)
+
+
+def _bars(
+    stream: TextIO, text: Callable[[int], str], done: Callable[[], tuple[int, int]] | None
+) -> Bars:
+    console = Console(file=stream)
+    bar = [_Bar(done)] if done else []
+    left = console.width - 3 - (_BAR + 1 if done else 0)
+    bars = Bars(SpinnerColumn(), *bar, _Line(text, left), console=console, transient=True)
+    bars.add_task("", total=None)
+    return bars

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,8 +12,10 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
-from tuner.problems.results import Entry, Environment, Status, Totals, entry_json
-from tuner.render import table
+from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
+from tuner.render import folded, table
+from tuner.tuning.costs import cost_line
+from tuner.tuning.gains import closing_line, running
 
 
 @dataclass(frozen=True)
@@ -55,32 +59,43 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """A table of the entries, then lines with the totals and what to know of predictions."""
+        """A table of the entries, then lines with the gain, the cost, and what to know of both."""
         order = self.table.order
-        entries = sorted(self.entries, key=order) if order else self.entries
+        entries = sorted(self.entries, key=order) if order else list(self.entries)
+        lines = [self._table(entries), "", *self._reasons(entries)]
+        costs = filter(None, (self._cost(), cost_line(self.totals)))
+        lines += [closing_line(entries), *costs, self.device.shared_limit, self._caveat]
+        return folded("\n".join(lines)).rstrip("\n")
+
+    def _table(self, entries: Sequence[Entry]) -> str:
+        named = {running(entry)[0] for entry in entries}
+        engine = f"{named.pop()} us" if len(named) == 1 else "engine us"
+        statuses = [SHIPPED if is_shipped(entry) else entry.status.value for entry in entries]
+        varies = len(set(statuses)) > 1
+        headers = (*self.table.headers, engine, "tuned us", "gain", "shared")
         rows = [
-            (
-                *self.table.cells(entry),
-                None if entry.median_us is None else round(entry.median_us, 1),
-                entry.compiled.shared_bytes,
-                self.device.shared_optin_bytes,
-                entry.status.value,
-                entry.reason,
-            )
-            for entry in entries
+            (*self.table.cells(entry), *_figures(entry), *([status] if varies else []))
+            for entry, status in zip(entries, statuses, strict=True)
         ]
+        return table((*headers, *(["status"] if varies else [])), rows, drop=["shared"])
+
+    def _reasons(self, entries: Sequence[Entry]) -> list[str]:
+        """Why entries are what they are, where the gain does not say it: a line for each reason."""
+        counts = Counter(entry.reason for entry in entries if not _GAIN.search(entry.reason))
+        return [f"{n} of {len(entries)}: {reason}" for reason, n in counts.items() if reason]
+
+    def _cost(self) -> str:
         t = self.totals
         cached = int(t.extra.get("kernels_cached", 0))
         known = f" and {cached} from the cache" if cached else ""
         cost = (
-            f"{t.configs_compiled} kernels{known}, {t.compile_s:.1f} s of compile processes, "
-            f"{t.measurements} times taken, {t.wall_s:.1f} s in all"
+            f"{t.configs_compiled} kernels compiled{known}, {t.measurements} times taken, "
+            f"{t.wall_s:.1f} s in all"
         )
         carried = t.extra.get("carried_over")
         if carried is not None:
             cost = f"{carried} of {len(self.entries)} entries carried over: {cost}"
-        lines = [table((*self.table.headers, *_FIGURES), rows), "", cost, self._caveat]
-        return "\n".join(lines).rstrip("\n")
+        return cost
 
     @property
     def _caveat(self) -> str:
@@ -104,7 +119,21 @@ def mark_untested(entries: Iterable[Entry], device: Device) -> list[Entry]:
     ]
 
 
-_FIGURES = ("us", "shared", "limit", "status", "why")
+SHIPPED = "shipped"  # the status that people see of an entry in the engine's own file
+_GAIN = re.compile(r"\dx as fast as")
+
+
+def _figures(entry: Entry) -> tuple[object, ...]:
+    """The engine's time, the chosen one, the gain, and the bytes of shared memory of a block."""
+    incumbent = running(entry)[1]
+    engine_us = incumbent.median_us if incumbent else None
+    gain = None
+    if engine_us is not None and entry.median_us:
+        gain = f"{engine_us / entry.median_us:.2f}x"
+    if incumbent and engine_us is None:
+        gain = incumbent.status.value.replace("_", " ")
+    rounded = (None if us is None else round(us, 1) for us in (engine_us, entry.median_us))
+    return (*rounded, gain, entry.compiled.shared_bytes)
 
 
 def config_cells(config: Config) -> tuple[str, int, int, int]:

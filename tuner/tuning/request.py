@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tuner.errors import BadInput, did_you_mean
+from tuner.errors import BadInput, one_of
 from tuner.problems.results import MeasureKind
 
 
@@ -45,7 +45,7 @@ def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Sou
         return Source(MeasureKind.PREDICT)
     if text == MeasureKind.GPU.value:
         return Source(MeasureKind.GPU, gpus=_parse_gpus(gpus), routing=routing)
-    near = did_you_mean(kind, ["gpu", "predict", "replay:FILE"])
+    near = one_of(kind, ["gpu", "predict", "replay:FILE"])
     raise BadInput(f"unknown way of measuring {text!r}{near}")
 
 
@@ -63,5 +63,5 @@ def parse_effort(text: str) -> Effort:
     try:
         return Effort(text)
     except ValueError:
-        near = did_you_mean(text, [effort.value for effort in Effort])
+        near = one_of(text, [effort.value for effort in Effort])
         raise BadInput(f"unknown effort {text!r}{near}") from None

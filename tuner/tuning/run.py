@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,19 +23,27 @@ from tuner.measure.replay import Replay
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Part, Point, Problem
-from tuner.problems.records import RunKey, RunState
+from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
+from tuner.tuning.ahead import Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
 from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.request import Effort, Source
 from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.space import Space, space_identity
-from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, tune
+from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+# What a run does before its first trial, which may take seconds.
+_BEFORE = {
+    MeasureKind.GPU: "starting the process that measures on the GPU",
+    MeasureKind.REPLAY: "reading the recording",
+    MeasureKind.PREDICT: "choosing what is worth compiling, by the model of the GPU",
+}
 
 
 @dataclass(frozen=True)
@@ -105,12 +113,21 @@ class TuningRun(ABC):
         """What `run` will try first, as far as it is known before anything is measured."""
         return ()
 
+    def ahead(self, report: Callable[[Ahead], None]) -> Totals:
+        """Compile what `run` will probably ask for. It measures and stores nothing."""
+        meter, bench = Meter(), self._predicting()
+        totals = compile_ahead(self._plan(), self._search(), bench, report)
+        self._count_cached(totals)
+        meter.count(totals)
+        return totals
+
     def run(
         self,
         store: RunStore,
         progress: Progress,
         record: Path | None = None,
         add_to_record: bool = False,
+        watcher: Watcher | None = None,
     ) -> Report:
         """Tune, store the winners, and report. A stopped run is resumed.
 
@@ -120,7 +137,10 @@ class TuningRun(ABC):
         """
         if record is not None:
             self._prove_recordable(record, add_to_record)
+        watcher = watcher or Unwatched()
+        meter = Meter()
         self._look_up(store)
+        watcher.step(_BEFORE[self.request.source.kind])
         bench, strategy = self._bench_and_strategy()
         key, earlier = self._run_key(), self._revalidation(store)
         if earlier is not None:
@@ -131,9 +151,15 @@ class TuningRun(ABC):
         journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
-            entries = tune(self._plan(), strategy, bench, journal, progress, racer, earlier)
+            watcher.step("")
+            plan = self._plan()
+            store.expect(run, self._outlook(plan, earlier))
+            entries = tune(plan, strategy, bench, journal, progress, racer, earlier, watcher)
+            watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
+            if isinstance(bench, GpuBench):
+                meter.count(bench.totals, bench.gpus, bench.busy_s)
             store.finish_run(run, entries, bench.totals)
             self._workbench.chosen.append((self.request.problem, entries))
         except KeyboardInterrupt:
@@ -145,6 +171,10 @@ class TuningRun(ABC):
         if record is not None:
             self._record(record, journal.trials(), add_to_record)
         return self._report(entries, bench.totals)
+
+    def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
+        to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
+        return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
 
     def _revalidation(self, store: RunStore) -> Revalidation | None:
         """What to take over from a run with an older engine or Triton, if there is one."""
@@ -215,6 +245,10 @@ class TuningRun(ABC):
         if self.request.source.kind is MeasureKind.GPU:
             return self._gpu, self._search()
         return self._prediction()
+
+    def _predicting(self) -> Bench:
+        """What predicts times, for any configurations."""
+        return self._prediction()[0]
 
     def _companions(self) -> Companions | None:
         """The further kernels that a candidate launches besides the binder's."""

@@ -47,6 +47,37 @@ class FixedStrategy:
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         pass
 
+    @property
+    def left(self) -> Sequence[Candidate]:
+        """What it has not proposed yet."""
+        return self._left
+
+
+class Watcher(Protocol):
+    """Hears what a run does, so that a person can be told."""
+
+    def step(self, text: str) -> None:
+        """What the run does now, in words; empty while it tries candidates."""
+
+    def planned(self, candidates: Collection[Candidate]) -> None:
+        """These candidates will be tried, and no others."""
+
+    def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
+        """The next candidates to try, and answers that the journal had."""
+
+
+class Unwatched:
+    """A watcher that tells nobody."""
+
+    def step(self, text: str) -> None:
+        pass
+
+    def planned(self, candidates: Collection[Candidate]) -> None:
+        pass
+
+    def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
+        pass
+
 
 class Chooser(Protocol):
     """Chooses entries by a family's rules."""
@@ -111,6 +142,7 @@ def tune(
     progress: Progress,
     racer: Racer | None = None,
     earlier: Earlier | None = None,
+    watcher: Watcher | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
@@ -119,8 +151,11 @@ def tune(
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
+    watcher = watcher or Unwatched()
     trials = {trial.candidate: trial for trial in journal.trials()}
-    _explore(plan, strategy, bench, _keeper(trials, journal, progress), trials)
+    if isinstance(strategy, FixedStrategy):
+        watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
+    explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
     requested = set(plan.requested)
     everything = list(trials.values())
     entries = plan.chooser.choose(everything)
@@ -129,7 +164,7 @@ def tune(
         known = {trial.candidate.point for trial in final}
         finalists = plan.chooser.finalists(everything, entries)
         again = [trial for trial in finalists if trial.candidate.point not in known]
-        raced = _race(again, racer, RACE_AGAIN_ROUNDS if earlier else RACE_ROUNDS)
+        raced = _race(again, racer, RACE_AGAIN_ROUNDS if earlier else RACE_ROUNDS, watcher)
         untuned = [t for t in everything if t.candidate.point not in requested]
         entries = plan.chooser.choose([*final, *raced, *untuned])
         if earlier:
@@ -139,12 +174,13 @@ def tune(
     return entries
 
 
-def _race(trials: Sequence[Trial], racer: Racer, rounds: int) -> list[Trial]:
+def _race(trials: Sequence[Trial], racer: Racer, rounds: int, watcher: Watcher) -> list[Trial]:
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
     raced = []
-    for point, some in by_point.items():
+    for at, (point, some) in enumerate(by_point.items(), start=1):
+        watcher.step(f"timing the best again, in turn: {at} of {len(by_point)} points")
         times = racer.race(point, [trial.candidate.config for trial in some], rounds)
         raced += [
             replace(trial, measurement=times[trial.candidate.config])
@@ -154,13 +190,15 @@ def _race(trials: Sequence[Trial], racer: Racer, rounds: int) -> list[Trial]:
     return raced
 
 
-def _explore(
+def explore(
     plan: Plan,
     strategy: Strategy,
     bench: Bench,
     keep: Callable[[list[Trial]], None],
     known: Mapping[Candidate, Trial],
+    watcher: Watcher,
 ) -> None:
+    """Try the incumbents and what the strategy asks for; `keep` gets each batch of new trials."""
     asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
     proposals: Iterable[Candidate] = plan.incumbent_candidates()
@@ -169,6 +207,7 @@ def _explore(
         asked |= {candidate: i for i, candidate in enumerate(proposals, start=len(asked))}
         answered = [known[candidate] for candidate in proposals if candidate in known]
         fresh = [candidate for candidate in proposals if candidate not in known]
+        watcher.asked(fresh, answered)
         bench.submit(fresh)
         waiting.update(fresh)
         if waiting:

@@ -2,10 +2,23 @@
 
 const MOST_STEPS = 60;
 const RETRY_MS = 2000;
+const LEAST_MS = 2000; // before that, a pace says nothing
+const TIMED = ["ok", "predicted"];
 const digits = new Intl.NumberFormat("en");
+const whole = (value) => digits.format(Math.round(value));
 
-const us = (value) =>
-  value >= 1000 ? digits.format(Math.round(value)) : value.toFixed(value < 10 ? 2 : 1);
+const us = (value) => (value >= 1000 ? whole(value) : value.toFixed(value < 10 ? 2 : 1));
+
+/** A duration in its two largest units, as the server writes it. */
+function duration(seconds) {
+  for (const [unit, size, below, part] of [["d", 86400, "h", 3600], ["h", 3600, "min", 60]]) {
+    if (seconds >= size) {
+      return `${Math.floor(seconds / size)} ${unit} ${Math.floor((seconds % size) / part)} ${below}`;
+    }
+  }
+  const rest = Math.ceil(seconds);
+  return rest >= 60 ? `${Math.floor(rest / 60)} min ${rest % 60} s` : `${rest} s`;
+}
 
 function element(name, text, className) {
   const made = document.createElement(name);
@@ -14,12 +27,15 @@ function element(name, text, className) {
   return made;
 }
 
+const fill = (bar, percent) => bar?.querySelector(".part").setAttribute("width", percent.toFixed(1));
+
 /** Follows the job of an element until it ends. Every text of the server is set as text. */
 export function follow(job, showTimes) {
   const seen = Number(job.dataset.seen);
   const source = new EventSource(`${job.dataset.events}?after=${seen}`);
-  const began = performance.now();
-  let triedHere = 0;
+  let first = null; // the time of the first trials that came here
+  let triedSince = 0;
+  let timedSince = 0;
 
   // A browser has six connections for a host, and a hidden tab needs none of them.
   const pause = () => {
@@ -55,29 +71,90 @@ export function follow(job, showTimes) {
     const count = Number(tried.dataset.count) + step.data.tried;
     tried.dataset.count = count;
     tried.textContent = digits.format(count);
-    triedHere += step.data.tried;
-    const minutes = (performance.now() - began) / 60000;
-    if (minutes > 0.05) {
-      document.getElementById("rate").textContent = `${Math.round(triedHere / minutes)} a minute`;
+    const statuses = step.data.statuses ?? {};
+    showPace(step, statuses, Number(tried.dataset.most) - count);
+    for (const [status, number] of Object.entries(statuses)) addStatus(status, number);
+    showStatuses(count);
+    for (const [point, times] of Object.entries(step.data.incumbents_us ?? {})) {
+      showAlone(point, times);
     }
     for (const [point, time] of Object.entries(step.data.best_us)) showBest(point, time);
     addStep(step);
   }
 
-  function showBest(point, time) {
-    const table = document.getElementById("bests");
-    if (!table) return;
-    table.closest(".scroll").hidden = false;
-    let cell = table.querySelector(`[data-point="${CSS.escape(point)}"]`);
-    if (!cell) {
-      const row = table.insertRow();
-      const head = element("th", point);
-      head.scope = "row";
-      cell = element("td", "", "n");
-      cell.dataset.point = point;
-      row.append(head, cell);
+  /** The pace since the first trials that came here: they only say when they were stored. */
+  function showPace(step, statuses, left) {
+    const at = Date.parse(step.at);
+    if (first === null) {
+      first = at;
+      return;
     }
-    cell.textContent = us(time);
+    triedSince += step.data.tried;
+    timedSince += TIMED.reduce((sum, status) => sum + (statuses[status] ?? 0), 0);
+    const minutes = (at - first) / 60000;
+    if (at - first < LEAST_MS) return;
+    const [tried, timed] = [triedSince / minutes, timedSince / minutes];
+    document.getElementById("rate").textContent =
+      `${whole(tried)} tried, ${whole(timed)} timed a minute`;
+    const said = document.getElementById("left");
+    if (said && document.getElementById("tried").dataset.most) {
+      said.textContent = duration((60 * Math.max(0, left)) / tried);
+    }
+  }
+
+  function addStatus(status, number) {
+    const item = job.querySelector(`[data-status="${CSS.escape(status)}"]`);
+    if (!item) return;
+    const count = Number(item.dataset.count) + number;
+    item.dataset.count = count;
+    item.hidden = false;
+    item.querySelector("b").textContent = digits.format(count);
+  }
+
+  function showStatuses(all) {
+    for (const item of job.querySelectorAll("[data-status]")) {
+      fill(item, (100 * Number(item.dataset.count)) / all);
+    }
+  }
+
+  const rowOf = (point) => job.querySelector(`#bests [data-point="${CSS.escape(point)}"]`);
+
+  function showBest(point, time) {
+    const row = rowOf(point) ?? addRow(point);
+    if (!row) return;
+    row.dataset.best = time;
+    row.cells[2].textContent = us(time);
+    showGain(row);
+  }
+
+  function showAlone(point, times) {
+    const row = rowOf(point);
+    const time = row && times[row.dataset.running];
+    if (!time) return;
+    row.dataset.alone = time;
+    row.cells[3].textContent = us(time);
+    showGain(row);
+  }
+
+  function showGain(row) {
+    const gain = Number(row.dataset.alone) / Number(row.dataset.best);
+    if (!Number.isFinite(gain) || gain === 0) return;
+    row.cells[4].textContent = `${gain.toFixed(2)}×`;
+    fill(row.cells[5], Math.min(100, Math.max(0, 100 * (1 - 1 / gain))));
+  }
+
+  /** A row for a point that the worker did not plan. */
+  function addRow(point) {
+    const table = document.getElementById("bests");
+    if (!table) return null;
+    table.closest(".scroll").hidden = false;
+    const row = table.insertRow();
+    row.dataset.point = point;
+    const head = element("th", point.replace(/ \S+$/, "").replace(/^M=/, ""), "n");
+    head.scope = "row";
+    row.append(head, element("td", point.replace(/^.* /, "")), element("td", "", "n"));
+    row.append(element("td", "–", "n"), element("td", "–", "n"), element("td", "", "gain"));
+    return row;
   }
 
   function addStep(step) {
@@ -116,8 +193,8 @@ export function follow(job, showTimes) {
 }
 
 const STEPS = [
-  ...["submitted", "waiting", "joined", "withdrawn", "leased", "running", "trials", "requeued"],
-  ...["refused", "retried", "cancel_requested", "done", "failed", "cancelled", "dead"],
+  ...["submitted", "waiting", "joined", "withdrawn", "leased", "running", "planned", "trials"],
+  ...["requeued", "refused", "retried", "cancel_requested", "done", "failed", "cancelled", "dead"],
 ];
 
 function setOffline(is) {

@@ -59,6 +59,8 @@ function confirmDangers() {
 }
 
 showTimes(document);
+// A narrow window shows a part of the list of pages: the one with this page.
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 offerThemes();
 followFilters();
 confirmDangers();

@@ -9,7 +9,7 @@ from tuner.deploy.bench_report.compare import Comparison, compare
 from tuner.deploy.bench_report.origin import Origin, read_origin
 from tuner.deploy.bench_report.page import headline, render_page, render_run_page
 from tuner.deploy.bench_report.plot import comparison_charts, render_picture, summary_charts
-from tuner.deploy.bench_report.readers import read_samples
+from tuner.deploy.bench_report.readers import read_results, read_samples
 from tuner.deploy.bench_report.summary import (
     Summary,
     render_summary,
@@ -26,6 +26,7 @@ __all__ = [
     "as_dict",
     "compare",
     "read_origin",
+    "read_results",
     "read_samples",
     "render_summary",
     "render_text",

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ _JSON_LATENCY = re.compile(r"(mean|median|max|p[0-9]{1,2})_(ttft|tpot|itl|e2el|e
 _DECODE = re.compile(
     r"Decode batch.*?#running-req: (\d{1,9}),.*gen throughput \(token/s\): ([0-9.]{1,20})"
 )
+# A prompt comes to an idle server. sglang divides the tokens of the next decode line by the time
+# since the last decode line, so its throughput counts the time without requests.
+_PREFILL = re.compile(r"Prefill batch\b.*?#running-req: (\d{1,9}),")
+_RANK = re.compile(r"\b(?:DP\d+ )?(?:TP|PP)\d+[^\]]*")
 _MARKDOWN = {
     "concurrency": "concurrency",
     "mean ttft (ms)": "mean_ttft_ms",
@@ -55,17 +60,38 @@ _MARKDOWN = {
 _SMALLEST, _LARGEST = 1e-6, 1e12
 
 
+@dataclass(frozen=True)
+class Results:
+    """The values of files, and how many decode lines were left out."""
+
+    samples: list[Sample]
+    after_pauses: int  # decode lines that count time without requests
+
+    def note(self, path: Path) -> str:
+        """A sentence about what was left out; empty where nothing was."""
+        if not self.after_pauses:
+            return ""
+        lines = "1 decode line" if self.after_pauses == 1 else f"{self.after_pauses} decode lines"
+        return f"{path}: {lines} left out: the first after a pause counts the time without requests"
+
+
 def read_samples(path: Path) -> list[Sample]:
+    """The samples of `read_results`."""
+    return read_results(path).samples
+
+
+def read_results(path: Path) -> Results:
     """Every value in a file, or in the files of a folder, in the order of their names.
 
     Raises MalformedBenchmark where there is none, or where a file cannot be read.
     """
+    pauses = _Pauses()
     try:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
         samples = []
         for file in files:
             with file.open(encoding="utf-8", errors="replace") as lines:
-                samples += parse_samples(lines, file.name)
+                samples += parse_samples(lines, file.name, pauses)
     except OSError as error:
         raise MalformedBenchmark(f"{path} cannot be read: {error.strerror}") from None
     if not samples:
@@ -73,11 +99,45 @@ def read_samples(path: Path) -> list[Sample]:
             f"{path} holds no benchmark result: give bench_serving's printed table or JSON lines, "
             "a server's log with `Decode batch` lines, or a markdown table"
         )
-    return samples
+    return Results(samples, pauses.left_out)
 
 
-def parse_samples(lines: Iterable[str], name: str = "") -> list[Sample]:
-    """Every value in the lines, whatever their format. Only a JSON document is kept whole."""
+class _Pauses:
+    """Tells the decode lines that count time without requests, for each rank of a log."""
+
+    def __init__(self) -> None:
+        self.paused: set[str] = set()  # ranks whose next decode line is the first after a pause
+        self.left_out = 0
+
+    def feed(self, line: str) -> None:
+        match = _PREFILL.search(line)
+        if match and match.group(1) == "0":
+            self.paused.add(_rank(line))
+
+    def counts(self, line: str) -> bool:
+        """Whether a decode line counts a pause."""
+        rank = _rank(line)
+        if rank not in self.paused:
+            return False
+        self.paused.discard(rank)
+        self.left_out += 1
+        return True
+
+
+def _rank(line: str) -> str:
+    found = _RANK.search(line[:100])
+    return found.group() if found else ""
+
+
+def parse_samples(
+    lines: Iterable[str], name: str = "", pauses: _Pauses | None = None
+) -> list[Sample]:
+    """Every value in the lines, whatever their format. Only a JSON document is kept whole.
+
+    Left out are decode lines that count a pause; `pauses` counts them.
+    """
+    pauses = pauses or _Pauses()
+    pauses.paused.clear()  # another file may be another server's
     table = _ServingTable()
     header: list[str] = []  # of the markdown table that the line is in
     samples: list[Sample] = []
@@ -90,7 +150,9 @@ def parse_samples(lines: Iterable[str], name: str = "") -> list[Sample]:
             whole.append(line)
             continue
         samples += table.feed(line, source)
-        samples += _decode_line(line, source)
+        pauses.feed(line)
+        decoded = _decode_line(line, source)
+        samples += [] if decoded and pauses.counts(line) else decoded
         if line.lstrip().startswith("{"):
             samples += parse_json(line, source)
         if line.lstrip().startswith("|"):

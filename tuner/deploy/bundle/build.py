@@ -33,6 +33,7 @@ from tuner.deploy.bundle.manifest import (
 from tuner.deploy.bundle.readme import readme_text
 from tuner.deploy.bundle.sbom import sbom_text
 from tuner.deploy.bundle.scripts import bare_script, docker_script
+from tuner.deploy.bundle.served import served_files
 from tuner.deploy.bundle.sweep import sweep_script
 from tuner.deploy.bundle.verify import signature_path
 from tuner.deploy.cluster import Cluster
@@ -42,8 +43,7 @@ from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
 from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
 from tuner.export.files import PROVENANCE, write_all
-from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines
-from tuner.families.attention.problem import Attention
+from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 
@@ -75,12 +75,14 @@ def build_bundle(
     allow_missing: bool = False,
     named: Sequence[Problem] = (),
     report: PreflightReport | None = None,
+    proofs: Sequence[Mapping[str, Any]] = (),
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
     `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
     `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
-    `allow_missing`, the bundle must hold every file that the servers ask for. Raises ExportRefused
+    `allow_missing`, the bundle must hold every file that the servers ask for. Of `proofs`, the
+    reports of proofs in a live engine, it holds those of its own files. Raises ExportRefused
     where it does not, for winners of another engine, where nothing is left, where one of the
     `named` problems is left out, and for winners that cannot be shipped;
     MalformedCluster for a launch that the cluster's engine cannot do.
@@ -92,13 +94,13 @@ def build_bundle(
         )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
-    usable, left_out = usable_winners(winners, cluster, engine)
+    usable, left_out = usable_winners(with_shipped(winners), cluster, engine)
     predicted: list[LeftOut] = []
     if not allow_predicted:
         usable, predicted = leave_out_predicted(usable, named)
-    attention = any(isinstance(winner.problem, Attention) for winner in usable)
-    files = _launch_files(cluster, environments, name, attention=attention) | _check_files(cluster)
     folder = config_folder(usable, cluster, engine, device)
+    pointers = folder.variables
+    files = _launch_files(cluster, environments, name, pointers) | _check_files(cluster)
     keys, missing = _keys(folder, predicted, cluster, engine, device, allow_missing=allow_missing)
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
@@ -107,9 +109,11 @@ def build_bundle(
     notes += left_out_lines(predicted)
     notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
+    served, told = served_files(proofs, folder)
+    files, notes = files | served, notes + told
     no_kubernetes = no_manifest_reason(cluster, environments)
     facts = (name, cluster, device.name, folder.hash, statuses, notes, keys, no_kubernetes)
-    files["README.md"] = _text(readme_text(*facts, attention=attention))
+    files["README.md"] = _text(readme_text(*facts, pointers=pointers))
     files["sbom.cdx.json"] = _text(_sbom(name, cluster, engine, known, files))
     files[SUMS] = _text(sums_text(files))
     manifest = {
@@ -193,26 +197,29 @@ def _sbom(
 
 
 def _launch_files(
-    cluster: Cluster, environments: Sequence[dict[str, str]], name: str, *, attention: bool
+    cluster: Cluster,
+    environments: Sequence[dict[str, str]],
+    name: str,
+    pointers: Sequence[str],
 ) -> dict[str, File]:
     files: dict[str, File] = {}
     inside = cluster.in_container()
     for rank, (node, variables) in enumerate(zip(cluster.nodes, environments, strict=True)):
         below = f"nodes/{node.name}"
         commands = node_commands(cluster, rank, variables)
-        bare = bare_script(cluster, rank, variables, commands, attention=attention)
+        bare = bare_script(cluster, rank, variables, commands, pointers=pointers)
         files[f"{below}/bare.sh"] = File(bare.encode(), _EXECUTABLE)
         fabric = fabric_script(cluster, rank, variables)
         files[f"{below}/fabric.sh"] = File(fabric.encode(), _EXECUTABLE)
         if cluster.engine.image:
             commands = node_commands(inside, rank, variables)
-            docker = docker_script(cluster, rank, variables, commands, attention=attention)
+            docker = docker_script(cluster, rank, variables, commands, pointers=pointers)
             files[f"{below}/docker.sh"] = File(docker.encode(), _EXECUTABLE)
-            compose = compose_file(cluster, rank, variables, commands, attention=attention)
+            compose = compose_file(cluster, rank, variables, commands, pointers=pointers)
             files[f"{below}/compose.yaml"] = _text(compose)
     if not no_manifest_reason(cluster, environments):
         on_nodes = f"/opt/tuner/{name}"
-        text = lws_manifest(cluster, environments[0], on_nodes, attention=attention)
+        text = lws_manifest(cluster, environments[0], on_nodes, pointers=pointers)
         files["kubernetes/leaderworkerset.yaml"] = _text(text)
     return files
 

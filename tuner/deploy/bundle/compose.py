@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.deploy.bundle.commands import Command, one_line
@@ -27,11 +27,11 @@ def compose_file(
     environment: Mapping[str, str],
     commands: list[Command],
     *,
-    attention: bool = False,
+    pointers: Sequence[str],
 ) -> str:
     """compose.yaml of one node, which starts the same container as the node's docker script."""
     program, *arguments = one_line(commands)
-    variables = container_variables(cluster, environment, attention=attention)
+    variables = container_variables(environment, pointers)
     service: dict[str, Any] = {
         "image": without_variables(cluster.engine.image),
         "container_name": container_name(cluster, rank),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bundle.environment import CONFIG_VARIABLES
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import Device
+from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.engine import Engine
 from tuner.engines.launch import config_folder_since
 from tuner.engines.versions import release_of
@@ -38,6 +38,7 @@ class ConfigFolder:
     files: Mapping[str, bytes]  # path below the folder -> content
     tuned: Sequence[TunedFile]
     exported: Sequence[PlannedFile]
+    variables: tuple[str, ...]  # that point servers at it
     hash: str  # the preflight computes the same hash on a node
 
 
@@ -64,7 +65,8 @@ def config_folder(
         tuned, files_there = _overlay(winners, engine, device, root)
         paths = sorted(p for p in root.rglob("*") if p.is_file())
         files = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
-        return ConfigFolder(files, tuned, files_there, hash_folder(root))
+        variables = config_variables(engine.name, root)
+        return ConfigFolder(files, tuned, files_there, variables, hash_folder(root))
 
 
 def _refuse_old_release(cluster: Cluster) -> None:
@@ -72,8 +74,9 @@ def _refuse_old_release(cluster: Cluster) -> None:
     name, version = cluster.engine.name, cluster.engine.release
     since = config_folder_since(name)
     if since and version and release_of(version) < release_of(since):
+        variable, *_ = all_config_variables(name)
         raise ExportRefused(
-            f"{name} {version} reads no {CONFIG_VARIABLES[name]}, which {name} has since {since}: "
+            f"{name} {version} reads no {variable}, which {name} has since {since}: "
             f"set engine.image to {since} or later, or copy the files into the image's package"
         )
 

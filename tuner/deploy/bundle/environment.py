@@ -12,18 +12,14 @@ from tuner.deploy.cluster import Cluster, ClusterNode
 from tuner.deploy.preflight import PreflightReport
 from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIABLES
 from tuner.deploy.preflight.network import is_ip
-from tuner.engines.sglang.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as SGLANG_CONFIG_DIR
+from tuner.engines.config_variables import all_config_variables
 from tuner.engines.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_CONFIG_DIR
-from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE as VLLM_CONFIG_DIR
 from tuner.errors import MalformedCluster
 
-CONFIG_VARIABLES = {"sglang": SGLANG_CONFIG_DIR, "vllm": VLLM_CONFIG_DIR}
 
-
-def folder_variables(cluster: Cluster, *, attention: bool) -> tuple[str, ...]:
-    """The variables that name the config folder to the engine and to the attention plugin."""
-    engine = CONFIG_VARIABLES[cluster.engine.name]
-    return (engine, ATTENTION_CONFIG_DIR) if attention else (engine,)
+def has_attention(pointers: Sequence[str]) -> bool:
+    """Whether the variables that point at the config folder tell of attention files there."""
+    return ATTENTION_CONFIG_DIR in pointers
 
 
 def node_environments(
@@ -33,7 +29,7 @@ def node_environments(
 
     Raises MalformedCluster where the cluster file sets a variable of the config folder.
     """
-    reserved = folder_variables(cluster, attention=cluster.engine.name == "sglang")
+    reserved = all_config_variables(cluster.engine.name)
     tables = {f"nodes[{i}].environment": n.environment for i, n in enumerate(cluster.nodes)}
     for where, variables in {"environment": cluster.environment, **tables}.items():
         for name in reserved:

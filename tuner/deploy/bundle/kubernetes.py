@@ -18,7 +18,7 @@ from tuner.deploy.bundle.commands import (
     sglang_command,
     vllm_command,
 )
-from tuner.deploy.bundle.environment import differing, folder_variables
+from tuner.deploy.bundle.environment import differing
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.bundle.scripts import HUB_CACHE, MOUNTED, is_folder, uses_rdma
 from tuner.deploy.bundle.yamltext import without_variables, yaml_text
@@ -42,16 +42,19 @@ def no_manifest_reason(cluster: Cluster, environments: Sequence[Mapping[str, str
 
 
 def lws_manifest(
-    cluster: Cluster, environment: Mapping[str, str], folder: str, *, attention: bool = False
+    cluster: Cluster,
+    environment: Mapping[str, str],
+    folder: str,
+    *,
+    pointers: Sequence[str],
 ) -> str:
     """The manifest; `folder` is the bundle's path on every node.
 
     Any node's `environment` will do, because `no_manifest_reason` found no difference.
-    `attention`: whether the bundle holds attention files.
+    `pointers`: the variables that point at the config folder.
     """
     name = object_name(cluster.name)
-    config_folders = dict.fromkeys(folder_variables(cluster, attention=attention), MOUNTED)
-    variables = {**config_folders, **environment}
+    variables = {**dict.fromkeys(pointers, MOUNTED), **environment}
     leader, worker = _commands(cluster)
     template = {
         "size": len(cluster.nodes),

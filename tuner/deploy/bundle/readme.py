@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from tuner.deploy.bundle.commands import endpoint
-from tuner.deploy.bundle.environment import CONFIG_VARIABLES, folder_variables
+from tuner.deploy.bundle.environment import has_attention
 from tuner.deploy.bundle.keys import Keys
 from tuner.deploy.bundle.kubernetes import NODE_LABEL, object_name
 from tuner.deploy.bundle.manifest import CONFIGS
@@ -142,13 +142,13 @@ def readme_text(
     keys: Keys,
     no_kubernetes: str,
     *,
-    attention: bool,
+    pointers: Sequence[str],
 ) -> str:
     """The text of README.md. `no_kubernetes` is the reason for no Kubernetes manifest, or empty.
 
-    `attention`: whether the bundle holds attention files.
+    `pointers`: the variables that point at the config folder.
     """
-    variables = folder_variables(cluster, attention=attention)
+    attention = has_attention(pointers)
     model = cluster.model.name
     return _TEXT.format(
         name=name,
@@ -161,9 +161,9 @@ def readme_text(
         counts=_counts(statuses),
         notes="".join(f"\n> {note}\n" for note in notes),
         keys="\n".join(_key_row(asked, bundled) for asked, bundled in keys.rows()),
-        variable=CONFIG_VARIABLES[cluster.engine.name],
-        variables=" and ".join(f"`{variable}`" for variable in variables),
-        points="points" if len(variables) == 1 else "point",
+        variable=pointers[0],
+        variables=" and ".join(f"`{variable}`" for variable in pointers),
+        points="points" if len(pointers) == 1 else "point",
         attention=_attention(cluster.engine.image, device) if attention else "",
         plugin=_PROOF if attention else "",
         hash=f"`{folder_hash}`",

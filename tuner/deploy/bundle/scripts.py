@@ -6,10 +6,10 @@ Every word from the cluster file is quoted for the shell.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tuner.deploy.bundle.commands import Command, one_line
-from tuner.deploy.bundle.environment import folder_variables
+from tuner.deploy.bundle.environment import has_attention
 from tuner.deploy.bundle.manifest import CONFIGS
 from tuner.deploy.cluster import Cluster
 from tuner.errors import MalformedCluster
@@ -80,12 +80,9 @@ def script_head(title: str) -> str:
     return _HEAD.format(title=title)
 
 
-def container_variables(
-    cluster: Cluster, environment: Mapping[str, str], *, attention: bool
-) -> dict[str, str]:
+def container_variables(environment: Mapping[str, str], pointers: Sequence[str]) -> dict[str, str]:
     """A container's variables: those of the mounted config folder, then the node's own."""
-    folder = folder_variables(cluster, attention=attention)
-    return {**dict.fromkeys(folder, MOUNTED), **environment}
+    return {**dict.fromkeys(pointers, MOUNTED), **environment}
 
 
 def docker_script(
@@ -94,12 +91,12 @@ def docker_script(
     environment: Mapping[str, str],
     commands: list[Command],
     *,
-    attention: bool = False,
+    pointers: Sequence[str],
 ) -> str:
     """The script that runs a node's engine in a container.
 
-    `attention`: whether the bundle holds attention files. Raises MalformedCluster for a path that
-    docker cannot mount.
+    `pointers`: the variables that point at the config folder. Raises MalformedCluster for a path
+    that docker cannot mount.
     """
     node = cluster.nodes[rank]
     words = ["docker run --rm --init", f"--name {quoted(container_name(cluster, rank))}"]
@@ -110,7 +107,7 @@ def docker_script(
         words.append("--device /dev/infiniband")
     words.append(f'--volume "$bundle/{CONFIGS}:{MOUNTED}:ro"')
     words += model_mounts(cluster)
-    variables = container_variables(cluster, environment, attention=attention)
+    variables = container_variables(environment, pointers)
     words += [f"--env {quoted(f'{name}={value}')}" for name, value in variables.items()]
     program, *arguments = one_line(commands)
     words.append(f"--entrypoint {quoted(program)}")
@@ -119,7 +116,7 @@ def docker_script(
     title = f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, in a container."
     body = "".join(f"  {line}\n" for line in words)
     check = ""
-    if attention:
+    if has_attention(pointers):
         look = f"docker run --rm --entrypoint python3 {quoted(cluster.engine.image)}"
         check = f"{_PLUGIN}\nplugin {look} {PLUGIN_IMPORT}\n"
     return (
@@ -134,20 +131,19 @@ def bare_script(
     environment: Mapping[str, str],
     commands: list[Command],
     *,
-    attention: bool = False,
+    pointers: Sequence[str],
 ) -> str:
     """The script that runs the engine installed on a node."""
     node = cluster.nodes[rank]
     title = (
         f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, without a container."
     )
-    variables = folder_variables(cluster, attention=attention)
-    lines = [f'run export "{variable}=$bundle/{CONFIGS}"' for variable in variables]
+    lines = [f'run export "{variable}=$bundle/{CONFIGS}"' for variable in pointers]
     lines += [f"run export {quoted(f'{n}={v}')}" for n, v in environment.items()]
     lines += [_command_line("run", command) for command in commands[:-1]]
     lines.append(_command_line("last", commands[-1]))
     body = "\n".join(lines)
-    check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if attention else ""
+    check = f"{_PLUGIN}\nplugin python3 {PLUGIN_IMPORT}\n" if has_attention(pointers) else ""
     return f"{script_head(title)}{_PRINT_OPTION}{_BUNDLE}{SHOW}{_RUN}{_LAST}{check}\n{body}\n"
 
 

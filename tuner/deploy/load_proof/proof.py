@@ -13,6 +13,7 @@ from tuner.deploy.load_proof.network import Network
 EVERY_KEY = "every key"
 ATTENTION, GEMM = "attention", "gemm"
 PLUGINS = (ATTENTION, GEMM)  # the families of files that the tuner's plugin reads
+DENSE_GEMMS = ("fp8_block", "int8_block", "fp8_channel")  # of files that the engine reads itself
 
 
 class LoadOutcome(str, Enum):
@@ -84,7 +85,7 @@ class LoadProof:
 
     def problems(self) -> list[str]:
         """One line for each deviation from the tuned files."""
-        found = [_trouble(x) for x in self.loads if x.outcome not in _GOOD]
+        found = [_trouble(x) for x in self.loads if x.outcome not in _GOOD and not self._spare(x)]
         found += _unserved(self.loads)
         found += [f"hook on {h.target} failed" for h in self.hooks if not h.count]
         found += [
@@ -99,6 +100,33 @@ class LoadProof:
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
         return [*found, *_untuned(self.loads, self.deployed), *_launch(self)]
 
+    def notes(self) -> list[str]:
+        """One line for each kernel that runs without a tuned file, and was not to have one."""
+        found = [
+            f"{load.key}: no tuned file; the engine's default runs"
+            for load in self.loads
+            if self._spare(load)
+        ]
+        used = [x for x in self.loads if x.family == ATTENTION and x.outcome is LoadOutcome.LOADED]
+        if used and not any(load.key.startswith("decode") for load in used):
+            found.append(
+                "decode attention has no tuned file: the engine's own constants run; "
+                "`tuner tune MODEL --attention` makes one"
+            )
+        return found
+
+    def _spare(self, load: FileLoad) -> bool:
+        """Whether a dense GEMM's file is missing that was never made.
+
+        A bundle or folder says which files were. Without one, only an engine is known for which no
+        such file can be made.
+        """
+        if load.outcome is not LoadOutcome.DEFAULT or load.family not in DENSE_GEMMS:
+            return False
+        if not self.deployed.known:
+            return any("/vllm/" in path.replace("\\", "/") for path in load.wanted)
+        return load.key not in _tuned_keys(self.deployed)
+
     def as_dict(self) -> dict[str, Any]:
         """Values for JSON."""
         network = {**asdict(self.network), "devices": list(self.network.devices)}
@@ -106,6 +134,7 @@ class LoadProof:
         return {
             "ok": self.ok,
             "problems": self.problems(),
+            "notes": self.notes(),
             "loads": [asdict(load) for load in self.loads],
             "overrides": [asdict(override) for override in self.overrides],
             "hooks": [asdict(hook) for hook in self.hooks],
@@ -157,7 +186,7 @@ def _untuned(loads: Sequence[FileLoad], deployed: Deployed) -> Iterator[str]:
         return
     read = [load for load in loads if load.outcome is LoadOutcome.LOADED]
     tuned = {load.key for load in read if load.origin == Origin.TUNED.value}
-    wanted = {path.rpartition("/")[2].removesuffix(".json") for path in deployed.tuned}
+    wanted = _tuned_keys(deployed)
     for load in read:
         if load.origin == Origin.UNKNOWN.value:
             yield f"{load.key}: whether it was tuned is not known: give the bundle before the log"
@@ -166,6 +195,11 @@ def _untuned(loads: Sequence[FileLoad], deployed: Deployed) -> Iterator[str]:
     said = {load.key for load in loads}
     for key in sorted(wanted - tuned - said):
         yield f"{key}: in the bundle, but no line says that it was loaded"
+
+
+def _tuned_keys(deployed: Deployed) -> set[str]:
+    """The names, without .json, of a folder's tuned files."""
+    return {path.rpartition("/")[2].removesuffix(".json") for path in deployed.tuned}
 
 
 def _launch(proof: LoadProof) -> Iterator[str]:

@@ -29,6 +29,7 @@ def render_proof(proof: LoadProof) -> str:
         state = f"{hook.count} hook(s), from {hook.sources}" if hook.count else "FAILED"
         lines.append(f"{'plugin':15} {hook.target}: {state}")
     lines += _network(proof.network)
+    lines += [f"{'note':15} {note}" for note in proof.notes()]
     problems = proof.problems()
     lines += [f"{'problem':15} {problem}" for problem in problems]
     lines.append("as tuned" if proof.ok else f"not as tuned: {_count(len(problems))}")

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
 from tuner.engines.launch import Asked
+from tuner.engines.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.problems.dtypes import Dtype
 
 # VLLM_TUNED_CONFIG_FOLDER is in vllm/envs.py of 0.10.1's wheel, and not in 0.10.0's (PR 22791).
 CONFIG_FOLDER_SINCE = "0.10.1"
+CONFIG_FOLDERS = {CONFIG_DIR_VARIABLE: "*.json"}  # each with what a folder must hold for it
 UNFUSING_FLAG = ""
 
 

@@ -24,7 +24,7 @@ from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.space import smaller_configs
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
-from tuner.render import table
+from tuner.render import folded, table
 
 
 @dataclass(frozen=True)
@@ -78,25 +78,33 @@ class AttentionCheck:
         }
 
     def as_text(self) -> str:
+        lines = []
+        for problem in dict.fromkeys(checked.problem for checked in self.kernels):
+            mine = [checked for checked in self.kernels if checked.problem == problem]
+            lines += [problem.spec(), self._table(mine)]
+            lines += [f"{one.kernel}: {why}" for one in mine if (why := _why(one))]
+            lines.append("")
+        bad = sum(not checked.compiled.ok for checked in self.kernels)
+        verdict = f"{bad} would crash" if bad else "all fit"
+        lines.append(self.device.shared_limit)
+        many = "kernel" if len(self.kernels) == 1 else "kernels"
+        lines.append(
+            f"{len(self.kernels)} {many} of {self.engine} on {self.device.name}: {verdict}"
+        )
+        lines += remedy_lines(self.remedy, self.engine) if self.remedy else ()
+        return folded("\n".join(lines))
+
+    def _table(self, kernels: Sequence[CheckedKernel]) -> str:
         rows = [
             (
-                checked.problem.spec(),
                 checked.kernel,
                 _text(checked.config),
                 checked.compiled.shared_bytes,
-                self.device.shared_optin_bytes,
                 "fits" if checked.compiled.ok else "would crash",
-                _why(checked),
             )
-            for checked in self.kernels
+            for checked in kernels
         ]
-        headers = ("problem", "kernel", "config", "shared", "limit", "verdict", "detail")
-        bad = sum(not checked.compiled.ok for checked in self.kernels)
-        verdict = f"{bad} would crash" if bad else "all fit"
-        many = "kernel" if len(rows) == 1 else "kernels"
-        where = f"{len(rows)} {many} of {self.engine} on {self.device.name}"
-        lines = [table(headers, rows), "", f"{where}: {verdict}"]
-        return "\n".join([*lines, *(remedy_lines(self.remedy, self.engine) if self.remedy else ())])
+        return table(("kernel", "constants", "shared", "verdict"), rows)
 
 
 def remedy_lines(remedy: Remedy, engine: str) -> list[str]:

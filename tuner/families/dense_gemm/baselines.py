@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config
 from tuner.families.dense_gemm.engine import GemmEngine, ShippedFile
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
 from tuner.problems.points import Config, Point
+from tuner.tuning.pointwise import Baselines
 
 # A file's entry is taken to be tuned for batch sizes up to this many times its key, and down to
 # this part of it. Some shipped files begin at 2,048: their first entry serves all smaller sizes.
 NEAR = 2
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """What the engine runs at each point that a file must hold.
-
-    An exported file must hold them all, because with a file the engine no longer uses its default,
-    and picks the entry of the nearest size.
-    """
-
-    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" where there is one
-    tuned_near: frozenset[Point]  # where the shipped entry was tuned for a batch of about this size
 
 
 def find_baselines(

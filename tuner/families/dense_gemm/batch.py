@@ -6,9 +6,6 @@ weights of a layer are not when a server comes to it. This takes one of three wa
 - weights that are much larger than L2 push themselves out;
 - otherwise each launch has its own copy;
 - where all copies together would stay in L2, they are pushed out before a graph is timed.
-
-A race times its candidates at several places in memory, because the ratio of two candidates' times
-depends on the places, and a server's tensors lie elsewhere again.
 """
 
 from __future__ import annotations
@@ -33,6 +30,7 @@ from tuner.families.dense_gemm.inputs import (
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import worst_error
+from tuner.measure.cold import COLD, ColdCache
 from tuner.measure.timing import LAUNCHES, BoundKernel, Chain, run_chain
 from tuner.problems.dtypes import Dtype
 
@@ -41,7 +39,6 @@ from tuner.problems.dtypes import Dtype
 WORST_ERROR = {Dtype.FP8_W8A8: 0.03, Dtype.INT8_W8A8: 0.015}
 CHECKED = 1 << 25  # elements of C that are compared; of more, evenly spread rows
 KEPT_BYTES = 1 << 33  # of cached batches
-COLD = 2  # times the size of L2: what pushes everything else out
 PLACES = 4  # in memory, at which a race times its candidates
 
 
@@ -127,8 +124,7 @@ class Batches:
 
     def push_out(self) -> None:
         """Read enough memory that nothing of the weights stays in L2, where that is needed."""
-        if self._filler is not None:
-            torch.sum(self._filler, dim=0, out=self._sum)
+        self._cold.push_out()
 
     def needed_bytes(self, largest: int) -> int:
         """Bytes of device memory for the largest batch, with its reference and the copies of B."""
@@ -156,15 +152,9 @@ class Batches:
         return [[one.clone() for one in self._weights] for _ in range(PLACES - 1)]
 
     @cached_property
-    def _filler(self) -> Tensor | None:
+    def _cold(self) -> ColdCache:
         held = self._problem.N * self._problem.K * self._copies
-        if self._copies == 1 or held > COLD * self._l2_bytes:
-            return None
-        return torch.zeros(COLD * self._l2_bytes // 4, dtype=torch.float32, device="cuda")
-
-    @cached_property
-    def _sum(self) -> Tensor:
-        return torch.empty((), dtype=torch.float32, device="cuda")
+        return ColdCache(self._l2_bytes, held)
 
     def _make(self, batch_size: int) -> Batch:
         activations = [

@@ -21,7 +21,7 @@ from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status
-from tuner.render import table
+from tuner.render import folded, table
 
 FILE_OPTIONS: tuple[str, ...] = ()  # the names have all sizes
 EXAMPLE_NAME = "N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
@@ -89,7 +89,7 @@ class GemmFileCheck:
         }
 
     def as_text(self) -> str:
-        headers = ("M", "M N K blocks", "group", "warps", "stages", "further", "shared", "limit")
+        headers = ("M", "M N K blocks", "group", "warps", "stages", "further", "shared")
         lines = []
         for file in dict.fromkeys(entry.file for entry in self.entries):
             rows = [
@@ -97,7 +97,6 @@ class GemmFileCheck:
                     entry.batch_size,
                     *config_cells(entry.config),
                     entry.compiled.shared_bytes if entry.compiled else None,
-                    self.device.shared_optin_bytes,
                     "fits" if entry.fits and entry.compiled else entry.status,
                     entry.why,
                 )
@@ -112,7 +111,8 @@ class GemmFileCheck:
         verdict = f"{bad} cannot run" if bad else "all can run"
         if few := len(self.warnings):
             verdict += f"; {few} {'file is' if few == 1 else 'files are'} likely slower than none"
-        return "\n".join([*lines, f"{len(self.entries)} entries on {self.device.name}: {verdict}"])
+        count = f"{len(self.entries)} entries on {self.device.name}: {verdict}"
+        return folded("\n".join([*lines, self.device.shared_limit, count]))
 
 
 def claims(name: str, engine: Engine) -> bool:

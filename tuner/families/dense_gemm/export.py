@@ -1,159 +1,45 @@
-"""Make the files that servers read from the winners of dense GEMMs.
-
-The engine says where the files go and how they are written: a `Layout`.
-"""
+"""Make the files that servers read from the winners of dense GEMMs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_config_file
 from tuner.errors import ExportRefused
-from tuner.export.files import provenance_row, read_sidecar, sidecar_fields
-from tuner.export.selection import refuse_shared_files
+from tuner.export.files import provenance_row
+from tuner.export.sized_files import Layout, SizedFile, plan_files
 from tuner.families.dense_gemm.engine import GemmEngine
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.problems.points import Config
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
-from tuner.problems.results import Environment, Status
-
-# The environment fields that an earlier measured row must share with the winners to be kept.
-_OF_KERNELS = ("engine", "engine_version", "triton", "kernel_hash")
-
-
-@dataclass(frozen=True)
-class Content:
-    """The entries of a file, and what they are for."""
-
-    problem: DenseGemm
-    environment: Environment
-    entries: Mapping[int, Config]  # by M, ascending, as the engine's loader returns them
-    statuses: Mapping[int, Status]
-
-
-class Layout(Protocol):
-    """Where the files of an export are, and how they are written."""
-
-    def path(self, problem: DenseGemm, triton: str) -> Path: ...
-    def sidecar(self, path: Path) -> Path: ...
-    def text(self, content: Content) -> str: ...
-
-
-@dataclass(frozen=True)
-class GemmFileExport:
-    """One file to write: a problem for a device and a Triton version."""
-
-    path: Path
-    sidecar: Path
-    content: Content
-    written: str
-    provenance: Mapping[str, Any]  # the sidecar's JSON
-
-    @property
-    def problem(self) -> DenseGemm:
-        return self.content.problem
-
-    @property
-    def triton(self) -> str:
-        return self.content.environment.triton
-
-    @property
-    def entries(self) -> Mapping[int, Config]:
-        return self.content.entries
-
-    @property
-    def statuses(self) -> Mapping[int, Status]:
-        return self.content.statuses
-
-    def text(self) -> str:
-        return self.written
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner export --json` that only this family has."""
-        return {"batch_sizes": list(self.entries)}
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """A bundle manifest's row for each entry."""
-        for size, row in self.provenance["entries"].items():
-            yield {
-                "problem": self.provenance["problem"],
-                "batch_size": int(size),
-                **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
-                "published_at": row["published_at"],
-                "config": row["config"],
-            }
 
 
 def plan_gemm(
     winners: Sequence[Winner], engine: GemmEngine, device: Device, layout: Layout
-) -> list[GemmFileExport]:
-    """The files to write. Entries that an earlier export measured with the same kernels are not
-    replaced by predicted ones.
-
-    Raises ExportRefused if two problems need the same file, and UnsupportedKernel if the engine
-    reads no file for a problem.
+) -> list[SizedFile]:
+    """The files to write; see `plan_files`. Raises UnsupportedKernel if the engine reads no file
+    for a problem.
     """
-
-    def key(winner: Winner) -> tuple[Path, str]:
-        problem = _problem(winner)
-        return layout.path(problem, winner.environment.triton), problem.spec()
-
-    by_file = groupby(sorted(winners, key=key), key=key)
-    files = [_plan(list(group), engine, device, layout) for _, group in by_file]
-    refuse_shared_files((file.path, file.problem) for file in files)
-    return files
+    return plan_files(winners, layout, lambda winner: _row(winner, engine, device))
 
 
-def verify_gemm(file: GemmFileExport, engine: GemmEngine, device: Device, root: Path) -> None:
+def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path) -> None:
     """Raises ExportRefused if the engine's rules find another file or run other entries.
 
     For files in the engine's package.
     """
-    found = engine.find_file(root, file.problem, device)
+    problem = gemm_of(file.problem)
+    found = engine.find_file(root, problem, device)
     if found != file.path:
         raise ExportRefused(f"wrote {file.path}, but {engine.name}'s rules find {found}")
     entries = read_config_file(found, engine.fields(engine.read_file_name(found.name))).entries
     for size, config in file.entries.items():
-        picked = engine.effective(file.problem, engine.pick(entries, size), device.target)
+        picked = engine.effective(problem, engine.pick(entries, size), device.target)
         if picked != config:
             raise ExportRefused(f"{found}: {engine.name} runs {picked} at M={size}")
-
-
-def _plan(
-    winners: Sequence[Winner], engine: GemmEngine, device: Device, layout: Layout
-) -> GemmFileExport:
-    newest = max(winners, key=lambda winner: winner.published_at)
-    problem, environment = _problem(newest), newest.environment
-    path = layout.path(problem, environment.triton)
-    sidecar = layout.sidecar(path)
-    # A file holds for one version of the kernels. Winners for other versions are out of date.
-    rows = {
-        winner.entry.point.batch_size: _row(winner, engine, device)
-        for winner in winners
-        if _of_kernels(winner.environment) == _of_kernels(environment)
-    }
-    for size, row in _measured_earlier(path, sidecar, newest).items():
-        if size not in rows or rows[size]["status"] != row["status"]:
-            rows[size] = row
-    sizes = sorted(rows)
-    content = Content(
-        problem,
-        environment,
-        entries={size: Config(rows[size]["config"]) for size in sizes},
-        statuses={size: Status(rows[size]["status"]) for size in sizes},
-    )
-    text = layout.text(content)
-    provenance = {
-        **sidecar_fields(path.name, text),
-        "problem": problem.spec(),
-        "entries": {str(size): rows[size] for size in sizes},
-    }
-    return GemmFileExport(path, sidecar, content, text, provenance)
 
 
 def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
@@ -162,7 +48,7 @@ def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
     Per channel, a file may have null where the engine's own choice stays. Without an entry it runs
     another kernel there, which may be faster than the default of its Triton kernel.
     """
-    problem = _problem(winner)
+    problem = gemm_of(winner.problem)
     entry = engine.effective(problem, winner.entry.config, device.target)
     default = winner.entry.incumbents.get("default")
     own = default is not None and default.config == winner.entry.config
@@ -170,32 +56,7 @@ def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
     return {**provenance_row(winner), "config": {} if left_alone else dict(entry)}
 
 
-def _problem(winner: Winner) -> DenseGemm:
-    assert isinstance(winner.problem, DenseGemm)  # `plan_gemm` takes only this family's winners
-    return winner.problem
-
-
-def _of_kernels(environment: Environment) -> dict[str, Any]:
-    fields = asdict(environment)
-    return {name: fields[name] for name in _OF_KERNELS}
-
-
-def _measured_earlier(path: Path, sidecar: Path, newest: Winner) -> dict[int, dict[str, Any]]:
-    """The measured rows of an existing sidecar for this problem and the newest kernels.
-
-    This is empty if the sidecar is not ours, or belongs to another problem with this file name.
-    """
-    provenance = read_sidecar(path, sidecar) or {}
-    now = _of_kernels(newest.environment)
-    try:
-        if provenance["problem"] != newest.problem.spec():
-            return {}
-        rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
-        return {
-            size: row
-            for size, row in rows.items()
-            if row["status"] == Status.OK.value
-            and all(row["environment"][name] == value for name, value in now.items())
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
+def gemm_of(problem: Problem) -> DenseGemm:
+    """The problem as one of this family, which is the only one that these files are for."""
+    assert isinstance(problem, DenseGemm)
+    return problem

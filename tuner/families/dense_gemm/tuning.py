@@ -7,9 +7,8 @@ from functools import cached_property
 
 from tuner.compile.candidates import Binder, Companions
 from tuner.errors import BadInput
-from tuner.families.dense_gemm.baselines import Baselines, find_baselines
+from tuner.families.dense_gemm.baselines import find_baselines
 from tuner.families.dense_gemm.cells import config_cells
-from tuner.families.dense_gemm.choose import GemmChooser, Policy
 from tuner.families.dense_gemm.companions import companions_of
 from tuner.families.dense_gemm.engine import GemmKernels, ShippedFile, gemm_engine
 from tuner.families.dense_gemm.predict.predictor import CLEAR_GAIN, GemmPredictor
@@ -20,6 +19,7 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.pointwise import Baselines, PointwiseChooser, Policy
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
@@ -172,7 +172,7 @@ class GemmRun(TuningRun):
         return Plan(
             requested=self.points,
             incumbents=self._baselines.configs,
-            chooser=GemmChooser(self._baselines, policy, self.points),
+            chooser=PointwiseChooser(self._baselines, policy, self.points),
         )
 
     @cached_property

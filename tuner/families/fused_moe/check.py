@@ -19,7 +19,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled
-from tuner.render import table
+from tuner.render import folded, table
 from tuner.tuning.report import config_cells, config_json
 
 # File names lack K and top_k. Shared memory depends on K only if a block does not divide it, and
@@ -75,7 +75,7 @@ class ConfigFileCheck:
         }
 
     def as_text(self) -> str:
-        headers = ("gemm", "M", "M N K blocks", "group", "warps", "stages", "shared", "limit")
+        headers = ("gemm", "M", "M N K blocks", "group", "warps", "stages", "shared")
         lines = []
         for file in dict.fromkeys(entry.file for entry in self.entries):
             rows = [
@@ -84,7 +84,6 @@ class ConfigFileCheck:
                     entry.batch_size,
                     *config_cells(entry.config),
                     entry.compiled.shared_bytes,
-                    self.device.shared_optin_bytes,
                     "fits" if entry.compiled.ok else entry.compiled.status.value,
                     entry.compiled.detail,
                 )
@@ -94,7 +93,8 @@ class ConfigFileCheck:
             lines += [str(file), table((*headers, "verdict", "detail"), rows), ""]
         bad = sum(not entry.compiled.ok for entry in self.entries)
         verdict = f"{bad} cannot run" if bad else "all can run"
-        return "\n".join([*lines, f"{len(self.entries)} entries on {self.device.name}: {verdict}"])
+        count = f"{len(self.entries)} entries on {self.device.name}: {verdict}"
+        return folded("\n".join([*lines, self.device.shared_limit, count]))
 
 
 def claims(name: str, engine: Engine) -> bool:

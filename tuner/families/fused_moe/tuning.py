@@ -126,9 +126,8 @@ class MoeRun(TuningRun):
 
     def _prediction(self) -> tuple[Bench, Strategy]:
         request = self.request
-        predictor = Predictor(request.device, self._problem, self._corpus)
         legal = {point: self._legal(point) for point in self.points}
-        chosen = predictor.shortlist_all(
+        chosen = self._predictor.shortlist_all(
             legal, PREDICT_KERNELS[request.effort], one_config=self._one_config
         )
         listed = [
@@ -136,7 +135,14 @@ class MoeRun(TuningRun):
             for point, some in chosen.items()
             for config in _best_of_each_block(some)
         ]
-        return SerialBench(self._compiler, predictor, self.points), FixedStrategy(listed)
+        return self._predicting(), FixedStrategy(listed)
+
+    def _predicting(self) -> Bench:
+        return SerialBench(self._compiler, self._predictor, self.points)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self.request.device, self._problem, self._corpus)
 
     def _legal(self, point: Point) -> Sequence[Config]:
         """The configurations of a point's space that share a stored partner's BLOCK_SIZE_M."""
@@ -216,8 +222,7 @@ class MoeRun(TuningRun):
 
     def _foreseen(self) -> dict[Point, list[Config]]:
         """The device model's best on the engine's grid, where the model is most accurate."""
-        request = self.request
-        predictor = Predictor(request.device, self._problem, self._corpus)
+        request, predictor = self.request, self._predictor
         grids: dict[Part, Space] = {
             g: space_for(self._problem, request.device, g) for g in self._gemms
         }

@@ -201,9 +201,17 @@ def _bucket_row(bucket: BucketKey, winners: Sequence[Winner]) -> dict[str, Any]:
 
 
 def _bucket_status(winners: Sequence[Winner]) -> Status:
-    """The weakest status of the points. Raises ExportRefused if their configurations differ."""
+    """The weakest status of the points; INCUMBENT where the engine's own constants were kept.
+
+    Decode with chosen splits names its constants even then, because sglang's own launch would use
+    the room of the longest plan. Raises ExportRefused if configurations of the points differ.
+    """
     entries = [winner.entry for winner in winners]
     first = entries[0]
+    problem = winners[0].problem
+    assert isinstance(problem, Attention)
+    if all(_is_default(entry) for entry in entries) and not problem.chooses_splits:
+        return Status.INCUMBENT
     for other in entries[1:]:
         if at_launch(other.config) != at_launch(first.config):
             if all(_is_default(entry) for entry in entries):

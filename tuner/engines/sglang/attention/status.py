@@ -58,6 +58,11 @@ class AttentionStatus:
         """Whether a file is used, or there are none."""
         return not self.checks or any(check.used for check in self.checks)
 
+    def without_file(self) -> list[str]:
+        """The phases that every model has, and for which no file is used though others are."""
+        used = {check.file.problem.phase for check in self.checks if check.used and check.file}
+        return [p.value for p in (Phase.EXTEND, Phase.DECODE) if used and p not in used]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "engine": {
@@ -71,6 +76,7 @@ class AttentionStatus:
             "root": str(self.root) if self.root else None,
             "trouble": self.trouble or None,
             "files": [self._as_json(check) for check in self.checks],
+            "without_file": self.without_file(),
             "server_flags": dict(self.flags),
             "environment": dict(self.environment),
         }
@@ -86,6 +92,8 @@ class AttentionStatus:
         if self.checks:
             rows = [self._row(check) for check in self.checks]
             lines += ["", table(("problem", "entries", "would be", "why"), rows)]
+        if missing := self.without_file():
+            lines += ["", f"{' and '.join(missing)}: no file; sglang's own constants run"]
         if any(check.used for check in self.checks):
             lines += ["", f"start the server with: {_command_line(self.flags)}"]
             lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]

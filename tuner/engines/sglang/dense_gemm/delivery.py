@@ -25,13 +25,8 @@ from tuner.engines.sglang.plugin.gemm_loaders import fields_of
 from tuner.errors import ExportRefused, MalformedConfigFile, UnsupportedKernel, UnwritableOutput
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.files import PROVENANCE
-from tuner.families.dense_gemm.export import (
-    Content,
-    GemmFileExport,
-    Layout,
-    plan_gemm,
-    verify_gemm,
-)
+from tuner.export.sized_files import Content, Layout, SizedFile
+from tuner.families.dense_gemm.export import gemm_of, plan_gemm, verify_gemm
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
@@ -46,14 +41,14 @@ class PackageLayout:
     device: Device
     root: Path
 
-    def path(self, problem: DenseGemm, triton: str) -> Path:
-        return self.root / "configs" / self.gemm.file_name(problem, self.device)
+    def path(self, problem: Problem, triton: str) -> Path:
+        return self.root / "configs" / self.gemm.file_name(gemm_of(problem), self.device)
 
     def sidecar(self, path: Path) -> Path:
         return self.root / PROVENANCE / path.name
 
     def text(self, content: Content) -> str:
-        return config_file_text(content.entries, fields_of(content.problem.block))
+        return config_file_text(content.entries, fields_of(gemm_of(content.problem).block))
 
 
 @dataclass(frozen=True)
@@ -63,8 +58,8 @@ class PluginLayout:
     device: Device
     root: Path
 
-    def path(self, problem: DenseGemm, triton: str) -> Path:
-        name = gemm_file_name(problem, self.device.name)
+    def path(self, problem: Problem, triton: str) -> Path:
+        name = gemm_file_name(gemm_of(problem), self.device.name)
         return self.root / FOLDER / version_folder(triton) / name
 
     def sidecar(self, path: Path) -> Path:
@@ -105,9 +100,7 @@ class GemmDelivery:
             "need one: write them into its package instead (--into-engine)"
         )
 
-    def plan(
-        self, winners: Sequence[Winner], device: Device, root: Path
-    ) -> Sequence[GemmFileExport]:
+    def plan(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[SizedFile]:
         layout: Layout = PluginLayout(device, root)
         if root == self.engine_root:
             layout = PackageLayout(self.gemm, device, root)
@@ -122,7 +115,7 @@ class GemmDelivery:
 
     def verify(self, files: Iterable[PlannedFile], device: Device, root: Path) -> None:
         for file in files:
-            assert isinstance(file, GemmFileExport)  # `plan` made it
+            assert isinstance(file, SizedFile)  # `plan` made it
             if root == self.engine_root:
                 verify_gemm(file, self.gemm, device, root)
             else:
@@ -149,7 +142,7 @@ def plugin_file(content: Content) -> GemmFile:
     """The plugin's file with this content."""
     environment = content.environment
     return GemmFile(
-        content.problem,
+        gemm_of(content.problem),
         environment.device,
         environment.engine,
         environment.engine_version,
@@ -160,7 +153,7 @@ def plugin_file(content: Content) -> GemmFile:
     )
 
 
-def _prove_readable(file: GemmFileExport) -> None:
+def _prove_readable(file: SizedFile) -> None:
     """Raises ExportRefused if servers would read other entries than the file holds, and
     UnwritableOutput where no temporary file can be written.
     """
@@ -175,7 +168,7 @@ def _prove_readable(file: GemmFileExport) -> None:
         ) from None
 
 
-def _verify_plugins(file: GemmFileExport, written: Path) -> None:
+def _verify_plugins(file: SizedFile, written: Path) -> None:
     """Raises ExportRefused if the file `written` reads as other entries than `file` holds."""
     name = file.path.name
     try:

@@ -173,12 +173,17 @@ class ChosenSplits:
         import torch  # noqa: PLC0415
 
         rows, lengths, numbers, columns = self._grid
-        # A sequence counts as one of so many of its length as would make up the batch. So one that
-        # is much longer than the others gets as many splits as in a small batch.
-        alike = torch.bucketize(seq_lens.sum() / seq_lens, rows, right=True)
+        # It runs before each step of the server, where each operation takes some microseconds.
         index = torch.bucketize(seq_lens.to(lengths.dtype), lengths, right=True)
-        found = numbers.take(index.add_(alike, alpha=columns))
-        torch.clamp(found, max=room, out=num_kv_splits)
+        if len(seq_lens) > 1 and len(rows):
+            # A sequence counts as one of so many of its length as would make up the batch. So one
+            # that is much longer than the others gets as many splits as in a small batch. A batch
+            # of one is in the first row.
+            alike = torch.bucketize(seq_lens.sum() / seq_lens, rows, right=True)
+            index.add_(alike, alpha=columns)
+        torch.take(numbers, index, out=num_kv_splits)
+        if room < self._table.most:
+            num_kv_splits.clamp_(max=room)
 
     @cached_property
     def _grid(self) -> tuple[Any, Any, Any, int]:

@@ -93,8 +93,9 @@ class AttentionFile:
 
     @property
     def predicted(self) -> bool:
-        """Whether no entry was measured."""
-        return all(entry.status is not Status.OK for entry in self.entries)
+        """Whether entries were predicted, and none was measured."""
+        statuses = {entry.status for entry in self.entries}
+        return Status.PREDICTED in statuses and Status.OK not in statuses
 
     def path_under(self, root: Path) -> Path:
         """The path of the file under a root."""

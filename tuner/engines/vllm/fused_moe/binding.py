@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import REQUIRED_FIELDS, launch_options
-from tuner.engines.vllm.fused_moe.functions import EngineFunctions
+from tuner.engines.vllm.functions import EngineFunctions
 from tuner.engines.vllm.fused_moe.loader_rules import SOURCE
 from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
@@ -96,7 +96,7 @@ class VLLMMoeKernels:
         return binder_of(self, problem, target)
 
     def _functions_on(self, target: Target) -> EngineFunctions:
-        return self._functions.setdefault(target, EngineFunctions(self.engine, target))
+        return self._functions.setdefault(target, EngineFunctions(self.engine, SOURCE, target))
 
     def _launch(
         self, layer: _Layer, config: Config, functions: EngineFunctions, *, zero_points: bool

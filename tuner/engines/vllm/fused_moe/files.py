@@ -18,11 +18,12 @@ from tuner.engines.config_files import (
     nearest_entry,
     read_lenient,
 )
+from tuner.engines.vllm.functions import device_functions
 from tuner.engines.vllm.fused_moe.binding import VLLMMoeKernels, lift_fused_moe
 from tuner.engines.vllm.fused_moe.file_names import dtype_word, parse_file_name
-from tuner.engines.vllm.fused_moe.functions import device_functions
 from tuner.engines.vllm.fused_moe.loader_rules import (
     CONFIG_DIR_VARIABLE,
+    SOURCE,
     LoaderRules,
     read_loader_rules,
 )
@@ -92,7 +93,9 @@ class VLLMFusedMoe:
             "dtype": dtype_word(problem),
             "block_shape": _block_shape(problem),
         }
-        name: str = device_functions(self.engine, device).call("get_config_file_name", arguments)
+        name: str = device_functions(self.engine, SOURCE, device).call(
+            "get_config_file_name", arguments
+        )
         return name
 
     def read_file_name(self, name: str) -> FileKey:
@@ -132,7 +135,7 @@ class VLLMFusedMoe:
             "is_marlin": False,
             "block_shape": _block_shape(problem),
         }
-        found = device_functions(self.engine, device).call("get_default_config", arguments)
+        found = device_functions(self.engine, SOURCE, device).call("get_default_config", arguments)
         # Its launcher sets SPLIT_K to 1 in any case.
         return Config({name: value for name, value in found.items() if name != "SPLIT_K"})
 

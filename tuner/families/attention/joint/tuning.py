@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 
 from tuner.compile.candidates import Binder
@@ -43,9 +44,10 @@ class JointRun(AttentionRun):
         found: dict[str, int] = {}
         for sizes in self._sizes:
             for point in sizes.stage_1.points:
-                pairs = len(self._pairs[point])
-                around = min(3, pairs)
-                most = 2 * (1 + pairs) + (stage_1 + reductions) * around
+                pairs = self._pairs[point]
+                at_room = max(Counter(room for _, room in pairs).values())
+                around = min(3, at_room)  # half of the best number of splits, it, and twice
+                most = 2 * (1 + len(pairs)) + stage_1 * around + reductions * at_room
                 found[point.size] = found.get(point.size, 0) + most
         return found
 

@@ -104,7 +104,7 @@ def parse_workload(text: str) -> str | Workload:
         return text
     if text.endswith(".toml") or "/" in text:
         return read_workload(Path(text))
-    raise MalformedWorkload(f"{_unknown(text)}; a file's name ends in .toml")
+    raise MalformedWorkload(f"{_unknown(text)}; there is no such file either")
 
 
 def read_points(values: object) -> tuple[WorkPoint, ...]:

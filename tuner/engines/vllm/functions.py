@@ -1,4 +1,4 @@
-"""vLLM's own functions for fused MoE, run with stand-ins for the card and its settings."""
+"""vLLM's own functions, run with stand-ins for the card and its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP, Target
-from tuner.engines.vllm.fused_moe.loader_rules import SOURCE
 from tuner.engines.vllm.package import VLLM
 from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import Launch, Namespace, Unknown, stand_in_torch, stand_in_triton
@@ -26,11 +25,13 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class EngineFunctions:
-    """The functions of one copy of vLLM for one target."""
+    """The functions of one file of a copy of vLLM, for one target."""
 
     engine: VLLM
+    source: str  # the file, below the engine's folder
     target: Target
     device_name: str = ""  # as the driver gives it; "" where nothing asks
+    known: Mapping[str, object] = field(default_factory=dict)  # further stand-ins, by name
     _launches: list[Launch] = field(default_factory=list)
     _opened: list[Definitions] = field(default_factory=list)
 
@@ -52,17 +53,17 @@ class EngineFunctions:
         if not self._opened:
             engine = self.engine
             origin = f"{engine.name} {engine.version}"
-            known = _stand_ins(self.target, self.device_name, self._launches)
-            source = engine.root / SOURCE
+            known = {**_stand_ins(self.target, self.device_name, self._launches), **self.known}
+            source = engine.root / self.source
             self._opened.append(
                 Definitions(source, engine.root, origin, known, self._launches.append)
             )
         return self._opened[0]
 
 
-def device_functions(engine: VLLM, device: Device) -> EngineFunctions:
-    """The functions for a card, which may ask for its name."""
-    return EngineFunctions(engine, device.target, _NAMES.get(device.name, device.name))
+def device_functions(engine: VLLM, source: str, device: Device) -> EngineFunctions:
+    """The functions of a file for a card, which may ask for its name."""
+    return EngineFunctions(engine, source, device.target, _NAMES.get(device.name, device.name))
 
 
 def _stand_ins(target: Target, device_name: str, launches: list[Launch]) -> dict[str, object]:

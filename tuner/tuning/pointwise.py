@@ -1,4 +1,4 @@
-"""Choose the entry of every point from a dense GEMM's trials. Each point stands alone.
+"""Choose the entry of every point from a run's trials, where each point stands alone.
 
 Without this tuner the engine runs its shipped entry if its loader finds one, else its default. A
 shipped entry may be slower than the default, so a configuration replaces them only if it is faster
@@ -12,11 +12,22 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from tuner.errors import NothingFits
-from tuner.families.dense_gemm.baselines import Baselines
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
 
 FINALISTS = 4  # per point, besides the incumbents and the neighbours' choices
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What the engine runs at each point that a file must hold.
+
+    An exported file must hold them all, because with a file the engine no longer uses its default,
+    and picks the entry of the nearest size.
+    """
+
+    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" where there is one
+    tuned_near: frozenset[Point]  # where the shipped entry was tuned for a batch of about this size
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class _PointTrials:
 
 
 @dataclass(frozen=True)
-class GemmChooser:
+class PointwiseChooser:
     """`choose` and `finalists` for one run."""
 
     baselines: Baselines

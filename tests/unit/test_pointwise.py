@@ -6,8 +6,8 @@ import pytest
 from gemm_cases import baselines, point, tile, trial
 
 from tuner.errors import NothingFits
-from tuner.families.dense_gemm.choose import GemmChooser, Policy
 from tuner.problems.results import Entry, Status, Trial
+from tuner.tuning.pointwise import PointwiseChooser, Policy
 
 DEFAULT, SHIPPED = tile(), tile(n=64, group=1)
 NARROW, OTHER = tile(16, 32, stages=6, group=1), tile(16, 64, stages=5, group=1)
@@ -18,8 +18,8 @@ PREDICTED = Policy(gain=0.05, tie=0.0, trust_shipped=True)
 
 def chooser(
     by_size: dict[int, dict], policy: Policy = MEASURED, *, tuned_near: tuple[int, ...] = ()
-) -> GemmChooser:
-    return GemmChooser(baselines(by_size, tuned_near), policy, [point(M) for M in by_size])
+) -> PointwiseChooser:
+    return PointwiseChooser(baselines(by_size, tuned_near), policy, [point(M) for M in by_size])
 
 
 def chosen(*trials: Trial, policy: Policy = MEASURED, near: tuple[int, ...] = ()) -> Entry:
@@ -94,7 +94,7 @@ def test_a_neighbours_choice_that_does_not_beat_the_engine_is_not_taken() -> Non
 
 def test_sizes_that_were_not_tuned_keep_what_the_engine_runs_or_get_the_nearest() -> None:
     by_size = {1: {"default": DEFAULT}, 8: BOTH, 64: {"default": DEFAULT}}
-    one = GemmChooser(baselines(by_size), MEASURED, [point(1)])
+    one = PointwiseChooser(baselines(by_size), MEASURED, [point(1)])
     trials = [trial(1, DEFAULT, 30.0), trial(1, NARROW, 20.0)]
     trials += [trial(8, SHIPPED, 1.0, Status.INCUMBENT), trial(64, DEFAULT, None)]
     entries = one.choose(trials)

@@ -1,0 +1,62 @@
+"""Bundles: all that a cluster needs to start its servers with the stored results."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.auth import Reader
+from api.bodies import JsonRoute
+from api.bundles import make_bundle, read_posted
+from api.errors import responses
+from api.schemas_in import BundleIn
+from api.state import ApiDep
+from tuner.deploy.bundle.build import Bundle
+from tuner.devices.table import find_device
+
+router = APIRouter(prefix="/v1/bundles", tags=["results"], route_class=JsonRoute)
+
+MEDIA = "application/gzip"
+
+
+@router.post(
+    "",
+    response_class=Response,
+    responses={
+        **responses(409, 415),
+        200: {
+            "description": "The archive, without a signature; equal stores give equal bytes.",
+            "content": {MEDIA: {"schema": {"type": "string", "format": "binary"}}},
+            "headers": {
+                "Content-Disposition": {
+                    "description": "The name of the archive.",
+                    "schema": {"type": "string"},
+                },
+            },
+        },
+    },
+)
+async def make_archive(body: BundleIn, caller: Reader, api: ApiDep, request: Request) -> Response:
+    """Pack a device's winners with launch scripts and checks for a cluster, as a .tar.gz."""
+    return archive_of(await bundle_of(body, api, request))
+
+
+async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
+    """The bundle of a body. Bundles and exports are made one at a time."""
+    if end_turn := request.scope["state"].get("end_turn"):  # bundles wait for one another alone
+        end_turn()
+    cluster, device = read_posted(body.cluster), find_device(body.device)
+    return await api.exports.making.take(
+        lambda: make_bundle(
+            api.store,
+            cluster,
+            device,
+            allow_predicted=body.allow_predicted,
+            allow_missing=body.allow_missing,
+        )
+    )
+
+
+def archive_of(bundle: Bundle) -> Response:
+    """A bundle as a download."""
+    name = {"Content-Disposition": f'attachment; filename="{bundle.name}.tar.gz"'}
+    return Response(bundle.archive, media_type=MEDIA, headers={**name, "Cache-Control": "no-store"})

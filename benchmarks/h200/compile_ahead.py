@@ -1,0 +1,144 @@
+"""What a run costs a GPU whose kernels were compiled ahead on another machine.
+
+On any machine with the same Triton, without a GPU:
+    python benchmarks/h200/compile_ahead.py prepare ARCHIVE.tar --device H100
+On the GPU's host:
+    python benchmarks/h200/compile_ahead.py measure OUT --archive ARCHIVE.tar --device H100 \
+        --runs warm,warm4,cold
+
+`prepare` does the R1 job's compile work and packs the shared cache. Each run of `measure` begins
+with an empty store and empty caches of its own. `warm` has the shared cache, `warm4` has it and
+four cores, `cold` has no shared cache. OUT gets the report of each run, and `runs.json`: wall
+seconds of the whole command, GPU seconds, idle ones, CPU seconds, kernels compiled and taken from
+the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
+from tuner.measure.workbench import Workbench
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import MeasureKind
+from tuner.tuning.ahead import Ahead
+from tuner.tuning.request import Effort, Source
+from tuner.tuning.run import Request, open_run
+
+R1 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+KEY = "of-a-benchmark-that-guards-nothing"  # both sides know it
+RUNS = ("warm", "warm4", "cold")
+FEW_CORES = 4
+
+
+def main() -> None:
+    options = _options()
+    if options.step == "prepare":
+        _prepare(options)
+    else:
+        _measure(options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+    prepare = steps.add_parser("prepare")
+    prepare.add_argument("archive", type=Path)
+    measure = steps.add_parser("measure")
+    measure.add_argument("out", type=Path)
+    measure.add_argument("--archive", type=Path, required=True)
+    measure.add_argument("--runs", default=",".join(RUNS))
+    measure.add_argument("--gpu", default="0")
+    for step in (prepare, measure):
+        step.add_argument("--device", default="H200")
+        step.add_argument("--engine", default="sglang==0.5.16")
+        step.add_argument("--problem", default=R1)
+        step.add_argument("--effort", default="standard")
+    options = parser.parse_args()
+    if unknown := set(getattr(options, "runs", "").split(",")) - {*RUNS, ""}:
+        parser.error(f"unknown runs {', '.join(sorted(unknown))}: choose of {', '.join(RUNS)}")
+    return options
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    request = Request(
+        parse_problem(options.problem),
+        find_device(options.device),
+        find_engine(options.engine),
+        Source(MeasureKind.GPU),
+        effort=Effort(options.effort),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= _environment(Path(folder), Path(folder, "shared"))
+        with Workbench(publish=True) as workbench, open_run(request) as run:
+            run.share(workbench)
+            totals = run.ahead(_show)
+        with tarfile.open(options.archive, "w") as archive:
+            archive.add(Path(folder, "shared"), "shared")
+    print(json.dumps({"compiled": totals.configs_compiled, **totals.extra}))
+
+
+def _show(ahead: Ahead) -> None:
+    print(f"\r{ahead.tried} tried{', enough' if ahead.enough else ''}", end="", file=sys.stderr)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in options.runs.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append({"run": name, **_tune(options, name, Path(folder))})
+        print(rows[-1], flush=True)
+    (options.out / "runs.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _tune(options: argparse.Namespace, name: str, folder: Path) -> dict[str, float]:
+    shared = None if name == "cold" else folder / "shared"
+    if shared is not None:
+        with tarfile.open(options.archive) as archive:
+            archive.extractall(folder, filter="data")
+    cores = sorted(os.sched_getaffinity(0))[: FEW_CORES if name == "warm4" else None]
+    asked = [*("tune", options.problem, "--device", options.device, "--engine", options.engine)]
+    asked += ["--measure", "gpu", "--gpus", options.gpu, "--effort", options.effort, "--json"]
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", "from tuner.cli import main; main()", *asked],
+        env={**os.environ, **_environment(folder, shared)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    wall_s = time.perf_counter() - started
+    (options.out / f"{name}.json").write_text(done.stdout)
+    totals = json.loads(done.stdout)["totals"]
+    return {
+        "cores": len(cores),
+        "command_s": wall_s,
+        **{k: totals[k] for k in ("wall_s", "measure_s", "compile_s", "measurements")},
+        "compiled": totals["configs_compiled"],
+        **totals["extra"],
+    }
+
+
+def _environment(folder: Path, shared: Path | None) -> dict[str, str]:
+    own = {
+        "TUNER_CACHE_DIR": str(folder / "cache"),
+        "TUNER_DATABASE_URL": f"sqlite:///{folder / 'store.db'}",
+    }
+    if shared is None:
+        return own
+    return {**own, "TUNER_SHARED_CACHE": str(shared), "TUNER_SHARED_CACHE_KEY": KEY}
+
+
+if __name__ == "__main__":
+    main()

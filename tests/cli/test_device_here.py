@@ -1,0 +1,63 @@
+"""Commands find the machine's own GPU where `--device` does not name one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tuner.cli import app
+from tuner.devices.here import device_or_here
+from tuner.errors import UnknownDevice
+
+TUNE = ("tune", "deepseek-r1", "--tp", "3")
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A nvidia-smi that a test writes; until then there is none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "nvidia-smi"
+
+
+def answers(smi: Path, *names: str, code: int = 0) -> None:
+    smi.write_text("#!/bin/sh\n" + "".join(f"echo '{name}'\n" for name in names) + f"exit {code}\n")
+    smi.chmod(0o755)
+
+
+def test_the_one_kind_of_gpu_here_is_taken(smi: Path) -> None:
+    answers(smi, *["NVIDIA L40S"] * 4)
+    assert device_or_here("").name == "NVIDIA_L40S"
+    assert device_or_here("H200").name == "NVIDIA_H200"
+
+
+def test_several_kinds_are_named(smi: Path) -> None:
+    answers(smi, "NVIDIA L40S", "NVIDIA H200", "NVIDIA L40S")
+    with pytest.raises(UnknownDevice, match="has NVIDIA H200 and NVIDIA L40S: .* --device"):
+        device_or_here("")
+
+
+def test_a_card_that_is_not_known_is_named(smi: Path) -> None:
+    answers(smi, "Tesla V100-SXM2-16GB")
+    with pytest.raises(UnknownDevice, match="V100"):
+        device_or_here("")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("words", [TUNE, ("check", "x.json"), ("export",), ("prove",)])
+def test_without_a_gpu_the_error_names_the_option(
+    smi: Path, words: tuple[str, ...], broken: bool
+) -> None:
+    if broken:
+        answers(smi, "NVIDIA-SMI has failed", code=9)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "--device H200" in done.output
+
+
+def test_tune_uses_it(smi: Path) -> None:
+    answers(smi, "NVIDIA L40S")
+    done = CliRunner().invoke(app, [*TUNE, "--measure", "bla"])
+    assert done.exit_code == 2
+    assert "--device" not in done.output

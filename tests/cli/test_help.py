@@ -1,0 +1,108 @@
+"""What `--help` shows: every command has a section and an example that its options take."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tuner.cli import app
+from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
+
+RUNNER = CliRunner()
+GROUP = typer.main.get_command(app)
+OLDER = {"attention"}  # an older name of `status`, which no help lists
+
+
+def commands(group, words: str = "") -> Iterator[str]:
+    for name, one in group.commands.items():
+        yield f"{words} {name}".strip()
+        if hasattr(one, "commands"):
+            yield from commands(one, f"{words} {name}".strip())
+
+
+ALL = list(commands(GROUP))
+
+
+def run(*words: str) -> str:
+    done = RUNNER.invoke(app, words, env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_each_command_has_one_section() -> None:
+    listed = [name for section in SECTIONS.values() for name in section]
+    assert sorted(listed) == sorted(set(GROUP.commands) - OLDER)
+
+
+def test_each_command_has_an_example_and_nothing_else_has() -> None:
+    assert set(EXAMPLES) == {"", *ALL}
+    assert all(EXAMPLES.values())
+
+
+@pytest.mark.parametrize("words", ["", *ALL])
+def test_help_shows_the_examples_in_80_columns(words: str) -> None:
+    said = run(*words.split(), "--help")
+    assert run(*words.split(), "-h") == said
+    assert max(map(len, said.splitlines())) <= 80
+    for example in EXAMPLES[words]:
+        assert f"    {example}\n" in said
+
+
+@pytest.mark.parametrize("example", [line for some in EXAMPLES.values() for line in some])
+def test_an_example_is_a_command_line_that_is_read(example: str) -> None:
+    words = shlex.split(example.rpartition("| ")[2])
+    assert words[0] == "tuner"
+    words = words[1:]
+    group, context = GROUP, GROUP.make_context("tuner", list(words), resilient_parsing=False)
+    while hasattr(group, "commands") and (left := [*context._protected_args, *context.args]):
+        name, group, left = group.resolve_command(context, left)
+        context = group.make_context(name, list(left), parent=context)
+
+
+def test_the_list_of_commands_is_grouped_and_nothing_is_cut() -> None:
+    said = run("--help")
+    places = [said.index(f"\n{section}:\n") for section in SECTIONS]
+    assert places == sorted(places)
+    assert "..." not in said.partition("Tune:")[2]
+    assert "attention" not in said.partition("Tune:")[2].partition("Examples")[0]
+
+
+def test_no_command_shows_the_help() -> None:
+    assert run() == run("--help") == run("help")
+    assert run("help", "tune") == run("tune", "--help")
+    assert run("help", "engines", "add") == run("engines", "add", "--help")
+
+
+def test_the_version() -> None:
+    assert run("--version") == f"tuner {metadata.version('engine-tuner')}\n"
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in run("--help")
+    assert "complete" in run("--show-completion")
+
+
+@pytest.mark.parametrize(("typed", "near"), [("tunne", "'tune'"), ("bundel", "'bundle'")])
+def test_a_mistyped_command_is_told_the_near_one(typed: str, near: str) -> None:
+    done = RUNNER.invoke(app, [typed])
+    assert done.exit_code == 2
+    assert f"Did you mean {near}" in done.output
+
+
+def test_a_word_near_to_nothing_is_told_no_command() -> None:
+    done = RUNNER.invoke(app, ["frobnicate"])
+    assert done.exit_code == 2
+    assert "No such command 'frobnicate'." in done.output
+    assert "Did you mean" not in done.output
+
+
+@pytest.mark.parametrize("name", OPTION_NAMES)
+def test_the_engines_names_of_options_are_understood(name: str) -> None:
+    done = RUNNER.invoke(app, ["tune", "deepseek-r1", f"--{name}", "x", "--device", "H200"])
+    assert done.exit_code == 2
+    assert f"Invalid value for '--{OPTION_NAMES[name]}'" in done.output

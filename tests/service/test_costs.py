@@ -1,0 +1,101 @@
+"""What jobs cost, and what they will probably cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cases import FP8, INT8
+
+from tuner.families.fused_moe.problem import Gemm
+from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
+from tuner.problems.points import Point, Problem
+from tuner.problems.records import RunKey
+from tuner.problems.results import Environment, MeasureKind, Totals
+from tuner.store import JobStore, Leases, Store
+from tuner.store.estimates import Estimates
+from tuner.store.figures import Figures
+from tuner.tuning.costs import Meter, cost_line, estimate_line
+from tuner.tuning.request import Effort
+
+ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")
+POINTS = tuple(Point(size, gemm) for size in (1, 64) for gemm in Gemm)
+
+
+def key(problem: Problem = FP8, **changes: object) -> RunKey:
+    made = RunKey(problem, ENVIRONMENT, MeasureKind.GPU, "standard", 0, POINTS, "space")
+    return replace(made, **changes)
+
+
+def finish(store: Store, gpu_s: float | None, **changes: object) -> None:
+    extra = {} if gpu_s is None else {"gpu_s": gpu_s, "gpu_idle_s": 1.0, "cpu_s": 50.0}
+    store.finish_run(store.begin_run(key(**changes)), [], Totals(wall_s=100.0, extra=extra))
+
+
+def estimate(store: Store, points: int = 4, effort: Effort = Effort.STANDARD) -> float | None:
+    return Estimates.sharing(store).gpu_s(FP8, "NVIDIA_H200", effort, points)
+
+
+def test_an_estimate_follows_the_runs_of_the_same_kind(store: Store) -> None:
+    for seed, gpu_s in enumerate((8.0, 12.0, 40.0)):
+        finish(store, gpu_s, seed=seed, problem=INT8)
+    assert estimate(store) == pytest.approx(12.0)
+    assert estimate(store, points=8) == pytest.approx(24.0)
+    finish(store, 1.0, seed=9, revalidates="x" * 64)  # it only raced what was known
+    finish(store, 1.0, seed=10, measure=MeasureKind.PREDICT)
+    finish(store, 1.0, seed=11, environment=replace(ENVIRONMENT, device="NVIDIA_L40S"))
+    store.begin_run(key(seed=12))
+    assert estimate(store) == pytest.approx(12.0)
+
+
+def test_runs_of_older_versions_count_with_their_wall_time(store: Store) -> None:
+    finish(store, None)
+    assert estimate(store) == pytest.approx(100.0)
+
+
+def test_without_a_run_the_number_of_tries_says_it(store: Store) -> None:
+    # 36 points with 60 tries each: the R1 job took 45.7 s for 2,449 measurements.
+    assert estimate(store, points=36) == pytest.approx(40.3, abs=0.1)
+    assert estimate(store, 36, Effort.QUICK) == pytest.approx(10.7, abs=0.1)
+    assert estimate(store, 36, Effort.EXHAUSTIVE) is None
+
+
+def test_a_done_job_says_what_it_cost(store: Store, jobs: JobStore, leases: Leases) -> None:
+    posted = jobs.submit(JobRequest(FP8, "H200", "sglang==0.5.16")).job
+    assert posted.cost is None
+    assert Estimates.sharing(store).of(posted) is not None
+    lease = leases.claim([JobFilter(needs_gpu=True)], "worker")
+    assert lease is not None
+    own = leases.store(lease)
+    extra = {"gpu_s": 41.34, "gpu_idle_s": 16.0, "cpu_s": 150.0}
+    own.finish_run(own.begin_run(key()), [], Totals(compile_s=140.0, extra=extra))
+    done: Job = jobs.get(posted.id)
+    assert done.cost == Cost(41.34, 16.0, 150.0)
+    assert done.as_json()["cost"] == {"gpu_s": 41.3, "gpu_idle_s": 16.0, "cpu_s": 150.0}
+    times = Figures.sharing(store).job_times(posted.id, lease.fence)
+    assert times is not None
+    assert times.cost == done.cost
+    assert Estimates.sharing(store).of(done) is None
+
+
+def test_a_prediction_costs_no_gpu() -> None:
+    assert Cost.of(Totals(compile_s=5.0, measure_s=2.0)) == Cost(0.0, 0.0, 7.0)
+
+
+def test_idle_is_what_a_run_did_not_use_of_its_gpus() -> None:
+    totals = Totals(compile_s=100.0)
+    meter = Meter()
+    meter.count(totals, gpus=2, busy_s=0.0)
+    extra = totals.extra
+    assert extra["gpu_s"] == extra["gpu_idle_s"] > 0
+    assert extra["cpu_s"] >= 100.0
+    meter.count(totals, gpus=1, busy_s=1e9)
+    assert totals.extra["gpu_idle_s"] == 0.0
+
+
+def test_costs_and_estimates_in_words() -> None:
+    assert cost_line(Totals()) == ""
+    extra = {"gpu_s": 22.14, "gpu_idle_s": 3.0, "cpu_s": 158.24}
+    assert cost_line(Totals(extra=extra)) == ("22.1 s of GPUs, 3.0 s of them idle; 158.2 s of CPUs")
+    assert estimate_line(22.4, "NVIDIA_H200") == "about 22 s of one NVIDIA_H200"
+    assert estimate_line(5400.0, "NVIDIA_H200") == "about 90 minutes of one NVIDIA_H200"

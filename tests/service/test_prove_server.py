@@ -1,0 +1,224 @@
+"""`tuner prove --server`, with real processes, beside stand-ins for the engine and the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served_cases import QUICK, STAND_INS, command, environment, exported, prove
+from typer.testing import CliRunner
+
+from tuner.cli import app
+from tuner.store import ServedProofStore
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with exported files and a model's folder."""
+    exported(tmp_path / "configs_out")
+    (tmp_path / "model").mkdir()
+    return tmp_path
+
+
+def report_of(place: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((place / "served_proof/report.json").read_text())
+    return found
+
+
+def test_both_servers_are_compared_and_the_report_is_kept(place: Path) -> None:
+    run = prove(place, "model", "--server", "--json")
+    shown = json.loads(run.stdout)
+    assert run.returncode == (0 if shown["proven"] else 1), run.stderr
+    assert shown == report_of(place)
+    assert shown["sides"] == "side by side"
+    assert shown["outputs"]["ok"] and shown["loading"] == []
+    metrics = {(gain["load"], gain["metric"]) for gain in shown["gains"]}
+    assert {("1x8+4", "prefill_tok_s"), ("1x8+4", "ttft_ms"), ("2x16+8", "tpot_ms")} <= metrics
+    assert all(len(gain["rounds"]["after"]) == 2 for gain in shown["gains"])
+    text = (place / "served_proof/report.txt").read_text()
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    with ServedProofStore.open(f"sqlite:///{place / 'tuner.db'}") as store:
+        (stored,) = store.proofs()
+    assert dict(stored.report) == shown and stored.model == "model"
+    for side in ("before", "after"):
+        assert (place / f"served_proof/traces/{side}/1x8+4/1-TP-0.trace.json").is_file()
+
+
+def test_servers_in_turn_have_a_log_for_each_start(place: Path) -> None:
+    run = prove(place, "model", "--server", "--in-turn", "--no-profile", "--json")
+    shown = json.loads(run.stdout)
+    assert shown["sides"] == "in turn"
+    assert {path.name for path in (place / "served_proof").glob("*.log")} == {
+        *("before-1.log", "after-1.log", "before-2.log")
+    }
+    assert all(len(gain["rounds"]["before"]) == 2 for gain in shown["gains"])
+
+
+def test_vllm(place: Path) -> None:
+    exported(place / "for_vllm", folder=".")
+    words = ("--engine", "vllm", "--out", "for_vllm", "--json")
+    run = prove(place, "model", "--server", *words)
+    shown = json.loads(run.stdout)
+    assert (shown["engine"], shown["engine_version"]) == ("vllm", "0.24.0")
+    traces = place / "served_proof/traces/after"
+    assert sorted(path.parent.name for path in traces.rglob("*.json")) == ["1x8+4", "2x16+8"]
+    assert shown["outputs"]["ok"] and shown["loading"] == []
+
+
+def test_other_outputs_are_not_proven(place: Path) -> None:
+    run = prove(place, "model", "--server", "--after-args", "--other-outputs 1")
+    assert run.returncode == 1
+    assert "outputs: DIFFERENT" in run.stdout
+    assert "NOT PROVEN" in run.stdout.splitlines()[-1]
+
+
+def test_files_that_are_not_loaded_are_not_proven(place: Path) -> None:
+    run = prove(place, "model", "--server", "--no-profile", "--args=--ignore-files")
+    assert run.returncode == 1
+    assert "no line names a config file" in run.stdout
+    assert "NOT PROVEN" in run.stdout.splitlines()[-1]
+
+
+def test_the_before_server_does_not_get_the_variables_of_the_shell(place: Path) -> None:
+    folder = str(place / "configs_out")
+    run = prove(place, "model", "--server", "--no-profile", SGLANG_MOE_CONFIG_DIR=folder)
+    assert "files: every tuned file was used" in run.stdout, run.stderr
+    assert "MoE kernel config" not in (place / "served_proof/before-1.log").read_text()
+
+
+def test_attention_alone_does_not_point_sglang_at_a_folder_without_configs(tmp_path: Path) -> None:
+    exported(tmp_path / "configs_out", folder="attention/triton_3_6_0")
+    (tmp_path / "model").mkdir()
+    run = prove(tmp_path, "model", "--server", "--no-profile", "--json")
+    shown = json.loads(run.stdout)
+    assert shown["before_args"] == shown["after_args"] == "--attention-backend triton"
+    assert any("no line names a config file" in line for line in shown["loading"])
+
+
+def test_another_backend_before_gives_advice(place: Path) -> None:
+    words = ("--before-args", "--attention-backend fa3", "--after-args")
+    run = prove(place, "model", "--server", *words, "--attention-backend triton", "--json")
+    advice = json.loads(run.stdout)["advice"]
+    assert [line.partition(":")[0] for line in advice] == ["1x8+4", "2x16+8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("model",), 2, "add --server"),
+        (("--server",), 2, "--server needs a model"),
+        (("nowhere", "--server"), 2, "neither a model's folder nor a name on the hub"),
+        (("model", "--server", "--loads", "1x8"), 2, "'1x8' is no load"),
+        (("model", "--server", "--rounds", "0"), 2, "--rounds 0"),
+        (("model", "--server", "--layers", "2"), 2, "add --dummy"),
+        (("model", "--server", "--dummy"), 2, "config.json"),
+        (("model", "--server", "--out", "empty"), 2, "run `tuner export --device NVIDIA_L40S`"),
+        (("model", "--server", "--tp", "2"), 1, "--tp 2 needs 2 GPUs"),
+        (("model", "--server", "--device", "H200"), 2, "nothing exported for NVIDIA_H200"),
+        (("model", "--server", "--engine", "sglang==0.5.23"), 2, "sglang 0.5.16 is installed"),
+        (("model", "--server", "--args", "'"), 2, "close each quote"),
+    ],
+)
+def test_what_is_refused_before_a_server_starts(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(STAND_INS)
+    monkeypatch.setenv("PATH", str(STAND_INS / "bin"), prepend=os.pathsep)
+    run = CliRunner().invoke(app, ["prove", *QUICK, *words])
+    assert run.exit_code == code, run.output
+    assert said in run.stderr
+    assert not (place / "served_proof").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--after-args", "--die 'no kernel image'"), "no kernel image"),
+        (("--args=--die-at-load",), "illegal memory access"),
+        (("--args=--short-answers",), "answered 3 of 4 tokens"),
+        (("--args=--hang", "--start-timeout", "0.5"), "not ready within 0.5 s"),
+    ],
+)
+def test_a_server_that_fails_is_said_with_its_last_lines(
+    place: Path, words: tuple[str, ...], said: str
+) -> None:
+    run = prove(place, "model", "--server", *words)
+    assert (run.returncode, "Traceback" in run.stderr) == (1, False), run.stderr
+    assert said in run.stderr
+    assert not (place / "served_proof/report.json").exists()
+
+
+def test_memory_for_one_server_alone_lets_them_run_in_turn(place: Path) -> None:
+    # The second server finds no memory, whichever flags say how much it may take.
+    words = ("--after-args", "--die 'torch.OutOfMemoryError: CUDA out of memory'")
+    run = prove(place, "model", "--server", *words)
+    assert run.returncode == 1
+    assert "they run in turn" in run.stderr
+    assert "too little GPU memory" in run.stderr
+
+
+def test_no_engine_and_no_gpu(place: Path) -> None:
+    run = prove(place, "model", "--server", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    assert run.returncode == 2 and "sglang is not installed in this Python" in run.stderr
+    run = prove(place, "model", "--server", PATH="")
+    assert run.returncode == 1 and "no GPU here" in run.stderr
+
+
+def test_a_port_that_is_taken(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = prove(place, "model", "--server", "--port", str(port))
+    assert run.returncode == 2
+    assert f"port {port} cannot be used" in run.stderr
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_the_prover_is_killed(place: Path, end: signal.Signals) -> None:
+    pipe = place / "pids"
+    os.mkfifo(pipe)
+    words = ("model", "--server", "--in-turn", "--args=--hang")
+    prover = subprocess.Popen(
+        command(*QUICK, *words),
+        cwd=place,
+        env={**environment(place), "STAND_IN_PIDS": str(pipe)},
+        stderr=subprocess.DEVNULL,
+    )
+    pids = json.loads(pipe.read_text())  # a server, its child, and one in a session of its own
+    running = [os.pidfd_open(pid) for pid in pids]
+    prover.send_signal(end)
+    for one in running:
+        assert select.select([one], [], [], 60)[0], "what the server started still runs"
+        os.close(one)
+    prover.wait(60)
+
+
+def test_nothing_is_left_when_the_watchdog_is_killed(place: Path) -> None:
+    pipe = place / "pids"
+    os.mkfifo(pipe)
+    words = ("model", "--server", "--in-turn", "--args=--hang")
+    prover = subprocess.Popen(
+        command(*QUICK, *words),
+        cwd=place,
+        env={**environment(place), "STAND_IN_PIDS": str(pipe)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    server, *others = json.loads(pipe.read_text())
+    stat = Path(f"/proc/{server}/stat").read_text()
+    watchdog = int(stat.rpartition(")")[2].split()[1])
+    running = os.pidfd_open(server)
+    os.kill(watchdog, signal.SIGKILL)
+    assert select.select([running], [], [], 60)[0], "the server still runs"
+    assert prover.stderr is not None
+    assert "the before server ended" in prover.stderr.read()
+    assert prover.wait(60) == 1
+    for pid in others:  # the engine's own watch over its children ends them, the stand-in has none
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,161 @@
+"""The command that proves exported files on this machine's GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli.app import command, say, show
+from tuner.cli.options import DeviceOrHere, EngineSpec, Json, Tp
+
+if TYPE_CHECKING:
+    from tuner.deploy.served.request import Request
+
+_FOR_SERVER = "With --server: "
+
+
+def _option(help_text: str, metavar: str | None = None) -> typer.models.OptionInfo:
+    """An option that only --server has."""
+    found: typer.models.OptionInfo = typer.Option(help=_FOR_SERVER + help_text, metavar=metavar)
+    return found
+
+
+@command
+def prove(
+    device: DeviceOrHere = "",
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="With --server: the model's folder, its name on the hub, or with --dummy its "
+            "config.json.",
+        ),
+    ] = "",
+    out: Annotated[Path, typer.Option(help="The folder that `export` wrote.")] = Path(
+        "configs_out"
+    ),
+    engine: EngineSpec = "sglang",
+    server: Annotated[
+        bool,
+        typer.Option(
+            "--server",
+            help="Start the engine's servers without and with the files, and compare them under "
+            "load; default: run the engine's fused-MoE layer alone.",
+        ),
+    ] = False,
+    tp: Tp = 1,
+    dummy: Annotated[
+        bool,
+        typer.Option("--dummy", help="With --server: random weights; nothing is downloaded."),
+    ] = False,
+    layers: Annotated[
+        int | None, _option("with --dummy, so many of the model's layers; default: all.")
+    ] = None,
+    loads: Annotated[
+        str,
+        _option("loads, each SEQUENCESxPROMPT+ANSWER in tokens, with commas."),
+    ] = "1x1024+128,1x8192+128,8x8192+32,16x1024+64",
+    rounds: Annotated[int, _option("how often each load is sent to each server.")] = 7,
+    args: Annotated[str, _option("flags of both servers, as one word; default: none.")] = "",
+    before_args: Annotated[
+        str,
+        _option(
+            "flags of the server without the files, e.g. '--attention-backend fa3'; default: none."
+        ),
+    ] = "",
+    after_args: Annotated[str, _option("flags of the server with the files; default: none.")] = "",
+    in_turn: Annotated[
+        bool,
+        typer.Option(
+            "--in-turn",
+            help="With --server: one server at a time; default: both at once where the memory "
+            "holds them.",
+        ),
+    ] = False,
+    port: Annotated[
+        int | None, _option("the first of two ports; default: any that are free.")
+    ] = None,
+    report: Annotated[
+        Path, _option("folder for the report, logs and profiles.", metavar="DIR")
+    ] = Path("served_proof"),
+    no_profile: Annotated[
+        bool,
+        typer.Option("--no-profile", help="With --server: take no profiles; default: take them."),
+    ] = False,
+    start_timeout: Annotated[float, _option("seconds for a server to become ready.")] = 1800.0,
+    load_timeout: Annotated[float, _option("seconds for an answer.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Prove exported files on this machine's GPU, in the engine's layer or in its servers.
+
+    Exit 1 if an output is wrong, or if something is slower than without the files. The engine must
+    be installed here.
+    """
+    from tuner.devices.here import device_or_here
+
+    device = device_or_here(device).name
+    if not server:
+        _prove_layer(device, out, engine, model, as_json)
+        return
+    from tuner.deploy.served.request import Request
+
+    request = Request(
+        model=model,
+        device=device,
+        root=out,
+        engine=engine,
+        tp=tp,
+        dummy=dummy,
+        layers=layers,
+        loads=loads,
+        rounds=rounds,
+        args=(args, before_args, after_args),
+        in_turn=in_turn,
+        port=port,
+        folder=report,
+        profiles=not no_profile,
+        timeouts_s=(start_timeout, load_timeout),
+    )
+    _prove_server(request, as_json)
+
+
+def _prove_layer(device: str, out: Path, engine: str, model: str, as_json: bool) -> None:
+    from tuner.engines.engine import parse_spec
+    from tuner.errors import BadInput
+    from tuner.families.fused_moe.prove import prove as prove_root
+
+    if model:
+        raise BadInput(f"{model!r} is for servers: add --server, or leave it out")
+    name, _ = parse_spec(engine)  # the engine that this Python imports, whatever its version
+    proof = prove_root(out, device, name)
+    show(as_json, proof.as_json, proof.as_text)
+    if not proof.proven:
+        raise typer.Exit(1)
+
+
+def _prove_server(request: Request, as_json: bool) -> None:
+    import os
+
+    from tuner.deploy.served.expected import expected_gains
+    from tuner.deploy.served.files import exported_problems
+    from tuner.deploy.served.prove import prove_served
+    from tuner.deploy.served.report import write_report
+    from tuner.deploy.served.request import plan_of
+    from tuner.deploy.served.rounds import BEFORE
+    from tuner.store import ServedProofStore, Store, database_url
+
+    with plan_of(request) as plan, Store.open(database_url(os.environ)) as store:
+        subject, shipped = plan.subject, exported_problems(request.root)
+        place = {"engine": subject.engine, "engine_version": subject.engine_version}
+        found = store.winners(device=subject.device, **place)
+        winners = [one for one in found if one.problem.spec() in shipped]
+        traces = plan.traces(BEFORE)
+        proof = prove_served(plan, say, lambda load: expected_gains(traces, load, winners, say))
+        write_report(proof, request.folder)
+        ServedProofStore.sharing(store).add(proof.as_json())
+    say(f"the report, logs and profiles are in {request.folder}")
+    show(as_json, proof.as_json, proof.as_text)
+    if not proof.proven:
+        raise typer.Exit(1)

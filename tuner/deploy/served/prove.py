@@ -1,0 +1,206 @@
+"""Before and after in a live engine, from the start of its servers to the report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tuner.deploy.load_proof import prove_loads, read_deployed
+from tuner.deploy.served.advice import backend_advice
+from tuner.deploy.served.compare import Gain, gains_of
+from tuner.deploy.served.gpus import Gpu
+from tuner.deploy.served.loads import Load
+from tuner.deploy.served.outputs import check_outputs
+from tuner.deploy.served.process import RunningServer, free_ports
+from tuner.deploy.served.report import ServedProof, Subject
+from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
+from tuner.engines.config_variables import all_config_variables, config_variables
+from tuner.engines.server import Launch, Server
+from tuner.errors import NotEnoughMemory
+
+SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
+# The gains that are expected of a load, by the field of a metric.
+Predictor = Callable[[Load], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start, and what to send."""
+
+    subject: Subject
+    server: Server
+    model: str  # a folder, or a name on the hub
+    root: Path  # of the exported files
+    folder: Path  # for logs, profiles and the report
+    args: Mapping[str, Sequence[str]]  # by side
+    loads: Sequence[Load]
+    rounds: int
+    dummy: bool
+    in_turn: bool  # also where memory turns out not to hold two servers
+    profiles: bool
+    port: int | None = None  # the first of two; None: any that are free
+    start_timeout_s: float = 1800.0
+    load_timeout_s: float = 600.0
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def launch(self, side: str, port: int, memory: float | None) -> Launch:
+        traces = self.traces(side) if self.profiles else None
+        return Launch(
+            self.subject.engine_version,
+            self.model,
+            port,
+            self.subject.tp,
+            self.args[side],
+            self.dummy,
+            memory,
+            traces,
+        )
+
+    def environment(self, side: str) -> dict[str, str]:
+        """The variables of a side's server: only `after` is pointed at the files."""
+        engine = self.subject.engine
+        others = {*all_config_variables(engine)}
+        kept = {name: value for name, value in self.environ.items() if name not in others}
+        if side == BEFORE:
+            return kept
+        root = self.root.resolve()
+        return {**kept, **dict.fromkeys(config_variables(engine, root), str(root))}
+
+    def traces(self, side: str) -> Path:
+        return self.folder / "traces" / side
+
+    def log(self, side: str, start: int) -> Path:
+        return self.folder / f"{side}-{start}.log"
+
+
+def prove_served(
+    plan: Plan, say: Callable[[str], None], predictor: Predictor | None = None
+) -> ServedProof:
+    """Run the proof. Raises ServerUnavailable, NotEnoughMemory or BadInput.
+
+    Every process that was started has ended when this returns, raises or is killed.
+    """
+    results, sides, notes = _measured(plan, say)
+    gains = [
+        gain
+        for load in plan.loads
+        for gain in gains_of(
+            load,
+            results[BEFORE].speeds[load],
+            results[AFTER].speeds[load],
+            predictor(load) if predictor else {},
+        )
+    ]
+    before, after = results[BEFORE].answers, results[AFTER].answers
+    assert before is not None and after is not None  # each side was checked
+    return ServedProof(
+        replace(plan.subject, sides=sides),
+        gains,
+        check_outputs(before, after),
+        _loading(plan),
+        _advice(plan, gains),
+        notes,
+    )
+
+
+def _measured(
+    plan: Plan, say: Callable[[str], None]
+) -> tuple[Mapping[str, SideResults], str, list[str]]:
+    """(what each side showed, how they ran, notes)"""
+    rounds = Rounds(plan.server, plan.loads, plan.rounds, plan.load_timeout_s, say)
+    results = {side: SideResults() for side in SIDES}
+    if not plan.in_turn:
+        try:
+            return results, SIDE_BY_SIDE, _together(plan, rounds, results, say)
+        except NotEnoughMemory:
+            say("the memory does not hold two servers: they run in turn")
+            results = {side: SideResults() for side in SIDES}
+    return results, IN_TURN, _in_turn(plan, rounds, results, say)
+
+
+def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequence[float]) -> bool:
+    """Whether each of two servers has room for its weights and as much again for its cache."""
+    least_bytes = min(gpu.free_mib for gpu in gpus) * 2**20
+    return 2 * weights_bytes / tp <= shares[0] * least_bytes
+
+
+def _together(
+    plan: Plan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
+) -> list[str]:
+    """Both servers at once: each round meets the same state of the machine."""
+    with ExitStack() as stack:
+        running = []
+        ports = free_ports(2, plan.port)
+        for side, port, share in zip(SIDES, ports, plan.server.memory_shares, strict=True):
+            running.append(stack.enter_context(_ready(plan, side, port, share, 1, say)))
+        for server in running:
+            rounds.warm_up(server)
+        both = [results[side] for side in SIDES]
+        for server, result in zip(running, both, strict=True):
+            rounds.check(server, result)
+        rounds.measure(running, both, range(1, plan.rounds + 1))
+        return [note for server in running if (note := _profiled(plan, rounds, server))]
+
+
+def _in_turn(
+    plan: Plan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
+) -> list[str]:
+    """One server at a time: half of the rounds before, all after, then the other half before.
+
+    So a machine that slowly becomes warmer shows as spread, and not as a gain.
+    """
+    half = (plan.rounds + 1) // 2
+    order = (
+        (BEFORE, 1, range(1, half + 1)),
+        (AFTER, 1, range(1, plan.rounds + 1)),
+        (BEFORE, 2, range(half + 1, plan.rounds + 1)),
+    )
+    notes = []
+    for side, start, numbers in order:
+        if not numbers:
+            continue
+        (port,) = free_ports(1, plan.port)
+        with _ready(plan, side, port, None, start, say) as server:
+            rounds.warm_up(server)
+            if start == 1:
+                rounds.check(server, results[side])
+            rounds.measure([server], [results[side]], numbers)
+            if start == 1 and (note := _profiled(plan, rounds, server)):
+                notes.append(note)
+    return notes
+
+
+@contextmanager
+def _ready(
+    plan: Plan,
+    side: str,
+    port: int,
+    memory: float | None,
+    start: int,
+    say: Callable[[str], None],
+) -> Iterator[RunningServer]:
+    launch = plan.launch(side, port, memory)
+    log = plan.log(side, start)
+    say(f"starting the {side} server on port {port}; its log is {log}")
+    with RunningServer(side, plan.server, launch, plan.environment(side), log) as server:
+        server.wait_until_ready(plan.start_timeout_s)
+        yield server
+
+
+def _profiled(plan: Plan, rounds: Rounds, server: RunningServer) -> str:
+    return rounds.profile(server, plan.traces(server.name)) if plan.profiles else ""
+
+
+def _loading(plan: Plan) -> list[str]:
+    """What the logs say against the use of the files."""
+    found = prove_loads([plan.log(AFTER, 1)], read_deployed(plan.root)).problems()
+    before = prove_loads([plan.log(BEFORE, 1)], read_deployed(plan.root))
+    used = sorted({load.key for load in before.loads if load.origin == "tuned"})
+    return [*found, *(f"{key}: the before server loaded it too" for key in used)]
+
+
+def _advice(plan: Plan, gains: Sequence[Gain]) -> list[str]:
+    return backend_advice(plan.server, plan.args[BEFORE], plan.args[AFTER], gains)

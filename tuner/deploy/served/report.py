@@ -1,0 +1,169 @@
+"""What a proof in a live engine found: as JSON, and as a table of 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tuner.deploy.served.compare import Gain
+from tuner.deploy.served.outputs import OutputCheck, outputs_text
+from tuner.export.files import write_all
+from tuner.render import table
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was served, and where."""
+
+    model: str
+    device: str
+    engine: str
+    engine_version: str
+    driver: str
+    tp: int
+    weights: str  # "the model's", or "dummy, N layers"
+    files: str  # the hash of the tuned files
+    before_args: str
+    after_args: str
+    rounds: int
+    sides: str = ""  # "side by side" or "in turn"
+
+
+@dataclass(frozen=True)
+class ServedProof:
+    """The whole result."""
+
+    subject: Subject
+    gains: Sequence[Gain]
+    outputs: OutputCheck
+    loading: Sequence[str]  # what stands against the files' use, one line each; see load-proof
+    advice: Sequence[str] = ()  # which attention backend to use at which load
+    notes: Sequence[str] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the files were used, outputs stayed and nothing became slower."""
+        slower = any(gain.verdict == "slower" for gain in self.gains)
+        return not slower and self.outputs.ok and not self.loading
+
+    def verdict(self) -> str:
+        """One line."""
+        counts = dict.fromkeys(("faster", "same", "slower"), 0)
+        for gain in self.gains:
+            counts[gain.verdict] += 1
+        total = len(self.gains)
+        said = f"{counts['faster']} of {total} faster, {counts['slower']} slower"
+        faults = [
+            *(["outputs differ"] if not self.outputs.ok else []),
+            *(["files not used as tuned"] if self.loading else []),
+        ]
+        word = "proven" if self.proven else "NOT PROVEN"
+        return "; ".join([f"{word}: {said}, {counts['same']} within the spread", *faults])
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `tuner prove --server --json` prints."""
+        return {
+            "format": FORMAT,
+            "proven": self.proven,
+            "verdict": self.verdict(),
+            **vars(self.subject),
+            "gains": [_gain_json(gain) for gain in self.gains],
+            "outputs": self.outputs.as_json(),
+            "loading": list(self.loading),
+            "advice": list(self.advice),
+            "notes": list(self.notes),
+        }
+
+    def as_text(self) -> str:
+        return report_text(self.as_json())
+
+
+def write_report(proof: ServedProof, folder: Path) -> None:
+    """Write report.json and report.txt. Raises UnwritableOutput."""
+    texts = {"report.json": json.dumps(proof.as_json(), indent=2), "report.txt": proof.as_text()}
+    write_all(folder, {folder / name: f"{text}\n".encode() for name, text in texts.items()})
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """The text of a report's JSON, as it is stored and as a bundle holds it."""
+    lines = [
+        f"{report['model']} on {report['device']}, TP {report['tp']}, {report['weights']} weights",
+        f"{report['engine']} {report['engine_version']}, {report['sides']}, "
+        f"paired medians of {report['rounds']}",
+        *([f"before: {report['before_args']}"] if report["before_args"] else []),
+        *([f"after:  {report['after_args']}"] if report["after_args"] else []),
+        "",
+        _table(report["gains"]),
+        "prefill and decode: tokens/s; TTFT (until the first token) and TPOT (between",
+        "tokens): ms; a gain above 1 is better, for times too",
+        "",
+        outputs_text(report["outputs"]),
+        *_loading_text(report["loading"]),
+        *report["advice"],
+        *report["notes"],
+        report["verdict"],
+    ]
+    return "\n".join(lines)
+
+
+def _table(gains: Sequence[Mapping[str, Any]]) -> str:
+    headers = ["load", "", "before", "after", "gain (low..high)", "predicted", ""]
+    rows: list[tuple[str, ...]] = []
+    last = None
+    for gain in gains:
+        shown = "{} ({}..{})".format(*(_ratio(gain[name]) for name in ("gain", "low", "high")))
+        predicted = "" if gain["predicted"] is None else _ratio(gain["predicted"])
+        rows.append(
+            (
+                gain["load"] if gain["load"] != last else "",
+                gain["title"],
+                _number(gain["before"]),
+                _number(gain["after"]),
+                shown,
+                predicted,
+                gain["verdict"] if gain["verdict"] != "same" else "",
+            )
+        )
+        last = gain["load"]
+    if not any(row[-2] for row in rows):
+        headers.remove("predicted")
+        rows = [(*row[:-2], row[-1]) for row in rows]
+    return table(headers, rows, right=("before", "after", "predicted"))
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _gain_json(gain: Gain) -> dict[str, Any]:
+    return {
+        "load": str(gain.load),
+        "metric": gain.metric.field,
+        "title": gain.metric.title,
+        "before": median(gain.before),
+        "after": median(gain.after),
+        "gain": gain.median,
+        "low": gain.low,
+        "high": gain.high,
+        "predicted": gain.predicted,
+        "verdict": gain.verdict,
+        "rounds": {"before": list(gain.before), "after": list(gain.after)},
+    }
+
+
+def _loading_text(loading: Sequence[str]) -> Iterator[str]:
+    if not loading:
+        yield "files: every tuned file was used"
+        return
+    yield "files: not used as tuned"
+    yield from (f"  {line}" for line in loading)

@@ -1,0 +1,208 @@
+"""From what a user asks for to a plan: everything is checked before a server is started."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tuner.deploy.served.dummy_model import write_dummy_model
+from tuner.deploy.served.files import files_hash, tuned_files
+from tuner.deploy.served.gpus import Gpu, read_gpus
+from tuner.deploy.served.loads import parse_loads
+from tuner.deploy.served.process import free_ports
+from tuner.deploy.served.prove import Plan, fits_twice
+from tuner.deploy.served.report import Subject
+from tuner.deploy.served.rounds import AFTER, BEFORE
+from tuner.devices.table import Device, find_device
+from tuner.engines.engine import parse_spec
+from tuner.engines.locate import PackageSource, find_packages
+from tuner.engines.server import Server, server_of
+from tuner.errors import (
+    BadInput,
+    MeasurerUnavailable,
+    UnknownDevice,
+    UnknownEngine,
+    UnwritableOutput,
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for, as given."""
+
+    model: str
+    device: str
+    root: Path
+    engine: str  # NAME or NAME==VERSION
+    tp: int
+    dummy: bool
+    layers: int | None
+    loads: str
+    rounds: int
+    args: tuple[str, str, str]  # of both servers, of `before`, of `after`
+    in_turn: bool
+    port: int | None
+    folder: Path
+    profiles: bool
+    timeouts_s: tuple[float, float]  # of a start, of an answer
+
+
+@contextmanager
+def plan_of(request: Request) -> Iterator[Plan]:
+    """The plan; a dummy model's folder exists for as long as it does.
+
+    Raises BadInput, MeasurerUnavailable or UnwritableOutput, which name the next step.
+    """
+    device, loads = find_device(request.device), parse_loads(request.loads)
+    _refuse_numbers(request)
+    name, version = _installed(request.engine)
+    files = tuned_files(request.root, device.name)
+    server = server_of(name)
+    args = _args(request, server)
+    gpus = _gpus(device, request.tp)
+    free_ports(2, request.port)
+    subject = Subject(
+        model=_name(request.model),
+        device=device.name,
+        engine=name,
+        engine_version=version,
+        driver=gpus[0].driver,
+        tp=request.tp,
+        weights=_weights_text(request),
+        files=files_hash(files),
+        before_args=shlex.join(args[BEFORE]),
+        after_args=shlex.join(args[AFTER]),
+        rounds=request.rounds,
+    )
+    with TemporaryDirectory(prefix="tuner-model-") as made:
+        model, weights_bytes = _model(request, Path(made))
+        folder = _made(request.folder)
+        shares = server.memory_shares
+        in_turn = request.in_turn or not fits_twice(gpus, weights_bytes, request.tp, shares)
+        yield Plan(
+            subject,
+            server,
+            model,
+            request.root.resolve(),
+            folder,
+            args,
+            loads,
+            request.rounds,
+            request.dummy,
+            in_turn=in_turn,
+            profiles=request.profiles,
+            port=request.port,
+            start_timeout_s=request.timeouts_s[0],
+            load_timeout_s=request.timeouts_s[1],
+        )
+
+
+def _refuse_numbers(request: Request) -> None:
+    numbers = {
+        "--rounds": request.rounds,
+        "--tp": request.tp,
+        "--start-timeout": request.timeouts_s[0],
+        "--load-timeout": request.timeouts_s[1],
+    }
+    for flag, number in numbers.items():
+        if number <= 0:
+            raise BadInput(f"{flag} {number:g}: give a number above 0")
+    if request.layers is not None and not request.dummy:
+        raise BadInput("--layers is for random weights: add --dummy, or leave it out")
+
+
+def _installed(spec: str) -> tuple[str, str]:
+    """(name, version) of the engine that this Python imports. Raises UnknownEngine."""
+    name, wanted = parse_spec(spec)
+    found = [p for p in find_packages(name) if p.source is PackageSource.INSTALLED]
+    if not found:
+        raise UnknownEngine(
+            f"{name} is not installed in this Python: run `tuner prove --server` where it serves, "
+            "with engine-tuner installed beside it"
+        )
+    version = found[0].version
+    if wanted not in (None, version):
+        raise UnknownEngine(
+            f"{name} {version} is installed in this Python, and not {wanted}: give --engine "
+            f"{name}=={version}, or run this where {wanted} is installed"
+        )
+    return name, version
+
+
+def _args(request: Request, server: Server) -> dict[str, list[str]]:
+    try:
+        both, before, after = (shlex.split(text) for text in request.args)
+    except ValueError as error:
+        raise BadInput(f"flags cannot be read ({error}): close each quote") from None
+    sides = {BEFORE: [*both, *before], AFTER: [*both, *after]}
+    return {side: [*args, *server.needed(request.root, args)] for side, args in sides.items()}
+
+
+def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
+    """The GPUs that the servers use. Raises MeasurerUnavailable."""
+    gpus = read_gpus()
+    if len(gpus) < tp:
+        raise MeasurerUnavailable(f"--tp {tp} needs {tp} GPUs, and this machine has {len(gpus)}")
+    for gpu in gpus[:tp]:
+        try:
+            found = find_device(gpu.name).name
+        except UnknownDevice:
+            continue  # the driver's name of a card that is known by another one
+        if found != device.name:
+            raise MeasurerUnavailable(
+                f"GPU {gpu.index} is a {found}, and the files are for {device.name}: give --device "
+                f"{found}, or run this on a {device.name}"
+            )
+    return gpus[:tp]
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableOutput(
+            f"cannot make {folder}: {error.strerror}: name another folder with --report"
+        ) from None
+    return folder.resolve()
+
+
+def _name(model: str) -> str:
+    """What a model is called: a folder's name, that of a config.json's folder, or as given."""
+    path = Path(model)
+    if not model or not path.exists():
+        return model
+    return (path.parent if path.is_file() else path).resolve().name
+
+
+def _weights_text(request: Request) -> str:
+    if not request.dummy:
+        return "the model's"
+    return "dummy" if request.layers is None else f"{request.layers} layers of dummy"
+
+
+def _model(request: Request, made: Path) -> tuple[str, int]:
+    """(what the engine is given, the bytes of its weights; 0 where they are not known)"""
+    path = Path(request.model)
+    if not request.model:
+        raise BadInput("--server needs a model: its folder, or its name on the hub")
+    if request.dummy:
+        if not path.exists():
+            raise BadInput(
+                f"{request.model} is no file here: --dummy needs the model's config.json or its "
+                "folder"
+            )
+        write_dummy_model(path, request.layers, made)
+        return str(made), 0
+    if path.is_dir():
+        sizes = (shard.stat().st_size for shard in path.glob("*.safetensors"))
+        return str(path.resolve()), sum(sizes)
+    if path.exists() or "/" not in request.model:
+        raise BadInput(
+            f"{request.model} is neither a model's folder nor a name on the hub, like "
+            "Qwen/Qwen3-30B-A3B: name one, or add --dummy for a config.json"
+        )
+    return request.model, 0

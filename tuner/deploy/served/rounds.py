@@ -1,0 +1,97 @@
+"""Send the loads to two servers in turn, round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuner.deploy.served.client import ask
+from tuner.deploy.served.loads import Load
+from tuner.deploy.served.measure import Speed, run_load
+from tuner.deploy.served.outputs import Answers, answers_of
+from tuner.deploy.served.process import RunningServer
+from tuner.engines.server import Server
+from tuner.errors import ServerUnavailable
+
+BEFORE, AFTER = "before", "after"
+SIDES = (BEFORE, AFTER)
+_WARM_UP = "warm up"
+_PROFILED_ANSWER = 8  # tokens: a profile of more is large and says no more
+
+
+@dataclass
+class SideResults:
+    """What one side showed."""
+
+    speeds: dict[Load, list[Speed]] = field(default_factory=dict)
+    answers: Answers | None = None
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How the loads are sent."""
+
+    server: Server
+    loads: Sequence[Load]
+    rounds: int
+    timeout_s: float  # of a request
+    say: Callable[[str], None]
+
+    def warm_up(self, running: RunningServer) -> None:
+        """Send each load once, so that kernels are compiled and memory is there."""
+        for load in self.loads:
+            self._run(running, load, _WARM_UP)
+
+    def measure(
+        self,
+        running: Sequence[RunningServer],
+        results: Sequence[SideResults],
+        numbers: Sequence[int],
+    ) -> None:
+        """The rounds of these numbers, on servers that run side by side or on one.
+
+        Each round sends equal prompts to all. Which server is the first alternates.
+        """
+        sides = list(zip(running, results, strict=True))
+        for number in numbers:
+            for load in self.loads:
+                for server, result in sides if number % 2 else sides[::-1]:
+                    speed = self._run(server, load, number)
+                    result.speeds.setdefault(load, []).append(speed)
+            self.say(f"round {number} of {self.rounds} done")
+
+    def check(self, running: RunningServer, result: SideResults) -> None:
+        """Ask for the answers whose log-probabilities are compared."""
+        result.answers = answers_of(self.server, running.port, self.timeout_s)
+
+    def profile(self, running: RunningServer, folder: Path) -> str:
+        """A profile of each load, in a folder of its name. Returns a note where it failed."""
+        for load in self.loads:
+            below = folder / str(load)
+            below.mkdir(parents=True, exist_ok=True)
+            begin, end = self.server.profile(below)
+            short = Load(load.sequences, load.prompt, min(load.answer, _PROFILED_ANSWER))
+            try:
+                ask(running.port, begin, self.timeout_s)
+                run_load(self.server, running.port, short, _WARM_UP, self.timeout_s)
+                ask(running.port, end, self.timeout_s)
+                _collect(folder, below)
+            except ServerUnavailable as error:
+                running.refuse_dying()
+                return f"no profile of the {running.name} server: {error}"
+        return ""
+
+    def _run(self, running: RunningServer, load: Load, key: object) -> Speed:
+        try:
+            return run_load(self.server, running.port, load, key, self.timeout_s)
+        except ServerUnavailable:
+            running.refuse_dying()  # says more, if that is why
+            raise
+
+
+def _collect(folder: Path, below: Path) -> None:
+    """Move the profiles that an engine with one folder for all wrote there."""
+    for path in folder.iterdir():
+        if path.is_file():
+            path.replace(below / path.name)

@@ -1,0 +1,21 @@
+"""The state update of Mamba-2 layers in vLLM."""
+
+from __future__ import annotations
+
+from tuner.engines.vllm.package import VLLM
+from tuner.engines.vllm.state_update.delivery import StateDelivery
+from tuner.engines.vllm.state_update.file_names import find_file_name
+from tuner.engines.vllm.state_update.files import VLLMStateUpdate
+from tuner.engines.vllm.state_update.serving import cache_dtype
+
+__all__ = ["cache_dtype", "find_file_name", "open_delivery", "open_family"]
+
+
+def open_family(engine: VLLM) -> VLLMStateUpdate:
+    """The `families.state_update.engine.StateEngine` of one copy of vLLM."""
+    return VLLMStateUpdate(engine)
+
+
+def open_delivery(engine: VLLM) -> StateDelivery:
+    """How tuned state updates reach the servers of one copy of vLLM."""
+    return StateDelivery(VLLMStateUpdate(engine))

@@ -1,0 +1,142 @@
+"""vLLM's config files for the Mamba-2 state update, and how vLLM picks their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tuner.devices.table import Device
+from tuner.devices.target import CUDA
+from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
+from tuner.engines.vllm.functions import EngineFunctions, device_functions
+from tuner.engines.vllm.package import VLLM
+from tuner.engines.vllm.state_update.binding import (
+    ENTRY,
+    SOURCE,
+    VLLMStateKernels,
+    lift_state_update,
+)
+from tuner.engines.vllm.state_update.file_names import parse_file_name
+from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.families.state_update.engine import FileKey, ShippedFile
+from tuner.families.state_update.problem import StateUpdate
+from tuner.problems.points import Config
+
+FIELDS = EntryFields(ENTRY, ENTRY, aside=frozenset({"triton_version"}))
+_LOADER = "get_ssm_configs"
+_CONFIGS = "configs/selective_state_update"
+
+
+@dataclass(frozen=True)
+class VLLMStateUpdate:
+    """The state update of one copy of vLLM; see `StateEngine` for the interface.
+
+    A file serves all models with the same head_dim, state size and width of states: its keys are
+    sequences times the heads of a rank. All Triton versions share a file.
+    """
+
+    engine: VLLM
+
+    fields = FIELDS
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def version(self) -> str:
+        return self.engine.version
+
+    @cached_property
+    def reads_files(self) -> bool:
+        """Whether this version has a loader. 0.24.0 is the first examined one with it."""
+        source = self.engine.root / SOURCE
+        return source.is_file() and f"def {_LOADER}(" in source.read_text(encoding="utf-8")
+
+    def require_files(self) -> None:
+        """Raises UnsupportedKernel for a version that reads no files."""
+        if not self.reads_files:
+            raise UnsupportedKernel(
+                f"{self.name} {self.version} reads no files for the Mamba state update; vllm "
+                "0.24.0 and 0.33.0 do"
+            )
+
+    @property
+    def configs(self) -> Path:
+        return (self.engine.root / SOURCE).parent / _CONFIGS
+
+    def file_name(self, problem: StateUpdate, device: Device) -> str:
+        functions = self._functions(device)
+        arguments = {
+            "headdim": problem.head_dim,
+            "dstate": problem.state_size,
+            "cache_dtype": functions.call(
+                "_canonical_cache_dtype", {"cache_dtype": problem.cache_dtype}
+            ),
+            "device_name": functions.call("get_ssm_device_name", {}),
+        }
+        name: str = functions.call("get_ssm_config_file_name", arguments)
+        return name
+
+    def read_file_name(self, name: str) -> FileKey:
+        return parse_file_name(name)
+
+    def find_file(self, folder: Path, problem: StateUpdate, device: Device) -> Path | None:
+        name = self.file_name(problem, device)
+        return next((f / name for f in (folder, self.configs) if (f / name).exists()), None)
+
+    # The engine's choices
+
+    def file_key(self, problem: StateUpdate, batch_size: int) -> int:
+        return batch_size * problem.heads
+
+    def pick(self, entries: Mapping[int, Config], problem: StateUpdate, batch_size: int) -> Config:
+        return nearest_entry(entries, self.file_key(problem, batch_size))
+
+    def incumbents(
+        self, problem: StateUpdate, device: Device, batch_size: int, folder: Path | None = None
+    ) -> dict[str, Config]:
+        found = {"default": self._default(problem, device)}
+        path = self.find_file(folder or self.configs, problem, device)
+        entries = read_lenient(path, self.fields).entries if path else {}
+        if entries:
+            picked = self.pick(entries, problem, batch_size)
+            found["shipped"] = Config({name: picked[name] for name in ENTRY})
+        return found
+
+    def _default(self, problem: StateUpdate, device: Device) -> Config:
+        # MambaMixer2: is_blackwell = current_platform.is_device_capability_family(100)
+        arguments = {
+            "dstate": problem.state_size,
+            "is_blackwell": device.target.is_sm_family(100),
+        }
+        found = self._functions(device).call("_get_default_ssm_launch_config", arguments)
+        return Config(dict(zip(ENTRY, found, strict=True)))
+
+    def _functions(self, device: Device) -> EngineFunctions:
+        self.require_files()
+        return device_functions(self.engine, SOURCE, device)
+
+    # Shipped files
+
+    def shipped(self) -> Iterator[ShippedFile]:
+        """The files that the loader can find, sorted by path."""
+        for path in sorted(self.configs.glob("*.json")):
+            try:
+                key = parse_file_name(path.name)
+            except MalformedConfigFile:
+                continue
+            yield _read_shipped(path, key)
+
+    def lift(self, backend: str = CUDA) -> VLLMStateKernels:
+        return lift_state_update(self.engine, backend)
+
+
+def _read_shipped(path: Path, key: FileKey) -> ShippedFile:
+    try:
+        file = read_lenient(path, FIELDS)
+    except MalformedConfigFile as error:
+        file = ConfigFile(path, {}, (str(error),))
+    return ShippedFile(path, key, file.entries, file.oddities)

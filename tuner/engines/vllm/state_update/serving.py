@@ -1,0 +1,21 @@
+"""In which type vLLM keeps a model's Mamba states where no flag says it."""
+
+from __future__ import annotations
+
+from tuner.families.state_update.problem import check_cache_dtype
+from tuner.models.mamba_json import MambaShape
+from tuner.problems.dtypes import Dtype
+
+# The keys of MODELS_CONFIG_MAP for which model_executor/models/config.py of 0.24.0 and 0.33.0 reads
+# `mamba_ssm_cache_dtype` of config.json, and takes float32 where it is absent.
+READS_CONFIG = ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Nano_VL_V2")
+
+
+def cache_dtype(shape: MambaShape, dtype: Dtype) -> str:
+    """The type of states with --mamba-ssm-cache-dtype and --mamba-cache-dtype left out.
+
+    Raises BadProblem for a type that config.json names and that vLLM does not have.
+    """
+    if shape.architecture in READS_CONFIG:
+        return check_cache_dtype(shape.cache_dtype or "float32")
+    return dtype.value

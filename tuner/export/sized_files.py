@@ -1,0 +1,162 @@
+"""Make the files that servers read from winners, with one entry for each size of a problem.
+
+A family's engine says where the files go and how they are written: a `Layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from tuner.export.files import read_sidecar, sidecar_fields
+from tuner.export.selection import refuse_shared_files
+from tuner.problems.points import Config, Problem
+from tuner.problems.records import Winner
+from tuner.problems.results import Environment, Status
+
+# The environment fields that an earlier measured row must share with the winners to be kept.
+_OF_KERNELS = ("engine", "engine_version", "triton", "kernel_hash")
+
+
+@dataclass(frozen=True)
+class Content:
+    """The entries of a file, and what they are for."""
+
+    problem: Problem
+    environment: Environment
+    entries: Mapping[int, Config]  # by size, ascending, as the engine's loader returns them
+    statuses: Mapping[int, Status]
+
+
+class Layout(Protocol):
+    """Where the files of an export are, and how they are written."""
+
+    def path(self, problem: Problem, triton: str) -> Path: ...
+    def sidecar(self, path: Path) -> Path: ...
+    def text(self, content: Content) -> str: ...
+
+
+@dataclass(frozen=True)
+class SizedFile:
+    """One file to write: a problem for a device and a Triton version."""
+
+    path: Path
+    sidecar: Path
+    content: Content
+    written: str
+    provenance: Mapping[str, Any]  # the sidecar's JSON
+
+    @property
+    def problem(self) -> Problem:
+        return self.content.problem
+
+    @property
+    def triton(self) -> str:
+        return self.content.environment.triton
+
+    @property
+    def entries(self) -> Mapping[int, Config]:
+        return self.content.entries
+
+    @property
+    def statuses(self) -> Mapping[int, Status]:
+        return self.content.statuses
+
+    def text(self) -> str:
+        return self.written
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of `tuner export --json` that only this family has."""
+        return {"batch_sizes": list(self.entries)}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A bundle manifest's row for each entry."""
+        for size, row in self.provenance["entries"].items():
+            yield {
+                "problem": self.provenance["problem"],
+                "batch_size": int(size),
+                **{k: row[k] for k in ("status", "median_us", "reason", "environment")},
+                "published_at": row["published_at"],
+                "config": row["config"],
+            }
+
+
+def plan_files(
+    winners: Sequence[Winner], layout: Layout, row: Callable[[Winner], dict[str, Any]]
+) -> list[SizedFile]:
+    """The files to write. Entries that an earlier export measured with the same kernels are not
+    replaced by predicted ones.
+
+    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises ExportRefused
+    if two problems need the same file, and whatever the layout raises.
+    """
+
+    def key(winner: Winner) -> tuple[Path, str]:
+        path = layout.path(winner.problem, winner.environment.triton)
+        return path, winner.problem.spec()
+
+    by_file = groupby(sorted(winners, key=key), key=key)
+    files = [_plan(list(group), layout, row) for _, group in by_file]
+    refuse_shared_files((file.path, file.problem) for file in files)
+    return files
+
+
+def _plan(
+    winners: Sequence[Winner], layout: Layout, row_of: Callable[[Winner], dict[str, Any]]
+) -> SizedFile:
+    newest = max(winners, key=lambda winner: winner.published_at)
+    problem, environment = newest.problem, newest.environment
+    path = layout.path(problem, environment.triton)
+    sidecar = layout.sidecar(path)
+    # A file holds for one version of the kernels. Winners for other versions are out of date.
+    rows = {
+        winner.entry.point.batch_size: row_of(winner)
+        for winner in winners
+        if _of_kernels(winner.environment) == _of_kernels(environment)
+    }
+    for size, row in _measured_earlier(path, sidecar, newest).items():
+        if size not in rows or rows[size]["status"] != row["status"]:
+            rows[size] = row
+    sizes = sorted(rows)
+    content = Content(
+        problem,
+        environment,
+        entries={size: Config(rows[size]["config"]) for size in sizes},
+        statuses={size: Status(rows[size]["status"]) for size in sizes},
+    )
+    text = layout.text(content)
+    provenance = {
+        **sidecar_fields(path.name, text),
+        "problem": problem.spec(),
+        "entries": {str(size): rows[size] for size in sizes},
+    }
+    return SizedFile(path, sidecar, content, text, provenance)
+
+
+def _of_kernels(environment: Environment) -> dict[str, Any]:
+    fields = asdict(environment)
+    return {name: fields[name] for name in _OF_KERNELS}
+
+
+def _measured_earlier(path: Path, sidecar: Path, newest: Winner) -> dict[int, dict[str, Any]]:
+    """The measured rows of an existing sidecar for this problem and the newest kernels.
+
+    This is empty if the sidecar is not ours, or belongs to another problem with this file name.
+    """
+    provenance = read_sidecar(path, sidecar) or {}
+    now = _of_kernels(newest.environment)
+    try:
+        if provenance["problem"] != newest.problem.spec():
+            return {}
+        rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
+        return {
+            size: row
+            for size, row in rows.items()
+            if row["status"] == Status.OK.value
+            and all(row["environment"][name] == value for name, value in now.items())
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

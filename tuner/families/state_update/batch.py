@@ -1,0 +1,166 @@
+"""The tensors of a state update on the GPU, kept between candidates.
+
+The launches of a graph update different slots of one pool of states, as the layers of a server do.
+Where the states of one launch are much larger than L2, all launches share their slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tuner.families.state_update.engine import StateLaunch
+from tuner.families.state_update.inputs import (
+    Layer,
+    Step,
+    make_layer,
+    make_states,
+    make_step,
+    operands,
+    reference,
+)
+from tuner.families.state_update.problem import StateUpdate
+from tuner.kernels.values import launch_values
+from tuner.measure.accuracy import worst_error
+from tuner.measure.cold import COLD, ColdCache
+from tuner.measure.timing import LAUNCHES, BoundKernel, Chain, run_chain
+
+# The largest |difference| / (|expected| + rms) of a correct kernel: twice the rounding of a 16-bit
+# output. Through Triton's interpreter, which cuts bfloat16, it is 0.006 at most (tests/engines).
+WORST_ERROR = 0.01
+CHECKED = 1 << 25  # states that are compared; of more, those of evenly spread sequences
+PLACES = 4  # in memory, at which a race times its candidates
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tensors of one number of sequences: inputs for each launch of a graph."""
+
+    problem: StateUpdate
+    layer: Layer
+    states: Tensor
+    steps: list[Step]
+
+    def chains(self, launches: list[StateLaunch], kernels: list[BoundKernel]) -> list[Chain]:
+        """The kernel with the tensors of each launch of a graph."""
+        return [self._chain(launches[0], kernels[0], step) for step in self.steps]
+
+    def _chain(self, launch: StateLaunch, kernel: BoundKernel, step: Step) -> Chain:
+        tensors = operands(self.problem, self.layer, step, self.states)
+        return [(kernel, launch_values(launch.binding, tensors))]
+
+    def moved(self, seed: int) -> Batch:
+        """The same inputs elsewhere in memory, and other slots for each launch."""
+        generator = torch.Generator("cpu").manual_seed(seed)
+        steps = []
+        for step in self.steps:
+            copy = step.clone()
+            order = torch.randperm(len(copy.indices), generator=generator)
+            steps.append(
+                Step(copy.projected, copy.indices[order.to(copy.indices.device)], copy.out)
+            )
+        return Batch(self.problem, self.layer, self.states, steps)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """The sequences that are compared."""
+        n, problem = len(self.steps[0].indices), self.problem
+        each = problem.heads * problem.head_dim * problem.state_size
+        most = max(1, min(n, CHECKED // each))
+        return torch.linspace(0, n - 1, most, device=self.states.device).round_().long()
+
+    @cached_property
+    def _before(self) -> Tensor:
+        """The states of the compared sequences, as they were made."""
+        return self.states[self._slots].clone()
+
+    @cached_property
+    def _expected(self) -> tuple[Tensor, Tensor]:
+        return reference(self.problem, self.layer, self.steps[0], self._before, self._rows)
+
+    @property
+    def _slots(self) -> Tensor:
+        return self.steps[0].indices[self._rows, 0].long()
+
+    def error(self, chain: Chain) -> float:
+        """The worst error of the first of `chains`, of the outputs and of the new states. Each
+        check begins with the same states, and outputs are filled with NaN before.
+        """
+        first, slots = self.steps[0], self._slots
+        self.states[slots] = self._before
+        first.out.fill_(float("nan"))
+        out, states = self._expected
+        run_chain(chain)
+        return max(worst_error(first.out[self._rows], out), worst_error(self.states[slots], states))
+
+
+class Batches:
+    """The batches of one problem. Only the last one is kept: a pool of states is large."""
+
+    def __init__(self, problem: StateUpdate, seed: int, l2_bytes: int) -> None:
+        self._problem, self._seed, self._l2_bytes = problem, seed, l2_bytes
+        self._kept: tuple[int, Batch] | None = None
+
+    def at(self, batch_size: int) -> Batch:
+        """A batch size's tensors."""
+        if self._kept is None or self._kept[0] != batch_size:
+            self._kept = None  # gives its memory back first
+            self._kept = batch_size, self._make(batch_size)
+        return self._kept[1]
+
+    def places(self, batch_size: int) -> list[Batch]:
+        """The same batch at PLACES places in memory."""
+        first = self.at(batch_size)
+        return [first, *(first.moved(self._seed + at) for at in range(1, PLACES))]
+
+    def push_out(self) -> None:
+        """Empty L2 where states would stay there."""
+        if self._kept is not None:
+            size = self._kept[0]
+            held = self._problem.state_bytes * size * self._copies(size)
+            self._cold(held).push_out()
+
+    def needed_bytes(self, largest: int) -> int:
+        """Bytes of device memory for the largest batch, with its reference."""
+        problem = self._problem
+        inner = problem.heads * problem.head_dim
+        row = 3 * inner + 2 * problem.groups * problem.state_size + problem.heads
+        steps = PLACES * LAUNCHES * largest * row * 8  # float32 while they are made
+        checked = 6 * 4 * max(CHECKED, inner * problem.state_size)
+        return problem.state_bytes * (largest * self._copies(largest) + 1) + steps + checked
+
+    def _copies(self, batch_size: int) -> int:
+        """How many sets of slots the launches of a graph have."""
+        large = self._problem.state_bytes * batch_size > COLD * self._l2_bytes
+        return 1 if large else LAUNCHES
+
+    def _cold(self, held: int) -> ColdCache:
+        if held not in self._caches:
+            self._caches[held] = ColdCache(self._l2_bytes, held)
+        return self._caches[held]
+
+    @cached_property
+    def _caches(self) -> dict[int, ColdCache]:
+        return {}
+
+    @cached_property
+    def _layer(self) -> Layer:
+        return make_layer(self._problem, device="cuda", seed=self._seed)
+
+    def _make(self, batch_size: int) -> Batch:
+        problem, copies = self._problem, self._copies(batch_size)
+        slots = batch_size * copies
+        states = make_states(problem, slots, device="cuda", seed=self._seed + 1)
+        # A server's sequences have slots in no order.
+        generator = torch.Generator("cpu").manual_seed(self._seed)
+        shuffled = torch.randperm(slots, generator=generator).to("cuda").view(copies, batch_size)
+        steps = [
+            make_step(
+                problem, batch_size, shuffled[at % copies], device="cuda", seed=self._seed + 2 + at
+            )
+            for at in range(LAUNCHES)
+        ]
+        return Batch(problem, self._layer, states, steps)

@@ -1,0 +1,128 @@
+"""Check and time candidates that launch one kernel or several in turn. Imports torch and triton."""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import triton
+
+from tuner.compile.kernel import compile_kernel
+from tuner.devices.target import Target
+from tuner.kernels.binding import Binding, Variant
+from tuner.measure.messages import measurement_fields, read_point
+from tuner.measure.timing import BoundKernel, Chain, capture_chains, race, time_graph
+from tuner.problems.points import Config
+from tuner.problems.results import Measurement, Status
+
+Fields = dict[str, Any]
+
+
+class Launched(Protocol):
+    """One kernel of a candidate."""
+
+    @property
+    def binding(self) -> Binding: ...
+    @property
+    def grid(self) -> tuple[int, ...]: ...
+
+
+L = TypeVar("L", bound=Launched)
+Loaded = tuple[list[L], list[BoundKernel]]
+
+
+class Batch(Protocol[L]):
+    """The tensors of one size."""
+
+    def chains(self, launches: list[L], kernels: list[BoundKernel]) -> list[Chain]:
+        """The kernels with the tensors of each launch of a graph."""
+
+    def error(self, chain: Chain) -> float:
+        """The worst error of the first of `chains`."""
+
+
+class Batches(Protocol[L]):
+    """The tensors of a problem, for any size."""
+
+    def at(self, batch_size: int) -> Batch[L]: ...
+    def places(self, batch_size: int) -> Sequence[Batch[L]]:
+        """The same tensors at several places in memory."""
+
+    def push_out(self) -> None:
+        """Empty the last cache before memory, where that is needed."""
+
+
+class ChainSession(ABC, Generic[L]):
+    """A session of `tuner.measure.gpu_child`, which describes the requests.
+
+    A race times its candidates at several places in memory, because the ratio of two candidates'
+    times depends on the places, and a server's tensors lie elsewhere again.
+    """
+
+    def __init__(self, batches: Batches[L], source: Path, target: Target, bound: float) -> None:
+        """`source`: the lifted kernels. `bound`: the worst error of a correct kernel."""
+        self._batches, self._source, self._target = batches, source, target
+        self._bound = bound
+
+    @abstractmethod
+    def _launches(self, batch_size: int, config: Config) -> list[L]:
+        """What the engine launches for a configuration."""
+
+    def measure(self, request: Fields) -> Fields:
+        """Check one candidate, then time it."""
+        size, config = read_point(request).batch_size, Config(request["config"])
+        batch = self._batches.at(size)
+        try:
+            chains = batch.chains(*self._loaded(size, config))
+            error = batch.error(chains[0])
+        except triton.runtime.errors.OutOfResources as refusal:
+            return measurement_fields(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
+        if not error <= self._bound:
+            detail = f"differs from the reference by {error:.3g}, bound {self._bound}"
+            return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
+        timed = time_graph(capture_chains(chains), request.get("best_us"), self._batches.push_out)
+        return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
+
+    def race(self, request: Fields) -> Fields:
+        """Time several candidates of one point in turn, at several places in memory."""
+        size = read_point(request).batch_size
+        loaded = [self._loaded(size, Config(fields)) for fields in request["configs"]]
+        places = self._batches.places(size)
+        rounds = -(-request["rounds"] // 2)  # at each place
+        samples = [self._race_at(batch, loaded, rounds) for batch in places]
+        return {"measurements": [_raced(one) for one in zip(*samples, strict=True)]}
+
+    def _race_at(self, batch: Batch[L], loaded: list[Loaded[L]], rounds: int) -> list[list[float]]:
+        chains = [batch.chains(*one) for one in loaded]  # their tensors must outlive the graphs
+        graphs = [capture_chains(some) for some in chains]
+        return race(graphs, rounds, self._batches.push_out)
+
+    def _loaded(self, batch_size: int, config: Config) -> Loaded[L]:
+        launches = self._launches(batch_size, config)
+        kernels = [
+            BoundKernel(
+                _compiled(self._source, one.binding.variant(), self._target),
+                one.binding,
+                one.grid,
+            )
+            for one in launches
+        ]
+        return launches, kernels
+
+
+def _raced(places: Sequence[Sequence[float]]) -> Fields:
+    """One candidate's measurement, from its times at each place."""
+    mean_us = statistics.fmean(statistics.median(some) for some in places)
+    least_us = min(min(some) for some in places)
+    replays = sum(len(some) for some in places)
+    return measurement_fields(Measurement(Status.OK, mean_us, least_us, replays))
+
+
+@lru_cache(maxsize=4096)  # the problems of a model share kernels, and the process stays the same
+def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: ANN401 (CompiledKernel)
+    return compile_kernel(source, variant.as_json(), target)

@@ -1,0 +1,121 @@
+"""A model's config.json -> the Mamba-2 layers that it describes, as vLLM's model classes read it
+(0.24.0 and 0.33.0).
+
+Mamba-1 layers (Jamba) and gated delta nets (Qwen3-Next) are other kernels, and not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import MalformedCheckpoint
+from tuner.models.fields import (
+    Json,
+    architecture_of,
+    language_fields,
+    parse,
+    read_with,
+    size,
+    torch_dtype,
+)
+from tuner.problems.dtypes import Dtype
+
+
+@dataclass(frozen=True)
+class MambaShape:
+    """A model's Mamba-2 layers, before they are divided over ranks."""
+
+    name: str
+    architecture: str
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    dtype: Dtype  # of activations
+    cache_dtype: str | None  # of states, where config.json names it
+    layers: int  # how many there are; 0: unknown
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a class of models calls the sizes of its Mamba-2 layers."""
+
+    heads: str
+    head_dim: str
+    state_size: str
+    groups: str
+
+
+_NEMOTRON = _Names("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups")
+_GRANITE = _Names("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups")
+_NAMES = {
+    "NemotronHForCausalLM": _NEMOTRON,
+    "NemotronHPuzzleForCausalLM": _NEMOTRON,
+    "NemotronH_Nano_VL_V2": _NEMOTRON,
+    "GraniteMoeHybridForCausalLM": _GRANITE,
+    "FalconH1ForCausalLM": _GRANITE,
+    "Zamba2ForCausalLM": _Names("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups"),
+    "Mamba2ForCausalLM": _Names("num_heads", "head_dim", "state_size", "n_groups"),
+}
+_LISTS = ("layer_types", "layers_block_type")  # a word for each layer
+_PATTERN = "hybrid_override_pattern"  # a letter for each layer; M is a Mamba-2 layer
+
+
+def read_mamba(path: Path) -> MambaShape:
+    """Read the config.json at `path`, or in the folder `path`. Raises MalformedCheckpoint."""
+    return read_with(path, parse_mamba_json)
+
+
+def parse_mamba_json(data: bytes, name: str) -> MambaShape:
+    """Read a config.json's bytes. Raises MalformedCheckpoint, also without such layers."""
+    config = parse(data)
+    architecture, fields = architecture_of(config), language_fields(config)
+    names = _NAMES.get(architecture)
+    layers = _count(fields)
+    if names is None or layers == 0:
+        raise MalformedCheckpoint(
+            f"{architecture} has no Mamba-2 layers that are known here: name the problem itself, "
+            "state_update:heads=.."
+        )
+    heads = _required(fields, names.heads)
+    cache = fields.get("mamba_ssm_cache_dtype")
+    return MambaShape(
+        name=name,
+        architecture=architecture,
+        heads=heads,
+        head_dim=_head_dim(fields, names, heads),
+        state_size=_required(fields, names.state_size),
+        groups=_required(fields, names.groups),
+        dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
+        cache_dtype=cache if isinstance(cache, str) and cache != "auto" else None,
+        layers=layers or 0,
+    )
+
+
+def _head_dim(fields: Json, names: _Names, heads: int) -> int:
+    """The field; where it is missing or "auto", the expanded width divided by the heads."""
+    if fields.get(names.head_dim) not in (None, "auto"):
+        return _required(fields, names.head_dim)
+    width = (size(fields, ("mamba_expand", "expand")) or 2) * _required(fields, "hidden_size")
+    if width % heads:
+        raise MalformedCheckpoint(f"{heads} Mamba heads do not divide their width {width}")
+    return width // heads
+
+
+def _count(fields: Mapping[str, object]) -> int | None:
+    """How many layers are Mamba-2 layers; None where nothing says it."""
+    for name in _LISTS:
+        listed = fields.get(name)
+        if isinstance(listed, list):
+            return sum(kind in ("mamba", "hybrid") for kind in listed)
+    pattern = fields.get(_PATTERN)
+    return pattern.count("M") if isinstance(pattern, str) else None
+
+
+def _required(fields: Json, name: str) -> int:
+    found = size(fields, (name,))
+    if not found:
+        raise MalformedCheckpoint(f"its Mamba-2 layers have no {name}")
+    return found

@@ -1,0 +1,67 @@
+"""Proofs in a live engine: what `tuner prove --server` found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from tuner.store.database import Clock, Database, insert_into, utc_now
+from tuner.store.tables import served_proofs
+
+
+@dataclass(frozen=True)
+class StoredProof:
+    """A stored proof; `report` is the JSON of `tuner prove --server --json`."""
+
+    id: int
+    model: str
+    device: str
+    engine: str
+    engine_version: str
+    files: str  # the hash of the tuned files
+    proven: bool
+    report: Mapping[str, Any]
+    created_at: datetime
+
+
+_SELECT = select(*(served_proofs.c[field.name] for field in fields(StoredProof)))
+
+
+class ServedProofStore(Database):
+    """Stores proofs, each method in one transaction. Raises UnusableStore."""
+
+    def __init__(self, engine: Engine, clock: Clock = utc_now) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Store a report."""
+        names = ("model", "device", "engine", "engine_version", "files", "proven")
+        row = {**{name: report[name] for name in names}, "report": dict(report)}
+        with self._write() as connection:
+            insert = insert_into(connection, served_proofs)
+            connection.execute(insert, {**row, "created_at": self._clock()})
+
+    def proofs(
+        self,
+        *,
+        after: int | None = None,
+        limit: int = 50,
+        **wanted: str | None,
+    ) -> Sequence[StoredProof]:
+        """A page of proofs, the newest first; `after` is the id of the last page's last one.
+
+        `wanted` has values of columns, such as device="NVIDIA_L40S"; None stands for any.
+        """
+        query = _SELECT.order_by(served_proofs.c.id.desc()).limit(limit)
+        for name, value in wanted.items():
+            if value is not None:
+                query = query.where(served_proofs.c[name] == value)
+        if after is not None:
+            query = query.where(served_proofs.c.id < after)
+        with self._read() as connection:
+            return [StoredProof(*row) for row in connection.execute(query)]

@@ -1,0 +1,52 @@
+"""What a run costs: GPU seconds, the idle ones of them, and CPU seconds."""
+
+from __future__ import annotations
+
+import time
+
+from tuner.problems.results import Totals
+from tuner.tuning.request import Effort
+
+# The R1 job on one H200: 45.7 s for 2,449 measurements (docs/benchmarks.md, "Whole jobs").
+_TRY_S = 45.7 / 2449
+_TRIES = {Effort.QUICK: 16, Effort.STANDARD: 60}  # at a point, at most
+
+
+class Meter:
+    """Counts from when it is made. Its figures become a run's totals."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._own_cpu = time.process_time()
+
+    def count(self, totals: Totals, gpus: int = 0, busy_s: float = 0.0) -> None:
+        """Add the cost until now. All the time, `gpus` GPUs were the run's own; they were busy for
+        `busy_s` seconds, added up over them.
+        """
+        gpu_s = gpus * (time.perf_counter() - self._began)
+        own_cpu_s = time.process_time() - self._own_cpu
+        totals.extra["gpu_s"] = gpu_s
+        totals.extra["gpu_idle_s"] = max(0.0, gpu_s - busy_s)
+        totals.extra["cpu_s"] = totals.compile_s + own_cpu_s
+
+
+def cost_line(totals: Totals) -> str:
+    """The cost in one line; "" for a run without a GPU."""
+    cost = totals.extra
+    if not cost.get("gpu_s"):
+        return ""
+    return (
+        f"{cost['gpu_s']:.1f} s of GPUs, {cost['gpu_idle_s']:.1f} s of them idle; "
+        f"{cost['cpu_s']:.1f} s of CPUs"
+    )
+
+
+def typical_gpu_s(points: int, effort: Effort) -> float | None:
+    """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
+    return points * _TRIES[effort] * _TRY_S if effort in _TRIES else None
+
+
+def estimate_line(gpu_s: float, device: str) -> str:
+    """An estimate in words: about 22 s of one NVIDIA_H200."""
+    text = f"{gpu_s:.0f} s" if gpu_s < 600 else f"{gpu_s / 60:.0f} minutes"
+    return f"about {text} of one {device}"
