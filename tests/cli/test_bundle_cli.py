@@ -157,7 +157,7 @@ def test_bench_report_keeps_the_runs_beside_their_release(tmp_path: Path) -> Non
     result = tuner("bench-report", before, after, "--out", tmp_path / "r", "--release", release)
     assert result.exit_code == 0, result.output
     assert "1.49x" in result.stdout
-    assert (tmp_path / "r" / "report.html").is_file()
+    assert "deepseek-r1 on NVIDIA_L40S" in (tmp_path / "r" / "report.html").read_text()
     kept = json.loads((tmp_path / "b.tar.gz.runs.json").read_text())
     verified = tuner("bundle", "verify", release, "--json")
     assert kept["release"] == json.loads(verified.stdout)["sha256"]

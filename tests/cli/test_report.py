@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
-from unchanged_cases import ENGINE, STORE
+from unchanged_cases import DATA, ENGINE, STORE
 
 from tuner.cli import app
 
@@ -82,3 +82,14 @@ def test_an_export_has_pictures_of_what_it_exports(tmp_path: Path) -> None:
     assert {path.suffix for path in pictures} == {".html", ".svg"}
     (page,) = (path for path in pictures if path.suffix == ".html")
     assert "Predicted times are a model" in page.read_text()
+
+
+def test_bench_report_draws_one_run_with_its_title(tmp_path: Path) -> None:
+    sweep = DATA / "cluster" / "bench" / "h20-2node-sglang-sweep.md"
+    named = ("--model", "DeepSeek-R1", "--device", "16 x NVIDIA_H20", "--date", "2026-11-20")
+    done = tuner("bench-report", sweep, *named, "--out", tmp_path / "drawn")
+    assert done.exit_code == 0, done.output
+    title = "DeepSeek-R1 on 16 x NVIDIA_H20, 2026-11-20"
+    for name in ("summary.html", "summary.svg"):
+        assert title in (tmp_path / "drawn" / name).read_text()
+    assert (tmp_path / "drawn" / "summary.png").stat().st_size > 10_000

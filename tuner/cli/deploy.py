@@ -323,7 +323,10 @@ def bench_report(
     if release:
         from tuner.deploy.bundle.verify import verify as check
 
-        save_runs(new, release.with_name(f"{release.name}.runs.json"), check(release).sha256)
+        verified = check(release)
+        save_runs(new, release.with_name(f"{release.name}.runs.json"), verified.sha256)
+        said = verified.manifest
+        origin = origin.or_else(Origin(said["cluster"].get("model", ""), said["device"]))
     if after is None:
         summary = summarise(new)
         if out:
