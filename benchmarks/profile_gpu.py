@@ -4,8 +4,8 @@
         -- --load-format dummy --attention-backend triton
 
 MODEL is what the engine's server takes: a folder with config.json and a tokenizer, or a name. What
-follows `--` goes to the server. The script starts the server, sends prompts while it profiles, reads
-the trace with `tuner profile`'s reader, and ends the server.
+follows `--` goes to the server. The script starts the server, sends prompts while it profiles,
+reads the trace with `tuner profile`'s reader, and ends the server.
 
 Not run yet: no GPU was at hand when it was written.
 """
