@@ -17,6 +17,7 @@ TunerError                      the root: catch this to catch them all
 │   ├── MalformedWorkload
 │   ├── MalformedCapture
 │   ├── MalformedBenchmark
+│   ├── MalformedTrace
 │   ├── UnreadableLog
 │   ├── UnsupportedKernel
 │   ├── UnusableKey

@@ -113,16 +113,8 @@ def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text(SERVED.splitlines()[1])
-    posted = tuner(
-        "submit",
-        "qwen3-30b-a3b",
-        "--device",
-        "H200",
-        "--attention",
-        "--workload",
-        str(log),
-        "--json",
-    )
+    options = ("--device", "H200", "--attention", "--workload", str(log), "--json")
+    posted = tuner("submit", "qwen3-30b-a3b", *options)
     assert posted.exit_code == 0, posted.stderr
     assert "has no point of extend" in posted.stderr
     assert "the usual batches are tuned" in posted.stderr

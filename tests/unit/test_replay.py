@@ -106,7 +106,7 @@ def test_other_dtypes(tmp_path: Path, dtype: str, block: str, problem: FusedMoe)
         ([HEADER, OVER.replace(",,out", ",7,out")], "line 2, column median_us: a time, though"),
         ([HEADER, OK.replace(",ok", ",okay")], "line 2, column status: .*mean 'ok'"),
         ([HEADER, OK.replace(",ok", ",predicted")], "line 2, column status: unknown status"),
-        ([HEADER, OK.replace("fp8_w8a8", "fp8")], "line 2, column dtype: unknown dtype 'fp8'"),
+        ([HEADER, OK.replace("fp8_w8a8", "fp6")], "line 2, column dtype: unknown dtype 'fp6'"),
         ([HEADER, OK.replace("128,128", "128x128")], "line 2, column block: '128x128'"),
         ([HEADER, OK.replace("128,128", "1" * 5000 + ",1")], "line 2, column block: '111"),
         ([HEADER, OK.replace("256,256,", "0,256,", 1)], "line 2, column dtype: E must be"),

@@ -149,9 +149,7 @@ def _in_use(logs: Iterable[Path]) -> list[str]:
     kinds = {"moe": "fused_moe", "gemm": "block_gemm", "fp8_block": "block_gemm"}
     kinds |= {"int8_block": "block_gemm", "fp8_channel": "channel_gemm"}
     return [
-        f"{load.key.partition(',')[0]}_attention"
-        if load.family == "attention"
-        else kinds[load.family]
+        load.key.partition(",")[0] if load.family == "attention" else kinds[load.family]
         for load in read
     ]
 
