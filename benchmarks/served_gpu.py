@@ -49,8 +49,7 @@ CASES = {
     "qwen3-30b-a3b": Case(20, "--attention-backend triton --moe-runner-backend triton"),
     "deepseek-r1-rank": Case(
         6,
-        "--attention-backend triton --moe-runner-backend triton "
-        "--disable-shared-experts-fusion --fp8-gemm-backend triton",
+        "--attention-backend triton --moe-runner-backend triton --fp8-gemm-backend triton",
     ),
 }
 
