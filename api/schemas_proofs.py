@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from api.schemas_in import DeviceName, Name, Page
+from api.schemas_in import Page
 from api.schemas_out import Next
+from api.text import DeviceName, Name
 
 
 class ServedProofPage(Page):

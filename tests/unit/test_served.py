@@ -21,6 +21,7 @@ from tuner.deploy.served.measure import Speed, speed_of
 from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
 from tuner.deploy.served.prove import fits_twice
 from tuner.deploy.served.report import ServedProof, Subject
+from tuner.deploy.served.request import _name, _visible
 from tuner.engines.server import Answer, Launch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
 
@@ -240,6 +241,23 @@ def test_memory_for_two():
     assert fits_twice(gpus, 8 * 2**30, 1, (0.42, 0.42))
     assert not fits_twice(gpus, 9 * 2**30, 1, (0.42, 0.42))
     assert fits_twice(gpus, 16 * 2**30, 2, (0.42, 0.42))
+
+
+def test_the_gpus_that_servers_see():
+    gpus = [Gpu(number, "a", "1", 1, 1) for number in range(3)]
+    shown = {
+        text: [gpu.index for gpu in _visible(gpus, text)] for text in ("", "2, 0", "7", "GPU-1")
+    }
+    assert shown == {"": [0, 1, 2], "2, 0": [2, 0], "7": [], "GPU-1": [0, 1, 2]}
+
+
+def test_a_model_is_called_by_its_folder_or_file(tmp_path: Path):
+    for name in ("config.json", "rank.json"):
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / name).touch()
+    paths = [tmp_path / "m", tmp_path / "m/config.json", tmp_path / "m/rank.json"]
+    assert [_name(str(path)) for path in paths] == ["m", "m", "rank"]
+    assert _name("Qwen/Qwen3-30B-A3B") == "Qwen/Qwen3-30B-A3B"
 
 
 # Dummy models

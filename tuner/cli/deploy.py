@@ -140,10 +140,12 @@ def _winners(
     from tuner.export.selection import select
     from tuner.store import ServedProofStore, Store, database_url
 
-    place = {"device": device.name, "engine": engine.name, "engine_version": engine.version}
+    name, version = engine.name, engine.version
     with Store.open(database_url(os.environ)) as store:
-        found = store.winners(**place)
-        proofs = [one.report for one in ServedProofStore.sharing(store).proofs(**place)]
+        found = store.winners(device=device.name, engine=name, engine_version=version)
+        proven = ServedProofStore.sharing(store)
+        stored = proven.proofs(device=device.name, engine=name, engine_version=version)
+        proofs = [proof.report for proof in stored]
         if not found:
             _refuse_other_versions(store, device, engine)
     parallel = cluster.parallel

@@ -148,8 +148,11 @@ def _prove_server(request: Request, as_json: bool) -> None:
 
     with plan_of(request) as plan, Store.open(database_url(os.environ)) as store:
         subject, shipped = plan.subject, exported_problems(request.root)
-        place = {"engine": subject.engine, "engine_version": subject.engine_version}
-        found = store.winners(device=subject.device, **place)
+        found = store.winners(
+            device=subject.device,
+            engine=subject.engine,
+            engine_version=subject.engine_version,
+        )
         winners = [one for one in found if one.problem.spec() in shipped]
         traces = plan.traces(BEFORE)
         proof = prove_served(plan, say, lambda load: expected_gains(traces, load, winners, say))

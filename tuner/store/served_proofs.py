@@ -51,12 +51,18 @@ class ServedProofStore(Database):
         *,
         after: int | None = None,
         limit: int = 50,
-        **wanted: str | None,
+        device: str | None = None,
+        model: str | None = None,
+        engine: str | None = None,
+        engine_version: str | None = None,
     ) -> Sequence[StoredProof]:
-        """A page of proofs, the newest first; `after` is the id of the last page's last one.
-
-        `wanted` has values of columns, such as device="NVIDIA_L40S"; None stands for any.
-        """
+        """A page of proofs, the newest first; `after` is the id of the last page's last one."""
+        wanted = {
+            "device": device,
+            "model": model,
+            "engine": engine,
+            "engine_version": engine_version,
+        }
         query = _SELECT.order_by(served_proofs.c.id.desc()).limit(limit)
         for name, value in wanted.items():
             if value is not None:

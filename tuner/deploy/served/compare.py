@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -52,7 +52,7 @@ class Gain:
 
 
 def gains_of(
-    load: Load, before: Sequence[Speed], after: Sequence[Speed], predicted: dict[str, float]
+    load: Load, before: Sequence[Speed], after: Sequence[Speed], predicted: Mapping[str, float]
 ) -> list[Gain]:
     """The gains of a load's metrics; round `i` of one side is paired with round `i` of the other.
 

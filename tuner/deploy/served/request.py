@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,9 +145,9 @@ def _args(request: Request, server: Server) -> dict[str, list[str]]:
 
 def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
     """The GPUs that the servers use. Raises MeasurerUnavailable."""
-    gpus = read_gpus()
+    gpus = _visible(read_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     if len(gpus) < tp:
-        raise MeasurerUnavailable(f"--tp {tp} needs {tp} GPUs, and this machine has {len(gpus)}")
+        raise MeasurerUnavailable(f"--tp {tp} needs {tp} GPUs, and this machine shows {len(gpus)}")
     for gpu in gpus[:tp]:
         try:
             found = find_device(gpu.name).name
@@ -160,6 +161,15 @@ def _gpus(device: Device, tp: int) -> Sequence[Gpu]:
     return gpus[:tp]
 
 
+def _visible(gpus: Sequence[Gpu], numbers: str) -> Sequence[Gpu]:
+    """The GPUs that a variable shows to the servers, in its order; other spellings show all."""
+    words = [word.strip() for word in numbers.split(",")]
+    if not all(word.isdecimal() for word in words):
+        return gpus
+    by_index = {gpu.index: gpu for gpu in gpus}
+    return [by_index[int(word)] for word in words if int(word) in by_index]
+
+
 def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,10 +181,12 @@ def _made(folder: Path) -> Path:
 
 
 def _name(model: str) -> str:
-    """What a model is called: a folder's name, that of a config.json's folder, or as given."""
+    """What a model is called: the name of its folder or file, or as given."""
     path = Path(model)
     if not model or not path.exists():
         return model
+    if path.is_file() and path.name != "config.json":
+        return path.stem
     return (path.parent if path.is_file() else path).resolve().name
 
 

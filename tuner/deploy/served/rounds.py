@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,8 @@ class Rounds:
         """A profile of each load, in a folder of its name. Returns a note where it failed."""
         for load in self.loads:
             below = folder / str(load)
-            below.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(below, ignore_errors=True)  # profiles of an earlier proof
+            below.mkdir(parents=True)
             begin, end = self.server.profile(below)
             short = Load(load.sequences, load.prompt, min(load.answer, _PROFILED_ANSWER))
             try:

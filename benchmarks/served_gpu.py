@@ -1,0 +1,120 @@
+"""What tuned files gain in sglang's servers, on a machine with one GPU and sglang 0.5.16.
+
+    python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,deepseek-r1-rank]
+                                        [--rounds 7] [--loads 1x1024+128,...]
+                                        [--tune "CONFIG --effort quick"]... [--dry-run]
+
+For each case it tunes the model, or what --tune names, exports the winners, and runs
+`tuner prove --server` with dummy weights on the Triton backends. OUT/CASE has the files, logs,
+profiles and report.json; OUT/served.json has all reports, and is written anew after each case. At
+the end it says in how many cells the predicted gain lies within 3 points of the measured one.
+`--dry-run` prints the commands.
+
+deepseek-r1-rank is what one rank of DeepSeek-R1 computes at TP 8: an eighth of the heads, of each
+expert and of the vocabulary, without the all-reduces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODELS = Path(__file__).parent / "served_models"
+LOADS = ",".join(
+    f"{sequences}x{prompt}+{answer}"
+    for prompt, answer in ((1024, 128), (8192, 64), (32768, 64))
+    for sequences in (1, 16, 64)
+    if sequences * prompt <= 16 * 32768  # what the KV cache of two servers holds
+)
+POINTS = 0.03  # a prediction may be off by so much of a gain
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, and how it is served."""
+
+    layers: int
+    args: str
+
+
+CASES = {
+    "qwen3-30b-a3b": Case(20, "--attention-backend triton --moe-runner-backend triton"),
+    "deepseek-r1-rank": Case(
+        6,
+        "--attention-backend triton --moe-runner-backend triton --fp8-gemm-backend triton",
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="H100")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--loads", default=LOADS)
+    parser.add_argument("--tune", action="append", help="words for `tuner tune`; default: --all")
+    parser.add_argument("--dry-run", action="store_true")
+    args = parser.parse_args()
+    reports: dict[str, Any] = {}
+    for name in args.cases.split(","):
+        folder = args.out.resolve() / name
+        for words in commands(name, folder, args):
+            print(f"$ tuner {shlex.join(words)}", flush=True)
+            if not args.dry_run:
+                tuner(words, folder)
+        if not args.dry_run:
+            reports[name] = json.loads((folder / "proof/report.json").read_text())
+            (args.out / "served.json").write_text(json.dumps(reports, indent=1) + "\n")
+    print(summary(reports))
+
+
+def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str]]:
+    """The commands of a case, without `tuner`."""
+    case, config, out = CASES[name], str(MODELS / f"{name}.json"), str(folder / "configs")
+    device = ["--device", args.device]
+    tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
+    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(case.layers)]
+    prove += ["--out", out, "--args", case.args, "--loads", args.loads]
+    prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
+    return [
+        *(["tune", *words, *device] for words in tuned),
+        ["export", *device, "--out", out],
+        prove,
+    ]
+
+
+def tuner(words: Sequence[str], folder: Path) -> None:
+    """Run one command with a store of the case's own. A proof that fails is a result too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = {**os.environ, "TUNER_DATABASE_URL": f"sqlite:///{folder / 'tuner.db'}"}
+    command = [sys.executable, "-c", "from tuner.cli import main; main()", *words]
+    done = subprocess.run(command, env=environ, check=False)
+    if done.returncode and not (words[0] == "prove" and (folder / "proof/report.json").is_file()):
+        sys.exit(f"tuner {words[0]} failed with {done.returncode}")
+
+
+def summary(reports: dict[str, Any]) -> str:
+    """How many cells are slower, and how many predictions hold."""
+    gains = [gain for report in reports.values() for gain in report["gains"]]
+    told = [gain for gain in gains if gain["predicted"] is not None]
+    near = [gain for gain in told if abs(gain["predicted"] - gain["gain"]) <= POINTS]
+    slower = sum(gain["verdict"] == "slower" for gain in gains)
+    return (
+        f"{len(gains)} cells, {slower} slower; predictions within {POINTS:g} of the gain: "
+        f"{len(near)} of {len(told)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
