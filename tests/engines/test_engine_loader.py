@@ -9,8 +9,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from cases import H200, L40S
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from moe_loader_cases import INT8_KINDS, KINDS, problem, quick
+from moe_loader_cases import problems as all_problems
 from real_sglang import VERSIONS, RealSGLang
 
 from tuner.engines.config_files import read_lenient
@@ -35,30 +37,8 @@ def engine(real: RealSGLang) -> MoeEngine:
     return moe_engine(find_engine(f"sglang=={real.version}"))
 
 
-def problem(E=256, N=256, dtype=Dtype.FP8_W8A8, block_shape=None, per_channel=False) -> FusedMoe:
-    return FusedMoe(E, N, 4096, 1, dtype, block_shape, per_channel)
-
-
-KINDS = [
-    (Dtype.BFLOAT16, None, False),
-    (Dtype.FLOAT16, None, False),
-    (Dtype.FP8_W8A8, None, False),
-    (Dtype.FP8_W8A8, None, True),
-    (Dtype.FP8_W8A8, (128, 128), False),
-    (Dtype.FP8_W8A8, (64, 128), False),
-    (Dtype.INT8_W8A8, None, True),
-    (Dtype.INT8_W8A8, (128, 128), False),
-    (Dtype.INT8_W8A16, None, False),
-    (Dtype.INT8_W8A16, (0, 128), False),
-    (Dtype.INT4_W4A16, (0, 128), False),
-]
-problems = st.builds(
-    lambda E, N, kind: problem(E, 128 * N, *kind),
-    st.integers(1, 512),
-    st.integers(1, 128),
-    st.sampled_from(KINDS),
-)
-quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SGLANG_KINDS = [*KINDS, *INT8_KINDS]
+problems = all_problems(SGLANG_KINDS)
 
 
 def expected(entries: dict[int, dict] | None) -> list[tuple[int, Config]] | None:
@@ -185,7 +165,7 @@ def check_launch(real, engine, wanted, device, batch_size, triton, root) -> None
 
 @pytest.mark.parametrize("device", [L40S, H200], ids=lambda device: device.name)
 def test_default_heuristic(real, engine, device):
-    for kind in KINDS:
+    for kind in SGLANG_KINDS:
         wanted = problem(64, 512, *kind)
         for batch_size in (1, 32, 64, 65, 4096):
             theirs = real.default(wanted, batch_size, device.shared_optin_bytes)

@@ -10,8 +10,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from cases import H200, L40S
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from moe_loader_cases import KINDS, problem, quick
+from moe_loader_cases import problems as all_problems
 from real_vllm import VERSIONS, RealVLLM
 
 from tuner.devices.table import find_device
@@ -23,7 +25,7 @@ from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.file_names import format_file_name
-from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
+from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 
@@ -43,28 +45,7 @@ def corpus(engine: MoeEngine) -> list[ShippedFile]:
     return list(engine.shipped(nvidia_only=False))
 
 
-def problem(E=256, N=256, dtype=Dtype.FP8_W8A8, block_shape=None, per_channel=False) -> FusedMoe:
-    return FusedMoe(E, N, 4096, 1, dtype, block_shape, per_channel)
-
-
-KINDS = [
-    (Dtype.BFLOAT16, None, False),
-    (Dtype.FLOAT16, None, False),
-    (Dtype.FP8_W8A8, None, False),
-    (Dtype.FP8_W8A8, None, True),
-    (Dtype.FP8_W8A8, (128, 128), False),
-    (Dtype.FP8_W8A8, (64, 128), False),
-    (Dtype.INT8_W8A16, None, False),
-    (Dtype.INT8_W8A16, (0, 128), False),
-    (Dtype.INT4_W4A16, (0, 128), False),
-]
-problems = st.builds(
-    lambda E, N, kind: problem(E, 128 * N, *kind),
-    st.integers(1, 512),
-    st.integers(1, 128),
-    st.sampled_from(KINDS),
-)
-quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+problems = all_problems(KINDS)
 
 
 @quick

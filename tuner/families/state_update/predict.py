@@ -51,7 +51,7 @@ class StatePredictor:
         per_sm = blocks / self._device.sm_count
         resident = blocks_per_sm(self._device, config["num_warps"], footprint)
         issue = max(1.0, config["num_warps"] / 4) * self._instructions(config)
-        spilt = 2 * footprint.n_spills * config["num_warps"] * arch.target.warp_size
+        spilt = 2.0 * footprint.n_spills * config["num_warps"] * arch.target.warp_size
         spilt /= c.spill_bytes_per_clock
         chain_ns = c.start_ns + 2 * c.dram_latency_ns + c.end_ns
         chain_ns += (issue + spilt) / arch.clock_ghz
