@@ -1,6 +1,6 @@
 """How many of a run's kernels are compiled ahead, on a recording.
 
-    python benchmarks/compile_ahead_hits.py [RECORDING ...] [--seeds 5] [--passes 4]
+    python benchmarks/compile_ahead_hits.py [RECORDING ...] [--seeds 5] [--passes 8]
 
 The search runs on each recording with the times that the device model predicts, as workers without
 a GPU run it, and with the recorded times. The table counts the kernels that the second run
