@@ -124,8 +124,7 @@ class Figures(Database):
             row = connection.execute(query).one_or_none()
         if row is None:
             return None
-        state, *times = row[:4]
-        return JobTimes(JobState(state), *times, cost=read_cost(row._mapping))
+        return JobTimes(JobState(row[0]), *row[1:4], read_cost(row._mapping))
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""
