@@ -165,7 +165,7 @@ class JobStore(Database):
         with self._read() as connection:
             return [JobEvent(**row) for row in connection.execute(query).mappings()]
 
-    def latest_events(self, job_id: str, limit: int, kind: str | None = None) -> list[JobEvent]:
+    def latest_events(self, job_id: str, limit: int, kind: str | None = None) -> Sequence[JobEvent]:
         """A job's newest events, of one kind if it is given, in order."""
         query = select(job_events).where(job_events.c.job_id == job_id)
         if kind is not None:
