@@ -31,9 +31,9 @@ GRID_SIZE = 1_920  # configurations of sglang's own tuning grid
 # A point's rounds look at a sample of the space, and at the neighbours of the fastest so far. A
 # sample, because a prediction takes the parent 0.1 ms; sglang's own grid is smaller.
 _POOL, _BEST = 1_300, 8
-# From this share of its tries on, a point looks at the neighbours of this many alone: one stage more
-# may change a time by a tenth, and no model knows.
-_LATE, _LATE_BEST = 0.7, 3
+# From this share of its tries on, a point looks at the neighbours of this many alone: one stage
+# more may change a time by a tenth, and no model knows.
+_LATE, _LATE_BEST = 0.5, 3
 _LEARN_FROM = 2  # points on either side of a point whose times a round learns from
 # The surrogate learns log(time / best time at the point). Above this value all are equally slow:
 # what is hopeless must not decide how much the good ones may differ.
@@ -59,7 +59,7 @@ def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
         return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
     if effort is Effort.STANDARD:
         per_point = 30 if space_size <= GRID_SIZE else 40
-        return Budget(per_point, kernels=max(250, 25 * points), seeds=8)
+        return Budget(per_point, kernels=max(250, 25 * points), seeds=12)
     return Budget(space_size, kernels=points * space_size, seeds=space_size)
 
 
