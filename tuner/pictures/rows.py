@@ -71,7 +71,7 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
         Row(
             place=place,
             size=entries[0].point.size,
-            engine_us=_sum([found and found.median_us for found in map(_engine, entries)]),
+            engine_us=_sum([found.median_us if found else None for found in map(_engine, entries)]),
             engine_measured=all(
                 found is not None and found.status is Status.OK for found in map(_engine, entries)
             ),
