@@ -67,13 +67,13 @@ class Bundles:
 
     def _find(self, asked: Asked) -> tuple[str, Bundle]:
         engine, device = find_engine(asked.cluster.engine.spec), asked.device.name
-        place = {"device": device, "engine": engine.name, "engine_version": engine.version}
-        state = self._store.winners_state(**place)
+        name, version = engine.name, engine.version
+        state = self._store.winners_state(device=device, engine=name, engine_version=version)
         for kept, its_state, bundle in tuple(self._kept):
             if (kept, its_state) == (asked, state):
                 return state, bundle
         built = build_bundle(
-            self._store.winners(**place),
+            self._store.winners(device=device, engine=name, engine_version=version),
             asked.cluster,
             engine,
             asked.device,

@@ -40,7 +40,7 @@ from workers.embedded import EmbeddedWorker
 from workers.settings import read_settings
 
 ENGINE = "sglang==0.5.16"
-KILL_EVERY_S = 20.0
+KILL_EVERY_S = 60.0
 HARM_EVERY_S = 1.0
 
 

@@ -136,6 +136,10 @@ def take_shown(browser: Browser, at: str, key: str, places: dict[str, str]) -> N
         page.set_viewport_size({"width": width, "height": height})
         for name in (name for name, is_dark in SHOWN.items() if is_dark is dark):
             opened(page, places[name.removesuffix("-dark")])
+            if name == "bundles":
+                page.check("text=even if files are missing")
+                page.click("text=See what is in it")
+                page.wait_for_load_state("load")
             shot(page, DOCS / f"pages-{name}.webp", width, height)
 
 

@@ -3,6 +3,7 @@
 TunerError                      the root: catch this to catch them all
 ├── BadInput                    the caller can fix it; exit code 2
 │   ├── OptionsRefused
+│   ├── UnknownKey
 │   ├── UnknownDevice
 │   ├── UnknownModel
 │   ├── UnknownEngine

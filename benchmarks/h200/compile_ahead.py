@@ -7,10 +7,9 @@ On the GPU's host:
         --runs warm,warm4,cold
 
 `prepare` does the R1 job's compile work and packs the shared cache. Each run of `measure` begins
-with an empty store and empty caches of its own. `warm` has the shared cache, `warm4` has it and
-four cores, `cold` has no shared cache. OUT gets the report of each run, and `runs.json`: wall
-seconds of the whole command, GPU seconds, idle ones, CPU seconds, kernels compiled and taken from
-the cache.
+with an empty store and empty caches of its own. `warm` has the shared cache; `warm4` has it, and
+four cores; `cold` has none. OUT gets the report of each run, and `runs.json`: wall seconds of the
+whole command, GPU seconds, idle ones, CPU seconds, kernels compiled and taken from the cache.
 """
 
 from __future__ import annotations

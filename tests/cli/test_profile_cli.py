@@ -52,6 +52,29 @@ def test_the_commands_worth_running_name_each_family_once_and_the_best_first(tun
     assert json.loads(tuner(trace, *words, "--json").stdout)["commands"][1] == begin
 
 
+def test_the_commands_repeat_how_the_model_is_served(tuner, trace, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("Decode batch, #running-req: 8, #token: 800, gen throughput (token/s): 40.0,")
+    words = ("--model", "deepseek-r1", "--tp", "8", "--ep", "8", "--no-fuse-shared")
+    done = tuner(trace, *words, "--engine", "sglang==0.5.16", "--log", log, "--problems")
+    assert done.exit_code == 0, done.stderr
+    begin = "tuner tune deepseek-r1 --device NVIDIA_H100_80GB_HBM3 --tp 8 --engine sglang==0.5.16"
+    assert done.stdout.splitlines() == [
+        f"{begin} --workload {log} --attention",
+        f"{begin} --workload {log} --ep 8 --no-fuse-shared",
+    ]
+
+
+def test_commands_for_vllm_name_it(tuner, tmp_path):
+    trace = TraceWriter()
+    trace.step((MOE, 40.0), mark="execute_context_0(0)_generation_8(8)", graph=True)
+    path = trace.write(tmp_path / "vllm.trace.json")
+    done = tuner(path, "--model", "qwen3-30b-a3b", "--problems")
+    assert done.stdout.splitlines() == [
+        "tuner tune qwen3-30b-a3b --device NVIDIA_H100_80GB_HBM3 --engine vllm"
+    ]
+
+
 def test_tuned_files_in_the_server_s_log_are_no_longer_worth_tuning(tuner, trace, tmp_path):
     log = tmp_path / "server.log"
     path = "/c/attention/triton_3_6_0/decode_attention,q_heads=32,kv_heads=4,Lq=128.json"

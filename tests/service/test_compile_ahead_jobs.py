@@ -27,12 +27,15 @@ from tuner.jobs.job import (
 from tuner.jobs.workers import SHARED_CACHE, WorkerInfo, WorkerState, WorkerStatus
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Totals
-from tuner.store import JobStore, Leases
+from tuner.store import JobStore, Leases, Store
 from tuner.store.database import utc_now
+from tuner.store.local_queue import LocalQueue
 from tuner.store.submissions import Submission
+from tuner.store.workers import WorkerStore
 from tuner.tuning.request import Effort
 from workers import run_job
 from workers.child import AttemptOutcome
+from workers.nightly import _submission
 from workers.settings import Settings
 
 ENGINE = "sglang==0.5.16"
@@ -191,6 +194,7 @@ def test_a_cpu_worker_compiles_what_the_gpus_host_asks_for(
     monkeypatch.setenv("TUNER_SHARED_CACHE", str(tmp_path / "shared"))
     monkeypatch.setenv("TUNER_SHARED_CACHE_KEY", "k" * 32)
     monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cpu"))
+    monkeypatch.setattr("tuner.tuning.run.PASSES", 1)  # further passes compile more of the same
     spec = "block_gemm:N=512,K=512,dtype=fp8_w8a8,block=128x128"
     problem = parse_problem(spec)
     request = JobRequest(problem, "H200", ENGINE, effort=Effort.QUICK)
@@ -215,3 +219,23 @@ def test_a_cpu_worker_compiles_what_the_gpus_host_asks_for(
             pass
         assert run._compiler.compiled_count == 0
         assert run._compiler.cached_count > 0
+
+
+def test_a_job_of_the_command_line_says_that_it_waits_and_what_it_will_take(
+    store: Store, jobs: JobStore
+) -> None:
+    workers = WorkerStore.sharing(store)
+    for one in (worker(gpu=True), worker(gpu=False)):
+        workers.beat(replace(one.info, id=f"{one.info.gpu}-worker"))
+    queue = LocalQueue.sharing(store)
+    (answer,) = queue.submit_all([REQUEST], priority=Priority.NORMAL)
+    assert answer.ahead is not None
+    assert queue.waiting(answer.job) == f"job {answer.ahead.id} compiles its kernels first"
+    assert answer.estimated_gpu_s == pytest.approx(4 * 60 * 45.7 / 2449, abs=0.1)
+    assert [job.client for job in jobs.list()] == ["compile-ahead", "local"]
+
+
+def test_the_night_has_its_jobs_compiled_first() -> None:
+    both = [worker(gpu=True), worker(gpu=False)]
+    assert _submission(REQUEST, both).ahead
+    assert not _submission(REQUEST, both[:1]).ahead

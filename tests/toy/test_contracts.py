@@ -18,6 +18,7 @@ import pytest
 
 from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
+from tuner.engines.config_variables import all_config_variables
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily
 from tuner.export.delivery import Delivery, delivery_of
@@ -296,6 +297,10 @@ class TestEveryEngine:
                 assert not relative.is_absolute()
                 assert path.is_file()
             assert not list(tmp_path.iterdir())
+
+    def test_the_variable_of_each_delivery_is_listed(self, engine: Engine) -> None:
+        named = {delivery_of(engine, family.name).variable for family in _supported(engine)}
+        assert named - {None} <= {*all_config_variables(engine.name)}
 
 
 def test_an_engine_that_nobody_knows_is_refused() -> None:

@@ -81,11 +81,13 @@ class SharedCache:
             return None
         start = len(_MAGIC) + _HEAD.size
         if len(whole) < start or not whole.startswith(_MAGIC):
-            return self._refuse(key, "no object of this cache")
+            self._refuse(key, "no object of this cache")
+            return None
         written, mac = _HEAD.unpack(whole[len(_MAGIC) : start])
         data = whole[start:]
         if not hmac.compare_digest(mac, self._mac(key.encode(), _time(written), data)):
-            return self._refuse(key, "its HMAC is wrong")
+            self._refuse(key, "its HMAC is wrong")
+            return None
         self._try(lambda: self._use(key, written, data))
         return data
 

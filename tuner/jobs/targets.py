@@ -105,8 +105,12 @@ def families_of(target: str, serving: Serving | None = None) -> list[Family]:
 
 def in_words(found: Sequence[Family]) -> str:
     """Families with the flags that choose them: "attention (--attention)"."""
-    named = [f"{one.title} ({one.flag or 'without a flag'})" for one in found]
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    return _listed([f"{one.title} ({one.flag or 'without a flag'})" for one in found])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _has(family: Family, target: str | bytes, serving: Serving, name: str) -> bool:
@@ -166,7 +170,7 @@ def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = F
     titles: dict[str, list[str]] = {}
     for title, option in others:
         titles.setdefault(option.name, []).append(title)
-    refused = {name: f"for {' and '.join(some)}" for name, some in titles.items()}
+    refused = {name: f"for {_listed(some)}" for name, some in titles.items()}
     if of_problem:
         refused |= dict.fromkeys(flags, "for a model, and this is one problem")
     reasons = {name: refused[name] for name in given if name in refused}

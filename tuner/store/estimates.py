@@ -28,11 +28,12 @@ class Estimates(Database):
         self._known: dict[tuple[str, str, Effort], tuple[float, float | None]] = {}
 
     def of(self, job: Job) -> float | None:
-        """As `gpu_s`, for a job; None for one that needs no GPU or has ended."""
+        """As `gpu_s`, to a tenth, for a job; None for one that needs no GPU or has ended."""
         asked = job.request
         if not asked.needs_gpu or job.state.finished:
             return None
-        return self.gpu_s(asked.problem, asked.device, asked.effort, len(asked.points))
+        found = self.gpu_s(asked.problem, asked.device, asked.effort, len(asked.points))
+        return found and round(found, 1)
 
     def gpu_s(self, problem: Problem, device: str, effort: Effort, points: int) -> float | None:
         """The seconds that a run over so many points will need a GPU; None where nothing is known.

@@ -26,7 +26,7 @@ from tuner.problems.points import Candidate, Part, Point, Problem
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
-from tuner.tuning.ahead import Ahead, compile_ahead
+from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
@@ -116,7 +116,8 @@ class TuningRun(ABC):
     def ahead(self, report: Callable[[Ahead], None]) -> Totals:
         """Compile what `run` will probably ask for. It measures and stores nothing."""
         meter, bench = Meter(), self._predicting()
-        totals = compile_ahead(self._plan(), self._search(), bench, report)
+        searches = (self._search() for _ in range(PASSES))
+        totals = compile_ahead(self._plan(), searches, bench, report)
         self._count_cached(totals)
         meter.count(totals)
         return totals

@@ -1,11 +1,11 @@
 """Proposes configurations and learns from their times.
 
-Each point of a job goes through rounds. The first round tries seeds. Later rounds try the winners
-at neighbouring points, suggestions of Optuna's TPE, and grid neighbours of the best so far. A
-round depends only on the point's earlier rounds and on the other points' rounds before the last
-one, never on the order or time at which results arrive. So a resumed search that is told its
-stored results first ends as it would have ended uninterrupted, and a slow compile delays only one
-point.
+Each point of a job goes through rounds. The first round tries seeds. Later rounds try what a
+surrogate expects most of. It has learnt from the times of the point and of its neighbours, and from
+a device model where there is one. A round depends only on the point's earlier rounds and on the
+other points' rounds before the last one, never on the order or time at which results arrive. So a
+resumed search that is told its stored results first ends as it would have ended uninterrupted, and
+a slow compile delays only one point.
 """
 
 from __future__ import annotations
@@ -13,22 +13,34 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import optuna
 
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import Effort
 from tuner.tuning.space import Space
+from tuner.tuning.surrogate import Surrogate
+
+# Predicted microseconds of the configurations at a point that will probably fit.
+Model = Callable[[Point, Sequence[Config]], Mapping[Config, float]]
 
 # A kernel that fails to compile or to fit fails at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
 GRID_SIZE = 1_920  # configurations of sglang's own tuning grid
-# TPE may propose repeats and illegal configurations; this many attempts are made per round.
-_TPE_ATTEMPTS = 6
+# A point's rounds look at a sample of the space, and at the neighbours of the fastest so far. A
+# sample, because a prediction takes the parent 0.1 ms; sglang's own grid is smaller.
+_POOL, _BEST = 1_300, 8
+# From this share of its tries on, a point looks at the neighbours of this many alone: one stage
+# more may change a time by a tenth, and no model knows.
+_LATE, _LATE_BEST = 0.5, 3
+_LEARN_FROM = 2  # points on either side of a point whose times a round learns from
+# The surrogate learns log(time / best time at the point). Above this value all are equally slow:
+# what is hopeless must not decide how much the good ones may differ.
+_HOPELESS = 0.4
+# How much an octave counts: of a parameter, of the predicted time, of the point's size. They were
+# chosen on three of the recordings; docs/benchmarks.md says which, and what the others show.
+_PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
 
 
 @dataclass(frozen=True)
@@ -39,8 +51,6 @@ class Budget:
     kernels: int  # kernels compiled in total; a configuration counts once for each part
     seeds: int  # tries in a point's first round: seeds, then random configurations
     wave: int = 5  # tries in each later round
-    suggests: bool = True  # whether TPE takes part; each suggestion costs about 50 ms
-    nearby: int = 1  # how many of the best at each neighbouring point a round tries first
 
 
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
@@ -48,9 +58,7 @@ def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
     if effort is Effort.QUICK:
         return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
     if effort is Effort.STANDARD:
-        # The wide space has more neighbours: with 45 tries, two runs on an H200 differed by 1.5 %
-        # at one of 18 batch sizes.
-        per_point = 45 if space_size <= GRID_SIZE else 60
+        per_point = 30 if space_size <= GRID_SIZE else 40
         return Budget(per_point, kernels=max(250, 25 * points), seeds=12)
     return Budget(space_size, kernels=points * space_size, seeds=space_size)
 
@@ -62,11 +70,35 @@ class _Track:
     point: Point
     space: Space
     seeds: Sequence[Config]
+    sample: Sequence[Config]  # of the space; each round looks at these
+    model: Model | None
     rounds: list[list[Config]] = field(default_factory=list)
+    _predicted: dict[Config, float | None] = field(default_factory=dict)
 
     def before(self, round_: int) -> list[Config]:
         """Everything proposed before a round, in order."""
         return list(itertools.chain.from_iterable(self.rounds[:round_]))
+
+    def likely(self, configs: Iterable[Config]) -> list[Config]:
+        """The configurations that will fit, as far as the model knows."""
+        some = list(configs)
+        if self.model is None:
+            return some
+        new = [config for config in some if config not in self._predicted]
+        found = self.model(self.point, new) if new else {}
+        self._predicted.update((config, found.get(config)) for config in new)
+        return [config for config in some if self._predicted[config]]
+
+    def place(self, config: Config) -> list[float]:
+        """Where the surrogate puts a configuration of this point."""
+        place = [_PER_OCTAVE * at for at in self.space.place(config)]
+        place += [_PER_SIZE * math.log2(max(size, 1)) for size in _sizes(self.point)]
+        if self.model is not None:
+            first = [self._predicted[c] for c in self.likely(self.rounds[0])]
+            best = min((us for us in first if us), default=None)
+            us = self._predicted[config] if self.likely([config]) else best
+            place.append(_PER_PREDICTED * math.log2(us / best) if us and best else 0.0)
+        return place
 
 
 class Search:
@@ -83,15 +115,19 @@ class Search:
         budget: Budget,
         seed: int,
         narrowed: Mapping[Point, Space] | None = None,
+        model: Model | None = None,
     ) -> None:
-        """`narrowed`: the spaces of points that have a smaller one than their part's."""
-        at = narrowed or {}
-        self._tracks = [
-            _Track(point, at.get(point, spaces[point.part]), seeds.get(point, ()))
-            for point in sorted(set(points))
-        ]
+        """`narrowed`: the spaces of points that have a smaller one than their part's.
+
+        With a `model`, nothing is proposed after the first round that it gives no time for.
+        """
         self._budget = budget
         self._seed = seed
+        at = {point: spaces[point.part] for point in points} | dict(narrowed or {})
+        self._tracks = [
+            _Track(point, at[point], seeds.get(point, ()), self._sample(point, at[point]), model)
+            for point in sorted(set(points))
+        ]
         self._results: dict[Candidate, Measurement] = {}
         self._kernels: list[frozenset[tuple[Part, Config]]] = [frozenset()]  # before each round
 
@@ -135,14 +171,15 @@ class Search:
             return []
         allowed = min(allowed, self._budget.wave if round_ else self._budget.seeds)
         credit = self._credit(track, round_)
-        compiled = self._compiled(round_)
+        compiled = {c for part, c in self._compiled(round_) if part is track.point.part}
         seen = {*tried, *self._broken(track, round_)}
         wave: list[Config] = []
-        for config in self._sources(track, round_, credit):
+        passed_over = seen if credit else seen.union(set(track.space.configs()) - compiled)
+        for config in self._sources(track, round_, passed_over):
             if config in seen:
                 continue
             seen.add(config)
-            if (track.point.part, config) not in compiled:
+            if config not in compiled:
                 if not credit:
                     continue
                 credit -= 1
@@ -151,35 +188,64 @@ class Search:
                 break
         return wave
 
-    def _sources(self, track: _Track, round_: int, credit: int) -> Iterator[Config]:
-        """Configurations worth trying, best first, including tried and unaffordable ones."""
-        rng = random.Random(f"{self._seed}/{track.point}/{round_}")  # noqa: S311 (no secret)
+    def _sources(
+        self, track: _Track, round_: int, passed_over: Collection[Config]
+    ) -> Iterator[Config]:
+        """Configurations worth trying, best first, including tried and unaffordable ones.
+
+        The surrogate does not look at those of `passed_over`.
+        """
         if not round_:
             yield from map(track.space.nearest, track.seeds)
-            yield from rng.sample(track.space.configs(), len(track.space))
-            return
-        results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
-        yield from map(track.space.nearest, self._winners_nearby(track, round_))
-        # TPE is only for new kernels, and without credit no new kernel can be compiled.
-        suggests = credit and self._budget.suggests
-        suggestions = _suggestions(track.space, results, rng) if suggests else iter(())
-        if round_ % 2 == 0:  # spend a tenth of the budget away from the best so far
-            yield from itertools.islice(suggestions, 1)
-        for config in _fastest_first(results):
-            for near in (track.space.neighbours(config), track.space.exchanges(config)):
-                yield from rng.sample(near, len(near))
-        yield from suggestions
+        elif known := list(self._known(track, round_)):
+            yield from map(track.space.nearest, self._winners_nearby(track, round_))
+            places, values = zip(*known, strict=True)
+            pool = track.likely(c for c in self._pool(track, round_) if c not in passed_over)
+            wanted = [track.place(config) for config in pool]
+            yield from (pool[at] for at in Surrogate(places, values).promising(wanted))
+        rng = random.Random(f"{self._seed}/{track.point}/{round_}")  # noqa: S311 (no secret)
         yield from rng.sample(track.space.configs(), len(track.space))
 
     def _winners_nearby(self, track: _Track, round_: int) -> Iterator[Config]:
         """The best so far at the next smaller and the next larger point of the part."""
+        for other in self._around(track, 1):
+            if other is not track:
+                yield from itertools.islice(self._times(other, round_ - 1), 1)
+
+    def _around(self, track: _Track, most: int) -> list[_Track]:
+        """A point and up to `most` points of its part on either side of it."""
         others = [other for other in self._tracks if other.point.part is track.point.part]
         here = others.index(track)
-        for other in (*others[max(here - 1, 0) : here], *others[here + 1 : here + 2]):
+        return others[max(here - most, 0) : here + most + 1]
+
+    def _known(self, track: _Track, round_: int) -> Iterator[tuple[list[float], float]]:
+        """Places and values at the point and at its neighbours, for the surrogate."""
+        for other in self._around(track, _LEARN_FROM):
             # Without the other point's last round, which may still be running.
-            tried = other.before(round_ - 1)
-            results = {c: self._results[Candidate(other.point, c)] for c in tried}
-            yield from itertools.islice(_fastest_first(results), self._budget.nearby)
+            times = self._times(other, round_ if other is track else round_ - 1)
+            for config, time_us in times.items():
+                slower = math.log(time_us / min(times.values()))
+                yield other.place(config), min(slower, _HOPELESS)
+
+    def _times(self, track: _Track, round_: int) -> dict[Config, float]:
+        """The microseconds of what was timed at a point before a round, the fastest first."""
+        results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
+        timed = [(m.median_us, c) for c, m in results.items() if m.median_us is not None]
+        return {config: time_us for time_us, config in sorted(timed)}
+
+    def _pool(self, track: _Track, round_: int) -> dict[Config, None]:
+        """Configurations that a round looks at: what is near the best so far, and a sample.
+
+        The last rounds look at the neighbours of the very best alone.
+        """
+        space, late = track.space, len(track.before(round_)) >= _LATE * self._most(track)
+        best = itertools.islice(self._times(track, round_), _LATE_BEST if late else _BEST)
+        near = [n for c in best for n in (*space.neighbours(c), *space.exchanges(c))]
+        return dict.fromkeys(near if late else [*near, *track.sample])
+
+    def _sample(self, point: Point, space: Space) -> Sequence[Config]:
+        rng = random.Random(f"{self._seed}/{point}")  # noqa: S311 (no secret)
+        return rng.sample(space.configs(), min(_POOL, len(space)))
 
     def _broken(self, track: _Track, round_: int) -> set[Config]:
         """Configurations of the space that failed, or that are sure not to fit."""
@@ -221,37 +287,5 @@ class Search:
         return self._kernels[round_]
 
 
-def _fastest_first(results: Mapping[Config, Measurement]) -> Iterator[Config]:
-    timed = [(m.median_us, config) for config, m in results.items() if m.median_us is not None]
-    return (config for _, config in sorted(timed))
-
-
-def _suggestions(
-    space: Space, results: Mapping[Config, Measurement], rng: random.Random
-) -> Iterator[Config]:
-    """Untried legal configurations that TPE suggests."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # constant_liar counts untried suggestions as poor, so TPE does not repeat them.
-        sampler = optuna.samplers.TPESampler(
-            multivariate=True, constant_liar=True, n_startup_trials=0, seed=rng.getrandbits(32)
-        )
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=sampler)
-    grid = {
-        name: optuna.distributions.IntDistribution(0, len(values) - 1)
-        for name, values in space.axes.items()
-    }
-    study.add_trials(
-        optuna.create_trial(
-            params=space.indices(config),
-            distributions=dict(grid),
-            # TPE only ranks values, so a failure counts as slower than any time.
-            value=math.inf if m.median_us is None else m.median_us,
-        )
-        for config, m in results.items()
-    )
-    for _ in range(_TPE_ATTEMPTS):
-        config = space.at(study.ask(dict(grid)).params)
-        if space.legal(config) and config not in results:
-            yield config
+def _sizes(point: Point) -> tuple[int, int, int]:
+    return point.batch_size, point.new_tokens, point.cached_tokens

@@ -119,6 +119,14 @@ class Space:
         """The position of a legal configuration on each axis."""
         return {name: values.index(self._value(config, name)) for name, values in self.axes.items()}
 
+    def place(self, config: Config) -> tuple[float, ...]:
+        """Where a configuration of the space lies on each axis, in octaves.
+
+        A step from one value to the next counts one octave at most: what GROUP_SIZE_M = 1 and 16
+        do differs less than their sizes.
+        """
+        return tuple(self._stops[name][self._value(config, name)] for name in self.axes)
+
     def at(self, indices: Mapping[str, int]) -> Config:
         """The configuration at a position on each axis; it may break a rule."""
         return self._said({name: values[indices[name]] for name, values in self.axes.items()})
@@ -135,6 +143,16 @@ class Space:
         grid = itertools.product(*self.axes.values())
         configs = (self._said(dict(zip(self.axes, values, strict=True))) for values in grid)
         return tuple(config for config in configs if self.broken_rule(config) is None)
+
+    @cached_property
+    def _stops(self) -> dict[str, dict[int, float]]:
+        """The place of each value of each axis."""
+        found = {}
+        for name, values in self.axes.items():
+            octaves = [_octave(value) for value in values]
+            steps = (min(1.0, b - a) for a, b in itertools.pairwise(octaves))
+            found[name] = dict(zip(values, itertools.accumulate(steps, initial=0.0), strict=True))
+        return found
 
     @cached_property
     def _found(self) -> dict[tuple[float, ...], Config]:

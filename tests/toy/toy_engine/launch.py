@@ -1,5 +1,3 @@
-"""How the engine's servers are started."""
-
-from __future__ import annotations
+"""The variable that points the toy engine's servers at a folder, and what it must hold."""
 
 CONFIG_FOLDERS = {"TOY_DIR": "toys"}

@@ -35,11 +35,10 @@ RELATIVES = 3  # the number that earlier GEMMs of the same model may add
 # processes at one in a hundred points (docs/benchmarks.md has the table).
 GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
-# costs more than measuring, so a point first tries what is best at its neighbours. TPE does not
-# take part, because the parent would spend more time on it than the GPU on measuring.
+# costs more than measuring.
 BUDGETS = {
-    Effort.QUICK: Budget(16, kernels=100, seeds=10, wave=6, suggests=False, nearby=2),
-    Effort.STANDARD: Budget(48, kernels=240, seeds=20, wave=14, suggests=False, nearby=4),
+    Effort.QUICK: Budget(16, kernels=100, seeds=8, wave=4),
+    Effort.STANDARD: Budget(30, kernels=240, seeds=12, wave=6),
 }
 
 
@@ -152,13 +151,19 @@ class GemmRun(TuningRun):
             foreseen=self._foreseen,
         )
         return Search(
-            self._spaces, self.points, seeds, self._budget, self.request.seed, self._narrowed
+            self._spaces,
+            self.points,
+            seeds,
+            self._budget,
+            self.request.seed,
+            self._narrowed,
+            self._predictor.estimate_all,
         )
 
     @cached_property
     def _budget(self) -> Budget:
         size = max(len(space) for space in self._narrowed.values())
-        everything = Budget(size, kernels=size * len(self.points), seeds=size, suggests=False)
+        everything = Budget(size, kernels=size * len(self.points), seeds=size)
         return BUDGETS.get(self.request.effort, everything)
 
     def _plan(self) -> Plan:

@@ -25,7 +25,7 @@ from tuner.tuning.journal import RunStore
 from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
-from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.search import Budget, Model, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
@@ -175,7 +175,7 @@ class MoeRun(TuningRun):
             known=self._known(),
             foreseen=self._foreseen(),
         )
-        search = Search(spaces, points, seeds, self._budget, request.seed)
+        search = Search(spaces, points, seeds, self._budget, request.seed, model=self._model)
         return OneConfigStrategy(search) if self._one_config else search
 
     @property
@@ -219,6 +219,13 @@ class MoeRun(TuningRun):
             self._gemms,
             [point.batch_size for point in self.points],
         )
+
+    @property
+    def _model(self) -> Model | None:
+        """The device model, for the search. It does not know the options of AMD's compiler."""
+        if self.request.device.architecture.launch_options:
+            return None
+        return self._predictor.estimate_both if self._one_config else self._predictor.estimate_all
 
     def _foreseen(self) -> dict[Point, list[Config]]:
         """The device model's best on the engine's grid, where the model is most accurate."""

@@ -121,6 +121,13 @@ class Predictor:
                 scores[config] = self._score(point, config, footprint)
         return scores
 
+    def estimate_both(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
+        """Like `estimate_all`, for the sum of both gemms at a batch size."""
+        some = list(configs)
+        both = [Point(point.batch_size, gemm) for gemm in Gemm]
+        scores = {each: self.estimate_all(each, some) for each in both}
+        return dict(summed(scores, gemm_of(point))[point])
+
     def _score(self, point: Point, config: Config, footprint: Footprint) -> float:
         shortfall = min(self._prior.shortfall(point, config), MOST_SHORTFALL)
         model_us = self._model.predict(point, config, footprint).total_us
