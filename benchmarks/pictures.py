@@ -23,11 +23,12 @@ from tuner.draw.chart import WIDTH
 from tuner.draw.files import picture_files
 from tuner.draw.shapes import Drawing, heading, stack
 from tuner.pictures.charts import problem_charts
+from tuner.pictures.place import Place
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import title_of
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
-from tuner.problems.registry import parse_problem, read_part
+from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
 
 ROOT = Path(__file__).parents[1]
@@ -43,9 +44,8 @@ def main() -> None:
     if args.list:
         for name, report in reports():
             winners = winners_of(report)
-            card = find_device(report["device"])
-            print(name, report["problem"], card.name)
-            print("   ", summary_line(rows_of(winners[0].problem, winners, card)))
+            print(name, report["problem"], report["device"])
+            print("   ", summary_line(winners))
         return
     OUT.mkdir(parents=True, exist_ok=True)
     for name, data in pictures().items():
@@ -86,15 +86,23 @@ PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
 
 
 def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
-    winners, card = winners_of(report), find_device(report["device"])
-    problem = winners[0].problem
-    rows = [
-        row for row in rows_of(problem, winners, card) if not titles or row.place.chart in titles
+    card = find_device(report["device"])
+    winners = [
+        winner for winner in winners_of(report) if not titles or place_of(winner).chart in titles
     ]
+    problem = winners[0].problem
     title = f"{title_of(problem)} on {card.name}"
     engine = report["engine"].replace("==", " ")
-    about = f"{engine}, Triton {report['environment']['triton']}. {summary_line(rows)}."
-    return stack([heading(title, about, WIDTH), *problem_charts(rows)], title)
+    about = f"{engine}, Triton {report['environment']['triton']}. {summary_line(winners)}."
+    charts = problem_charts(rows_of(problem, winners, card))
+    return stack([heading(title, about, WIDTH), *charts], title)
+
+
+def place_of(winner: Winner) -> Place:
+    place: Place = (
+        family_of(winner.problem).module("picture").place(winner.problem, winner.entry.point)
+    )
+    return place
 
 
 def reports() -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -31,8 +31,7 @@ def report(
 ) -> None:
     """Draw the stored winners: the engine's time, the tuned one and the roofline, by batch size.
 
-    Writes one page of HTML, and an SVG and a PNG for each problem. E.g. `tuner report --device
-    L40S`, or `tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures`.
+    Writes one page of HTML, and an SVG and a PNG for each problem.
     """
     from tuner.devices.table import find_device
     from tuner.draw.files import NO_PNG, can_write_png
@@ -50,7 +49,8 @@ def report(
         winners = stored(store, card, found, wanted)
     files = {out / name: data for name, data in picture_pages(winners, card).items()}
     write_all(out, files)
-    rows = {one: rows_of(one, some, card) for one, some in by_problem(winners).items()}
+    winners_of = by_problem(winners)
+    rows = {one: rows_of(one, some, card) for one, some in winners_of.items()}
     page = next(iter(files))
     show(
         as_json,
@@ -63,7 +63,7 @@ def report(
                 for one, some in rows.items()
             ],
         },
-        lambda: "\n\n".join(as_text(one, some) for one, some in rows.items()),
+        lambda: "\n\n".join(as_text(one, some, winners_of[one]) for one, some in rows.items()),
     )
     if not can_write_png():
         say(NO_PNG)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -10,11 +9,11 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.pictures.place import Place
-from tuner.problems.points import Config, Problem
+from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Entry, Incumbent, Status
-from tuner.render import gain_text
+from tuner.problems.results import Entry, Incumbent, Status, is_shipped
+from tuner.tuning.gains import closing_line, running
 
 
 class Origin(str, Enum):
@@ -72,8 +71,10 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
         Row(
             place=place,
             size=entries[0].point.size,
-            engine_us=_sum([_engine(entry).median_us for entry in entries]),
-            engine_measured=all(_engine(entry).status is Status.OK for entry in entries),
+            engine_us=_sum([found.median_us if found else None for found in map(_engine, entries)]),
+            engine_measured=all(
+                found is not None and found.status is Status.OK for found in map(_engine, entries)
+            ),
             tuned_us=_sum([entry.median_us for entry in entries]),
             roofline_us=sum(least_us(problem, entry.point, device) for entry in entries),
             origin=max((origin_of(entry) for entry in entries), key=list(Origin).index),
@@ -86,22 +87,18 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
 
 def origin_of(entry: Entry) -> Origin:
     """Where an entry comes from; a prediction that keeps the engine's choice is the engine's."""
+    if is_shipped(entry):
+        return Origin.SHIPPED
     if entry.status is Status.OK:
         return Origin.MEASURED
-    for origin in (Origin.SHIPPED, Origin.DEFAULT):
-        incumbent = entry.incumbents.get(origin.value)
-        if incumbent is not None and incumbent.config == entry.config:
-            return origin
-    return Origin.PREDICTED if entry.status is Status.PREDICTED else Origin.DEFAULT
+    default = entry.incumbents.get("default")
+    kept = default is not None and default.config == entry.config
+    return Origin.DEFAULT if kept or entry.status is not Status.PREDICTED else Origin.PREDICTED
 
 
-_UNKNOWN = Incumbent(Config({}), Status.INCUMBENT)
-
-
-def _engine(entry: Entry) -> Incumbent:
+def _engine(entry: Entry) -> Incumbent | None:
     """What the engine would launch: with its file where it ships one, else its default."""
-    found = entry.incumbents
-    return found.get("shipped") or found.get("default") or _UNKNOWN
+    return running(entry)[1]
 
 
 def _sum(times: Sequence[float | None]) -> float | None:
@@ -109,20 +106,10 @@ def _sum(times: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(times) else None
 
 
-def summary_line(rows: Sequence[Row]) -> str:
-    """The gains of some rows in one sentence."""
-    gains = [row.gain for row in rows if row.gain]
-    if not gains:
-        return "No time is known for both the engine's choice and the tuned one."
-    counts = {o: sum(row.origin is o for row in rows) for o in Origin}
-    origins = ", ".join(f"{n} {origin.value}" for origin, n in counts.items() if n)
-    if len(gains) == 1:
-        return f"{gain_text(gains[0])} as fast as the engine's choice; {origins}"
-    mean = math.exp(sum(map(math.log, gains)) / len(gains))
-    return (
-        f"{gain_text(mean)} as fast as the engine's choice on average (geometric mean of "
-        f"{len(gains)}), from {gain_text(min(gains))} to {gain_text(max(gains))}; {origins}"
-    )
+def summary_line(winners: Iterable[Winner]) -> str:
+    """The gains of one problem's winners in one sentence, as `tuner tune` says it."""
+    line = closing_line([winner.entry for winner in winners])
+    return line or "No time is known for both the engine's choice and the tuned one"
 
 
 def by_problem(winners: Iterable[Winner]) -> Mapping[Problem, list[Winner]]:

@@ -39,7 +39,7 @@ def picture_pages(
     for problem, some in problems.items():
         rows = rows_of(problem, some, device)
         title = f"{title_of(problem)} on {device.name}"
-        about = f"{_software(some)}. {summary_line(rows)}."
+        about = f"{_software(some)}. {summary_line(some)}."
         picture = stack([heading(title, about, WIDTH), *problem_charts(rows)], title)
         files |= picture_files(file_stem(problem, device), picture, png=png)
     return files
@@ -55,15 +55,15 @@ def page_of(winners: Sequence[Winner], device: Device) -> str:
         f'<p class="muted">{_ROOFLINE} {_PREDICTED if predicted else ""}</p>',
     ]
     for problem, some in problems.items():
-        parts.append(_section(problem, rows[problem], _software(some)))
+        parts.append(_section(problem, rows[problem], some))
     return html_page(f"Tuned kernels on {device.name}", "\n".join(parts))
 
 
-def _section(problem: Problem, rows: Sequence[Row], software: str) -> str:
+def _section(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -> str:
     charts: Sequence[Drawing] = problem_charts(rows)
     return f"""<h2>{escape(title_of(problem))}</h2>
-<p class="muted">{escape(software)}</p>
-<p>{escape(summary_line(rows))}.</p>
+<p class="muted">{escape(_software(winners))}</p>
+<p>{escape(summary_line(winners))}.</p>
 <div class="charts">{joined(charts)}</div>
 {_html_table(rows)}"""
 
@@ -80,12 +80,12 @@ def _html_table(rows: Sequence[Row]) -> str:
     return f'<div class="table"><table>{full}</table></div>'
 
 
-def as_text(problem: Problem, rows: Sequence[Row]) -> str:
+def as_text(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -> str:
     """A heading, a table that fits 80 columns, and the gains in one sentence."""
     parts = [fill(title_of(problem), _COLUMNS)]
     for title, some in _by_chart(rows).items():
         parts += [title, table(_HEADERS, [_cells(row) for row in some], right=_HEADERS[1:5])]
-    return "\n".join([*parts, fill(summary_line(rows), _COLUMNS)])
+    return "\n".join([*parts, fill(summary_line(winners), _COLUMNS)])
 
 
 def _by_chart(rows: Sequence[Row]) -> Mapping[str, list[Row]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.problems.results import Entry, Incumbent, Status
+from tuner.render import gain_text
 
 # What the engine runs without this program: its file's entry where it finds one.
 _RUNNING = ("shipped", "default")
@@ -58,11 +59,12 @@ def closing_line(entries: Sequence[Entry]) -> str:
     sources = sorted({_SOURCES.get(entry.status, entry.status.value) for entry in entries})
     origin = f"{' and '.join(sources)}, against the engine's {' and '.join(names)} configurations"
     if len(found) == 1:
-        return f"{found[0].ratio:.2f}x as fast at {found[0].size} ({origin})"
+        return f"{gain_text(found[0].ratio)} as fast at {found[0].size} ({origin})"
     mean = math.exp(sum(math.log(one.ratio) for one in found) / len(found))
     ranked = sorted(found, key=lambda one: one.ratio)
     best, worst = ranked[-1], ranked[0]
+    ends = (f"{gain_text(one.ratio)} at {one.size}" for one in (best, worst))
     return (
-        f"{mean:.2f}x as fast (geometric mean of {len(found)} sizes), best {best.ratio:.2f}x at "
-        f"{best.size}, worst {worst.ratio:.2f}x at {worst.size} ({origin})"
+        f"{gain_text(mean)} as fast (geometric mean of {len(found)} sizes), "
+        f"best {next(ends)}, worst {next(ends)} ({origin})"
     )

@@ -13,7 +13,7 @@ from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
-from tuner.render import folded, table
+from tuner.render import folded, gain_text, table
 from tuner.tuning.costs import cost_line
 from tuner.tuning.gains import closing_line, running
 
@@ -129,7 +129,7 @@ def _figures(entry: Entry) -> tuple[object, ...]:
     engine_us = incumbent.median_us if incumbent else None
     gain = None
     if engine_us is not None and entry.median_us:
-        gain = f"{engine_us / entry.median_us:.2f}x"
+        gain = gain_text(engine_us / entry.median_us)
     if incumbent and engine_us is None:
         gain = incumbent.status.value.replace("_", " ")
     rounded = (None if us is None else round(us, 1) for us in (engine_us, entry.median_us))
