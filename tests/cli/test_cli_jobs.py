@@ -120,6 +120,14 @@ def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(
     assert "the usual batches are tuned" in posted.stderr
 
 
+def test_a_file_that_is_not_there_is_refused(tuner: Tuner) -> None:
+    options = ("--device", "H200", "--attention", "--workload", "no.log")
+    refused = tuner("submit", "qwen3-30b-a3b", *options)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no use is called 'no.log'" in refused.stderr
+    assert "a file is named by an existing path" in refused.stderr
+
+
 def test_a_file_without_batches_is_refused(tuner: Tuner, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("hello\n")

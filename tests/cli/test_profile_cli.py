@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from profile_traces import CUBLAS, DECODE, EXTEND, MOE, REDUCE, TraceWriter
 from typer.testing import CliRunner
 
-from tests.traces import CUBLAS, DECODE, EXTEND, MOE, REDUCE, TraceWriter
 from tuner.cli.app import app
 from tuner.errors import BadInput, ServerUnavailable
 from tuner.profile.capture import Capture, capture

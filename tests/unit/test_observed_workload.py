@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from profile_traces import DECODE, MOE, TraceWriter
 
-from tests.traces import DECODE, MOE, TraceWriter
 from tuner.profile import Phase, read
 from tuner.profile.workload import (
     Batch,

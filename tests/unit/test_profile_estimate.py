@@ -9,8 +9,8 @@ import pytest
 from attention_cases import DECODE as DECODE_PROBLEM
 from attention_cases import EXTEND as EXTEND_PROBLEM
 from attention_cases import entry, point, published
+from profile_traces import CUBLAS, DECODE, EXTEND, MOE, REDUCE, TraceWriter
 
-from tests.traces import CUBLAS, DECODE, EXTEND, MOE, REDUCE, TraceWriter
 from tuner.families.attention.problem import Stage
 from tuner.problems.results import Status
 from tuner.profile import GAPS, Phase, read

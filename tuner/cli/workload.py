@@ -17,9 +17,14 @@ FIELD = "workload"  # of requests for attention
 
 
 def is_observed(text: object) -> bool:
-    """Whether the value of --workload names what a server did, and not a use or a TOML file."""
+    """Whether the value of --workload names what a server did, and not a use or a TOML file.
+
+    The name of a use has neither dot nor slash, so a folder of that name is not taken for it.
+    """
+    if not isinstance(text, str) or text.endswith(".toml") or not {".", "/"} & set(text):
+        return False
     try:
-        return isinstance(text, str) and not text.endswith(".toml") and Path(text).exists()
+        return Path(text).exists()
     except (OSError, ValueError):
         return False
 
