@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from tests.traces import CUBLAS, DECODE, MOE, NCCL, REDUCE, TraceWriter  # noqa: E402
+from profile_traces import CUBLAS, DECODE, MOE, NCCL, REDUCE, TraceWriter  # noqa: E402
 
 _READ = """
 import resource, sys, time

@@ -82,6 +82,60 @@ def test_attention_s_points_travel_with_the_job(tuner: Tuner, tmp_path: Path) ->
     assert "--workload is for attention" in refused.stderr
 
 
+SERVED = (
+    "[TP0] Prefill batch, #new-seq: 1, #new-token: 500, #cached-token: 0, #running-req: 0,\n"
+    "[TP0] Decode batch, #running-req: 8, #token: 32768, gen throughput (token/s): 400.00,\n"
+)
+
+
+def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(SERVED)
+    options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--workload", str(log))
+    layer = tuner("submit", *options, "--json")
+    assert layer.exit_code == 0, layer.stderr
+    assert json.loads(layer.stdout)["request"]["batch_sizes"] == [8, 512]
+    attention = tuner("submit", *options, "--attention", "--json")
+    assert attention.exit_code == 0, attention.stderr
+    points = {
+        job["request"]["problem"].partition(":")[0]: job["request"]["workload"]
+        for job in json.loads(attention.stdout)["jobs"]
+    }
+    decode = {"batch_size": 8, "new_tokens": 1, "cached_tokens": 4096, "weight": 1.0}
+    extend = {"batch_size": 1, "new_tokens": 512, "cached_tokens": 0, "weight": 1.0}
+    assert points == {"decode_attention": [decode], "extend_attention": [extend]}
+
+
+def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(SERVED.splitlines()[1])
+    options = ("--device", "H200", "--attention", "--workload", str(log), "--json")
+    posted = tuner("submit", "qwen3-30b-a3b", *options)
+    assert posted.exit_code == 0, posted.stderr
+    assert "has no point of extend" in posted.stderr
+    assert "the usual batches are tuned" in posted.stderr
+
+
+def test_a_file_that_is_not_there_is_refused(tuner: Tuner) -> None:
+    options = ("--device", "H200", "--attention", "--workload", "no.log")
+    refused = tuner("submit", "qwen3-30b-a3b", *options)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no use is called 'no.log'" in refused.stderr
+    assert "a file is named by an existing path" in refused.stderr
+
+
+def test_a_file_without_batches_is_refused(tuner: Tuner, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("hello\n")
+    refused = tuner("submit", "qwen3-30b-a3b", "--device", "H200", "--workload", str(log))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "names no batch: give a server's log" in refused.stderr
+
+
 def test_a_model_s_attention_is_a_job_for_each_problem(tuner: Tuner) -> None:
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
     posted = tuner("submit", "deepseek-r1", *options)

@@ -106,6 +106,25 @@ def run(*args):
     return CliRunner().invoke(app, ["attention", "status", *map(str, args)])
 
 
+def test_a_phase_without_a_file_is_named_beside_one_that_has_one(root):
+    put(root, EXTEND)
+    engine, device = find_engine("sglang==0.5.16"), find_device("H200")
+    alone = attention_status(engine, device, root, {})
+    assert alone.without_file() == ["decode"]
+    assert "decode: no file; sglang's own constants run" in alone.as_text()
+    assert alone.as_json()["without_file"] == ["decode"]
+    put(root, GQA + "8")
+    both = attention_status(engine, device, root, {})
+    assert both.without_file() == []
+    assert "no file" not in both.as_text()
+
+
+def test_nothing_is_missing_where_no_file_is_used(root):
+    put(root, EXTEND, triton="3.5.1")
+    status = attention_status(find_engine("sglang==0.5.16"), find_device("H200"), root, {})
+    assert status.without_file() == []
+
+
 def test_both_names_say_the_same(root):
     put(root, EXTEND)
     put_gemm(root)

@@ -5,8 +5,8 @@ import json
 import random
 
 import pytest
+from profile_traces import COPY, CUBLAS, DECODE, EXTEND, FLASH, MOE, NCCL, REDUCE, TraceWriter
 
-from tests.traces import COPY, CUBLAS, DECODE, EXTEND, FLASH, MOE, NCCL, REDUCE, TraceWriter
 from tuner.errors import MalformedTrace
 from tuner.profile import GAPS, Phase, Step, read
 

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from tuner.cli.workload import FIELD, is_observed
 from tuner.problems.registry import Family, Option, families
 
 R = TypeVar("R")
@@ -21,6 +23,7 @@ class FamilyChoice:
 
     family: Family | None  # selected by its flag
     values: Mapping[str, Any]  # given options only, by the name of the field
+    observed: Path | None = None  # what shows the batches of a server, for any family
 
     def of(self, options: tuple[Option, ...]) -> dict[str, Any]:
         """The values of some options, parsed for a request. Raises BadInput."""
@@ -55,7 +58,9 @@ def _with_options(command: Callable[..., R], options: Mapping[str, Option]) -> C
         asked = [family for name, family in flags.items() if values.pop(name)]
         taken = {name: values.pop(name) for name in options}
         given = {name: value for name, value in taken.items() if value is not None}
-        return command(choice=FamilyChoice(asked[0] if asked else None, given), **values)
+        observed = Path(given.pop(FIELD)) if is_observed(given.get(FIELD)) else None
+        choice = FamilyChoice(asked[0] if asked else None, given, observed)
+        return command(choice=choice, **values)
 
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():

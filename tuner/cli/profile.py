@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tuner.devices.table import Device
     from tuner.problems.records import Winner
+    from tuner.problems.registry import Option
     from tuner.profile import Profile
     from tuner.profile.estimate import Estimate
 
@@ -84,7 +85,11 @@ def profile(
     if picture:
         _draw(worth, picture)
     if problems and card:
-        commands = _commands(worth, model, card, engine, tp)
+        spec = engine or (name if name != "sglang" else "")
+        begin = ["tuner", "tune", model, "--device", card.name]
+        begin += ["--tp", str(tp)] if tp != 1 else []
+        begin += ["--engine", spec] if spec else []
+        commands = _commands(worth, [*begin, *_workload(log or ())], choice)
         show(as_json, lambda: {"commands": commands}, lambda: "\n".join(commands))
         return
     show(as_json, worth.as_json, lambda: render_estimate(worth))
@@ -149,25 +154,43 @@ def _in_use(logs: Iterable[Path]) -> list[str]:
     kinds = {"moe": "fused_moe", "gemm": "block_gemm", "fp8_block": "block_gemm"}
     kinds |= {"int8_block": "block_gemm", "fp8_channel": "channel_gemm"}
     return [
-        f"{load.key.partition(',')[0]}_attention"
-        if load.family == "attention"
-        else kinds[load.family]
+        load.key.partition(",")[0] if load.family == "attention" else kinds[load.family]
         for load in read
     ]
 
 
-def _commands(worth: Estimate, model: str, card: Device, engine: str, tp: int) -> list[str]:
+def _workload(logs: Sequence[Path]) -> list[str]:
+    """The option that tunes for the batches of a log, if one shows any."""
+    from tuner.profile.workload import batches_of_log
+
+    for log in logs:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            if batches_of_log(lines):
+                return ["--workload", str(log)]
+    return []
+
+
+def _commands(worth: Estimate, begin: Sequence[str], choice: FamilyChoice) -> list[str]:
     """The commands that tune what is worth it, the most valuable first, each family once."""
     from tuner.problems.registry import family_named
 
     found: dict[str, None] = {}
     for kind in worth.worth():
-        flag = family_named(kind).flag
-        words = ["tuner", "tune", model, "--device", card.name]
-        words += ["--tp", str(tp)] if tp != 1 else []
-        words += ["--engine", engine] if engine else []
-        found[shlex.join([*words, *([flag] if flag else [])])] = None
+        family = family_named(kind)
+        words = [*begin, *([family.flag] if family.flag else [])]
+        for option in family.shaping:
+            if option.name in choice.values:
+                words += _given(option, choice.values[option.name])
+        found[shlex.join(words)] = None
     return list(found)
+
+
+def _given(option: Option, value: object) -> list[str]:
+    """An option as it was given."""
+    if isinstance(value, bool):
+        yes, _, no = option.flag.partition("/")
+        return [yes if value else no]
+    return [option.flag, str(value)]
 
 
 def _draw(worth: Estimate, path: Path) -> None:

@@ -163,7 +163,18 @@ def _given(asked: Asked, choice: FamilyChoice) -> list[str]:
 
 def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Selection:
     """The points of a problem that the options select. Raises BadInput."""
-    return family.read_selection(problem, choice.of(family.selecting))
+    from tuner.cli.app import say
+    from tuner.cli.workload import observed_fields
+    from tuner.errors import MalformedWorkload
+
+    values = choice.of(family.selecting)
+    if choice.observed:
+        observed = observed_fields(choice.observed, family, problem)
+        try:
+            return family.read_selection(problem, {**observed, **values})
+        except MalformedWorkload as error:  # it has batches of the other phase only
+            say(f"{choice.observed}: {error}; the usual batches are tuned")
+    return family.read_selection(problem, values)
 
 
 def problems_to_ship(

@@ -9,6 +9,7 @@ from tuner.profile.families import Maker, kernel_families
 from tuner.profile.profile import GAPS
 
 _WIDTH, _MARGIN, _BAR = 848, 16, 44  # pixels
+_COLUMNS = 2  # of the legend
 _TEXT, _MUTED = "#1b1f24", "#5b6470"
 # What can be tuned stands out; the others are shades of grey.
 _TUNED = ("#2563a8", "#1a7f4b", "#8a4fbf", "#b35900")
@@ -51,13 +52,13 @@ def _phase(phase: PhaseEstimate, found: Estimate, top: int) -> tuple[list[str], 
             f'fill="{colour}"><title>{escape(row.title)} {row.share:.1%}</title></rect>'
         )
         x += wide
-        column, line = position % 3, position // 3
-        left, y = _MARGIN + column * (width / 3), legend + 10 + line * 20
+        line, column = divmod(position, _COLUMNS)
+        left, y = _MARGIN + column * (width / _COLUMNS), legend + 10 + line * 20
         drawn.append(
             f'<rect x="{left:.1f}" y="{y}" width="11" height="11" rx="2" fill="{colour}"/>'
         )
         drawn.append(_words(left + 17, y + 10, _label(row), 11, _MUTED))
-    return drawn, 30 + _BAR + 16 + 20 * (-(-len(shown) // 3)) + 10
+    return drawn, 30 + _BAR + 16 + 20 * (-(-len(shown) // _COLUMNS)) + 10
 
 
 def _label(row: Row) -> str:

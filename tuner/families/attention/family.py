@@ -34,7 +34,8 @@ FAMILY = Family(
             "workload",
             "--workload",
             str,
-            "chat, long-context, offline, or a TOML file of points; default: chat.",
+            "chat, long-context, offline, or a TOML file of points; for any family a server's log, "
+            "a trace or results of a benchmark; default: chat.",
             parse_workload_option,
         ),
     ),

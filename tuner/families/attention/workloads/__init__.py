@@ -104,7 +104,9 @@ def parse_workload(text: str) -> str | Workload:
         return text
     if text.endswith(".toml") or "/" in text:
         return read_workload(Path(text))
-    raise MalformedWorkload(f"{_unknown(text)}; a file's name ends in .toml")
+    raise MalformedWorkload(
+        f"{_unknown(text)}; a file is named by an existing path such as ./server.log"
+    )
 
 
 def read_points(values: object) -> tuple[WorkPoint, ...]:

@@ -1,0 +1,203 @@
+"""`tuner profile` as people use it, with files and with a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from profile_traces import CUBLAS, DECODE, EXTEND, MOE, REDUCE, TraceWriter
+from typer.testing import CliRunner
+
+from tuner.cli.app import app
+from tuner.errors import BadInput, ServerUnavailable
+from tuner.profile.capture import Capture, capture
+
+
+def write_trace(path: Path) -> Path:
+    trace = TraceWriter()
+    trace.step((EXTEND, 60.0), (CUBLAS, 40.0), mark="step[EXTEND bs=1 toks=512]")
+    trace.step((DECODE, 350.0), (REDUCE, 5.0), (MOE, 40.0), mark="step[DECODE bs=8]", graph=True)
+    return trace.write(path)
+
+
+@pytest.fixture
+def tuner(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
+    return lambda *words: CliRunner().invoke(app, ["profile", *map(str, words)])
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write_trace(tmp_path / "a.trace.json.gz")
+
+
+def test_a_table_json_and_a_picture(tuner, trace, tmp_path):
+    done = tuner(trace, "--picture", tmp_path / "a.svg")
+    assert done.exit_code == 0, done.stderr
+    assert "attention, decode (Triton)" in done.stdout
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    found = json.loads(tuner(trace, "--json").stdout)
+    assert [phase["phase"] for phase in found["phases"]] == ["decode", "prefill"]
+
+
+def test_the_commands_worth_running_name_each_family_once_and_the_best_first(tuner, trace):
+    words = ("--model", "deepseek-r1", "--tp", "8", "--problems")
+    done = tuner(trace, *words)
+    assert done.exit_code == 0, done.stderr
+    begin = "tuner tune deepseek-r1 --device NVIDIA_H100_80GB_HBM3 --tp 8"
+    assert done.stdout.splitlines() == [f"{begin} --attention", begin]
+    assert json.loads(tuner(trace, *words, "--json").stdout)["commands"][1] == begin
+
+
+def test_the_commands_repeat_how_the_model_is_served(tuner, trace, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("Decode batch, #running-req: 8, #token: 800, gen throughput (token/s): 40.0,")
+    words = ("--model", "deepseek-r1", "--tp", "8", "--ep", "8", "--no-fuse-shared")
+    done = tuner(trace, *words, "--engine", "sglang==0.5.16", "--log", log, "--problems")
+    assert done.exit_code == 0, done.stderr
+    begin = "tuner tune deepseek-r1 --device NVIDIA_H100_80GB_HBM3 --tp 8 --engine sglang==0.5.16"
+    assert done.stdout.splitlines() == [
+        f"{begin} --workload {log} --attention",
+        f"{begin} --workload {log} --ep 8 --no-fuse-shared",
+    ]
+
+
+def test_commands_for_vllm_name_it(tuner, tmp_path):
+    trace = TraceWriter()
+    trace.step((MOE, 40.0), mark="execute_context_0(0)_generation_8(8)", graph=True)
+    path = trace.write(tmp_path / "vllm.trace.json")
+    done = tuner(path, "--model", "qwen3-30b-a3b", "--problems")
+    assert done.stdout.splitlines() == [
+        "tuner tune qwen3-30b-a3b --device NVIDIA_H100_80GB_HBM3 --engine vllm"
+    ]
+
+
+def test_tuned_files_in_the_server_s_log_are_no_longer_worth_tuning(tuner, trace, tmp_path):
+    log = tmp_path / "server.log"
+    path = "/c/attention/triton_3_6_0/decode_attention,q_heads=32,kv_heads=4,Lq=128.json"
+    log.write_text(f"[TP0] tuner attention: decode 32/4 128/128 bfloat16 from {path}\n")
+    found = json.loads(tuner(trace, "--log", log, "--json").stdout)
+    (row,) = [
+        row
+        for phase in found["phases"]
+        for row in phase["families"]
+        if row["family"] == "attention_decode"
+    ]
+    assert (row["basis"], row["saved"]) == ("in use", 0)
+
+
+def test_vllm_s_attention_is_not_tuned(tuner, trace):
+    found = json.loads(tuner(trace, "--engine", "vllm", "--json").stdout)
+    assert list(found["worth"]) == ["fused_moe"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["none.json"], "cannot be read: No such file"),
+        (["TRACE", "--problems"], "--problems prints commands for a model: add --model NAME"),
+        (["TRACE", "--engine", "sgl"], "did you mean 'sglang'?"),
+        (["TRACE", "--device", "H20O"], "did you mean"),
+        (["TRACE", "--model", "no-such-model"], "no-such-model"),
+        (["http://localhost:1"], "a server writes its traces to its own disk: add --folder DIR"),
+        (["http://localhost:1", "--folder", "/nowhere"], "--folder /nowhere cannot be read"),
+    ],
+)
+def test_bad_input_names_the_next_step(tuner, trace, words, says):
+    done = tuner(*[trace if word == "TRACE" else word for word in words])
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_gpu_that_the_trace_does_not_name_must_be_given(tuner, tmp_path):
+    trace = TraceWriter(device="Somebody's GPU")
+    trace.step((MOE, 40.0), mark="step[DECODE bs=8]")
+    path = trace.write(tmp_path / "a.trace.json")
+    assert tuner(path).exit_code == 0
+    refused = tuner(path, "--model", "qwen3-30b-a3b")
+    assert refused.exit_code == 2
+    assert "the trace's GPU is Somebody's GPU: add --device" in refused.stderr
+
+
+class Server:
+    """An engine's HTTP server that only profiles."""
+
+    def __init__(self, folder: Path, engine: str, status: int = 200, writes: bool = True) -> None:
+        self.asked: list[tuple[str, object]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                known = engine == "sglang" and self.path == "/server_info"
+                self.answer(200 if known else 404, b'{"model_path": "m"}')
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                server.asked.append((self.path, json.loads(body) if body else None))
+                last = "/start_profile" if engine == "sglang" else "/stop_profile"
+                if writes and self.path == last:
+                    write_trace(folder / "1732-TP-0.trace.json.gz")
+                self.answer(status, b"")
+
+            def answer(self, code: int, body: bytes) -> None:
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def serve(tmp_path):
+    servers: list[Server] = []
+
+    def start(engine: str, **options: object) -> Server:
+        servers.append(Server(tmp_path, engine, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
+
+
+def take(server: Server, folder: Path) -> list[Path]:
+    return capture(Capture(server.url, folder, steps=5), lambda text: None, lambda seconds: None)
+
+
+def test_sglang_is_asked_for_steps_and_a_folder(serve, tmp_path):
+    server = serve("sglang")
+    assert take(server, tmp_path) == [tmp_path / "1732-TP-0.trace.json.gz"]
+    body = {"output_dir": str(tmp_path), "num_steps": 5, "activities": ["CPU", "GPU"]}
+    assert server.asked == [("/start_profile", body)]
+
+
+def test_vllm_is_started_and_stopped(serve, tmp_path):
+    server = serve("vllm")
+    assert take(server, tmp_path) == [tmp_path / "1732-TP-0.trace.json.gz"]
+    assert server.asked == [("/start_profile", None), ("/stop_profile", None)]
+
+
+def test_a_server_that_writes_nothing_there_is_said(serve, tmp_path):
+    with pytest.raises(BadInput, match="no trace came to"):
+        take(serve("sglang", writes=False), tmp_path)
+
+
+def test_a_server_without_profiling_is_said(serve, tmp_path):
+    with pytest.raises(ServerUnavailable, match="404: start vLLM with --profiler-config"):
+        take(serve("vllm", status=404), tmp_path)
+
+
+def test_an_older_trace_in_the_folder_is_not_taken_for_the_new_one(serve, tmp_path):
+    write_trace(tmp_path / "1600-TP-0.trace.json.gz")
+    assert take(serve("sglang"), tmp_path) == [tmp_path / "1732-TP-0.trace.json.gz"]
