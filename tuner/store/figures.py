@@ -87,7 +87,7 @@ class JobTimes:
     created_at: datetime
     started_at: datetime | None  # its first claim
     finished_at: datetime | None
-    cost: Cost | None  # of a job that is done
+    cost: Cost | None = None  # of a job that is done
 
 
 class Figures(Database):
