@@ -371,7 +371,9 @@ class TestLeases:
         assert trials.data == {
             "tried": 100,
             "new": 100,
+            "statuses": {"ok": 100},
             "best_us": {"M=1 up": 0.5, "M=1 down": 1.5},
+            "incumbents_us": {},  # nothing was said of the incumbents
         }
         assert (end.data["run_id"], end.data["totals"]["measurements"]) == (run.id, 100)
 
