@@ -66,9 +66,9 @@ def main() -> None:
 
 def shipped(family: str, engine: Engine, vendor: str) -> Iterator[tuple[str, list[Path]]]:
     """The files for each card."""
-    files, _ = FAMILIES[family]
+    ships, _ = FAMILIES[family]
     found = sorted(
-        (file.key.device, file.path) for file in files(engine) if file.key.device.startswith(vendor)
+        (file.key.device, file.path) for file in ships(engine) if file.key.device.startswith(vendor)
     )
     for card, files in groupby(found, key=lambda file: file[0]):
         yield card, [path for _, path in files]
