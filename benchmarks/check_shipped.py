@@ -14,9 +14,11 @@ import gzip
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import Engine, find_engine, supports
@@ -25,9 +27,17 @@ from tuner.families.dense_gemm import check as gemm_check
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.fused_moe import check as moe_check
 from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.state_update import check as state_check
+from tuner.families.state_update.engine import state_engine
 
 # sglang's files of this name are for the MI300X: all of fused MoE equal the MI300X's.
 CALLED = {"AMD_Radeon_Graphics": "AMD_Instinct_MI300X"}
+# By family: the files that an engine ships, and what checks them.
+FAMILIES: dict[str, tuple[Callable[[Engine], Iterator[Any]], ModuleType]] = {
+    "fused_moe": (lambda engine: moe_engine(engine).shipped(nvidia_only=False), moe_check),
+    "dense_gemm": (lambda engine: gemm_engine(engine).shipped(nvidia_only=False), gemm_check),
+    "state_update": (lambda engine: state_engine(engine).shipped(), state_check),
+}
 FIELDS = (
     *("family", "card", "folder", "file", "gemm", "M", "config", "status"),
     *("shared_bytes", "limit_bytes", "n_regs", "n_spills", "detail"),
@@ -38,12 +48,13 @@ Row = dict[str, object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", help="NAME==VERSION")
-    parser.add_argument("--vendor", default="AMD", help="the first word of the cards' names")
+    parser.add_argument("--vendor", default="AMD", help="how the cards' names begin")
+    parser.add_argument("--family", choices=list(FAMILIES), help="default: all of the engine's")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     engine = find_engine(asked.engine)
     rows: list[Row] = []
-    for family in ("fused_moe", "dense_gemm"):
+    for family in [asked.family] if asked.family else FAMILIES:
         if not supports(engine.name, family):
             continue
         for card, paths in shipped(family, engine, asked.vendor):
@@ -55,18 +66,16 @@ def main() -> None:
 
 def shipped(family: str, engine: Engine, vendor: str) -> Iterator[tuple[str, list[Path]]]:
     """The files for each card."""
-    opened = moe_engine(engine) if family == "fused_moe" else gemm_engine(engine)
+    ships, _ = FAMILIES[family]
     found = sorted(
-        (file.key.device, file.path)
-        for file in opened.shipped(nvidia_only=False)
-        if file.key.device.startswith(vendor)
+        (file.key.device, file.path) for file in ships(engine) if file.key.device.startswith(vendor)
     )
     for card, files in groupby(found, key=lambda file: file[0]):
         yield card, [path for _, path in files]
 
 
 def checked(family: str, card: str, paths: Sequence[Path], engine: Engine) -> Iterator[Row]:
-    check = moe_check if family == "fused_moe" else gemm_check
+    _, check = FAMILIES[family]
     try:
         device = find_device(CALLED.get(card, card))
         entries = check.check_files(paths, device, engine, {}).entries
@@ -85,7 +94,7 @@ def checked(family: str, card: str, paths: Sequence[Path], engine: Engine) -> It
         yield {
             **_named(family, card, Path(entry.file)),
             "gemm": getattr(entry, "gemm", "gemm"),
-            "M": entry.batch_size,
+            "M": entry.key if family == "state_update" else entry.batch_size,
             "config": entry.config.key.replace(",", " "),
             "status": compiled.status.value,
             "shared_bytes": compiled.shared_bytes,
