@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import winners
-from traces import CUBLAS, DECODE, MOE, TraceWriter
+from profile_traces import CUBLAS, DECODE, MOE, TraceWriter
 
 from tuner.deploy.served.expected import expected_gains
 from tuner.deploy.served.loads import Load
