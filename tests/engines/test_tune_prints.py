@@ -21,6 +21,10 @@ def run(tmp_path, monkeypatch):
     return lambda: CliRunner().invoke(app, WORDS)
 
 
+def printed(report):
+    return f"{report.problem.spec()}\n{report.as_text()}"
+
+
 def test_an_interrupted_command_has_printed_the_problems_that_are_done(run, monkeypatch):
     whole, done = tuning._run, []
 
@@ -33,7 +37,7 @@ def test_an_interrupted_command_has_printed_the_problems_that_are_done(run, monk
     monkeypatch.setattr(tuning, "_run", interrupted)
     answer = run()
     assert answer.exit_code == 130
-    assert answer.stdout == done[0].as_text() + "\n"
+    assert answer.stdout == f"{printed(done[0])}\n"
 
 
 def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
@@ -43,5 +47,5 @@ def test_reports_of_all_problems_are_printed_in_turn(run, monkeypatch):
     )
     answer = run()
     assert answer.exit_code == 0, answer.stderr
-    assert answer.stdout == "\n\n".join(report.as_text() for report in done) + "\n"
+    assert answer.stdout == "\n\n".join(map(printed, done)) + "\n"
     assert len(done) == 2
