@@ -194,11 +194,12 @@ def _given(option: Option, value: object) -> list[str]:
 
 
 def _draw(worth: Estimate, path: Path) -> None:
+    from tuner.draw.svg import svg_text
     from tuner.errors import UnwritableOutput
-    from tuner.profile.picture import render_svg
+    from tuner.profile.picture import draw_estimate
 
     try:
-        path.write_text(render_svg(worth), encoding="utf-8")
+        path.write_text(svg_text(draw_estimate(worth)), encoding="utf-8")
     except OSError as error:
         raise UnwritableOutput(f"{path} cannot be written: {error.strerror}") from None
     say(f"written: {path}")
