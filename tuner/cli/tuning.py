@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.targets import CheckReport
     from tuner.engines.engine import Engine
+    from tuner.jobs.targets import TuningTarget
     from tuner.problems.results import Totals
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
@@ -122,6 +123,7 @@ def tune(
     for kernel in engine_runs(found_engine.name, found_engine.version, problems, card):
         say(kernel.line())
     _say_other_triton(found_engine)
+    _say_undeliverable(found_engine, targets)
     with Workbench() as workbench:
         with waiting(f"reading the kernels of {found_engine.name} {found_engine.version}"):
             runs = [open_run(request, workbench) for request in requests]
@@ -149,6 +151,15 @@ def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report
             closing(Progress(sys.stderr, session.tries, heading)) as progress,
         ):
             return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
+
+
+def _say_undeliverable(engine: Engine, targets: Sequence[TuningTarget]) -> None:
+    """Say so, before the work, if the engine's servers cannot load what is going to be tuned."""
+    from tuner.export.delivery import delivery_of
+
+    for family in dict.fromkeys(found.family for found in targets):
+        if why := delivery_of(engine, family.name).obstacle(into_engine=False):
+            say(f"what is tuned for {family.title} cannot be exported: {why}")
 
 
 def _say_other_triton(engine: Engine) -> None:
