@@ -106,3 +106,11 @@ def test_the_engines_names_of_options_are_understood(name: str) -> None:
     done = RUNNER.invoke(app, ["tune", "deepseek-r1", f"--{name}", "x", "--device", "H200"])
     assert done.exit_code == 2
     assert f"Invalid value for '--{OPTION_NAMES[name]}'" in done.output
+
+
+def test_the_lists_have_the_other_names() -> None:
+    models, devices = run("models").splitlines(), run("devices").splitlines()
+    assert models[models.index(next(m for m in models if m.startswith("glm-5-fp8 "))) + 1] == (
+        "  or glm-5.1-fp8"
+    )
+    assert "  or L40S" in devices

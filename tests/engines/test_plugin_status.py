@@ -204,6 +204,12 @@ def asked(root, *args, device="H200", engine="sglang==0.5.16"):
     return done.exit_code, json.loads(done.stdout)
 
 
+def test_a_sglang_without_plugins_is_told_though_there_are_no_files(tmp_path):
+    done = run("--engine", "sglang==0.4.4")
+    assert done.exit_code == 1
+    assert "0.4.4 has no plugins" in " ".join(done.stdout.split())
+
+
 def test_files_that_are_used(root):
     path = put(root, EXTEND)
     code, report = asked(root)

@@ -28,8 +28,8 @@ def devices(as_json: Json = False) -> None:
     for device in known:
         gib, gbs = device.memory_bytes >> 30, round(device.bandwidth_gbs)
         rows.append((device.name, device.target.name, device.sm_count, gib, gbs))
-        rows += [(f"  {line}",) + (None,) * 4 for line in wrap(", ".join(device.aliases), 50)]
-    typer.echo(render(("device, and other names for it", "arch", "SMs", "GiB", "GB/s"), rows))
+        rows += [(f"  or {line}",) + (None,) * 4 for line in wrap(", ".join(device.aliases), 50)]
+    typer.echo(render(("device", "arch", "SMs", "GiB", "GB/s"), rows))
 
 
 @command
@@ -56,7 +56,7 @@ def models(as_json: Json = False) -> None:
     for model, found in known:
         has = ("yes" if one in found else "-" for one in shown)
         rows.append((model.name, _experts(model), _stored_as(model), *has))
-        rows += [(f"  {alias}",) + (None,) * (len(headers) - 1) for alias in model.aliases]
+        rows += [(f"  or {alias}",) + (None,) * (len(headers) - 1) for alias in model.aliases]
     typer.echo(table(headers, rows))
 
 

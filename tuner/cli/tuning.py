@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.targets import CheckReport
     from tuner.engines.engine import Engine
+    from tuner.jobs.targets import TuningTarget
     from tuner.problems.results import Totals
     from tuner.store import Store
     from tuner.tuning.report import Report
@@ -123,6 +124,7 @@ def tune(
     for kernel in engine_runs(found_engine.name, found_engine.version, problems, card):
         say(kernel.line())
     _say_other_triton(found_engine)
+    _say_undeliverable(found_engine, targets)
     with Workbench() as workbench:
         with waiting(f"reading the kernels of {found_engine.name} {found_engine.version}"):
             runs = [open_run(request, workbench) for request in requests]
@@ -168,6 +170,15 @@ def _say_estimate(run: TuningRun, store: Store) -> None:
         gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
         if gpu_s is not None:
             say(estimate_line(gpu_s, device))
+
+
+def _say_undeliverable(engine: Engine, targets: Sequence[TuningTarget]) -> None:
+    """Say so, before the work, if the engine's servers cannot load what is going to be tuned."""
+    from tuner.export.delivery import delivery_of
+
+    for family in dict.fromkeys(found.family for found in targets):
+        if why := delivery_of(engine, family.name).obstacle(into_engine=False):
+            say(f"what is tuned for {family.title} cannot be exported: {why}")
 
 
 def _say_other_triton(engine: Engine) -> None:

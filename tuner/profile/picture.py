@@ -10,7 +10,7 @@ from tuner.render import gain_text
 
 _LEAST = 0.005  # smaller shares are left to the table
 _ROW, _TOP, _BAR, _SHARE = 30.0, 30.0, 6.0, 130.0  # the last one: width of the column of shares
-_DETAILS = "Each bar is a share of the phase's time. Blue: this tool tunes it; orange: what tuning can save."
+_DETAILS = "Bars: shares of the phase's time. Blue: this tool tunes it. Orange: tuning can save it."
 
 
 def draw_estimate(found: Estimate) -> Drawing:

@@ -1,0 +1,75 @@
+"""Errors of commands that need what this machine lacks say where to run them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tuner.cli import app
+from tuner.cli import tuning as commands
+from tuner.engines.engine import find_engine
+from tuner.errors import MeasurerFailed, MeasurerUnavailable
+from tuner.families.fused_moe import prove
+from tuner.jobs.targets import resolve_target
+from tuner.measure.gpu_worker import GpuWorker, Limits
+from tuner.models.serving import Serving
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of modules for child processes; `no_torch` is one that needs a missing package."""
+    (tmp_path / "no_torch.py").write_text("import torch_that_is_not_here\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def test_measuring_without_torch_names_the_next_step(modules: Path) -> None:
+    with pytest.raises(MeasurerUnavailable) as caught:
+        GpuWorker({}, {"PYTHONPATH": str(modules)}, Limits(), "no_torch")
+    said = str(caught.value)
+    assert "No module named 'torch_that_is_not_here'" in said
+    assert re.search("run it with the Python that serves the engine, .*--measure predict$", said)
+    assert "measure=predict" in caught.value.in_api_words()
+    assert "--measure" not in caught.value.in_api_words()
+
+
+def test_proving_without_the_engine_names_the_next_step(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Layer:
+        PROVING_CHILD = "no_torch"
+
+    sidecar = modules / prove.PROVENANCE / "x.json"
+    sidecar.parent.mkdir(parents=True)
+    environment = {"device": "NVIDIA_H200", "engine": "sglang"}
+    about = {
+        "problem": "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16",
+        "entries": {"1": {"environment": environment}},
+    }
+    sidecar.write_text(json.dumps(about))
+    monkeypatch.setattr(prove, "engine_module", lambda *_: Layer)
+    with pytest.raises(MeasurerFailed, match="install engine-tuner beside sglang where it serves"):
+        prove.prove(modules, "NVIDIA_H200", "sglang")
+
+
+def test_what_no_server_can_load_is_told_before_the_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    problem = "extend_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
+    for version, told in (("0.4.4", True), ("0.5.16", False)):
+        engine = find_engine(f"sglang=={version}")
+        target = resolve_target(problem, Serving(engine="sglang", engine_version=version))
+        commands._say_undeliverable(engine, [target])
+        assert ("cannot be exported: " in capsys.readouterr().err) is told
+
+
+def test_an_unknown_gpu_is_told_no_far_name() -> None:
+    for name in ("Gaudi3", "MI999"):
+        done = CliRunner().invoke(app, ["tune", "deepseek-r1", "--device", name])
+        assert done.exit_code == 2
+        assert "did you mean" not in done.output
+        assert "`tuner devices` lists the known ones" in done.output
