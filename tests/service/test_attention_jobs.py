@@ -99,6 +99,14 @@ def test_a_job_is_run_and_its_results_are_shown(
     assert {w["median_us"] - w["batch_size"] for w in winners} == {12.5}
     assert all("gemm" not in w and w["incumbents"]["default"] for w in winners)
 
+    progress = server.call("GET", f"/v1/jobs/{job['id']}/progress").json
+    own = {w["part"] + str(w["batch_size"]): w["incumbents"]["default"] for w in winners}
+    assert {one["part"] + str(one["batch_size"]) for one in progress["incumbents"]} == set(own)
+    for one in progress["incumbents"]:
+        told = one["times_us"]["default"]
+        assert told == own[one["part"] + str(one["batch_size"])]["median_us"]
+    assert sum(progress["trials"].values()) <= progress["to_try"] and progress["left_s"] is None
+
     tried, after = [], ""
     while after is not None:
         page = server.call("GET", f"/v1/jobs/{job['id']}/trials?limit=7{after}").json
