@@ -2,7 +2,7 @@
 
 Data goes to stdout, progress and messages to stderr. Exit code 0: done; 1: the work failed;
 2: bad input. Commands import other packages inside their functions, so that `tuner --help` does
-not load SQLAlchemy, Optuna or NumPy.
+not load SQLAlchemy or NumPy.
 """
 
 from tuner.cli import (  # noqa: F401  # each adds its commands to the app
