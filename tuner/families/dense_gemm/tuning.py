@@ -38,7 +38,7 @@ GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 # costs more than measuring.
 BUDGETS = {
     Effort.QUICK: Budget(16, kernels=100, seeds=8, wave=4),
-    Effort.STANDARD: Budget(48, kernels=240, seeds=20, wave=14),
+    Effort.STANDARD: Budget(40, kernels=240, seeds=12, wave=7, nearby=4),
 }
 
 
