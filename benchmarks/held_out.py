@@ -53,7 +53,7 @@ UNSEEN = (
     "h100_N5120_K4096_fp8w8a8_b128",
     "h100_N7168_K2048_fp8w8a8_b128",
 )
-STRATEGIES = ("genetic_algorithm", "simulated_annealing", "diff_evo", "greedy_ils", "bayes_opt")
+STRATEGIES = ("genetic_algorithm", "simulated_annealing", "greedy_ils")
 ENGINE = find_engine("sglang==0.5.16")
 RESULTS = Path("benchmarks/results/held_out.json")
 
@@ -243,19 +243,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--kernel-tuner", help="a Python that has kernel-tuner")
+    parser.add_argument("--only", nargs="*", help="recordings, without their endings")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rows: dict[str, dict[str, list[list[float]]]] = {}
     tries: dict[str, int] = {}
-    for name in (*SEEN, *UNSEEN):
+    for name in options.only or (*SEEN, *UNSEEN):
         path = RECORDINGS / f"{name}.csv.gz"
         case = moe_case(path) if "_E" in name else gemm_case(path)
         rows[name] = run(case, options.runs, options.kernel_tuner)
         tries[name] = case.budget.per_point
         print(name, {who: cell(some) for who, some in rows[name].items()}, flush=True)
     options.out.write_text(json.dumps({"runs": options.runs, "tries": tries, "regrets": rows}))
-    for title, names in (("seen", SEEN), ("unseen", UNSEEN)):
+    for title, group in (("seen", SEEN), ("unseen", UNSEEN)):
+        names = [name for name in group if name in rows]
+        if not names:
+            continue
         print(f"\n| {title} | {' | '.join(names)} | all |\n{'|---' * (len(names) + 2)}|")
         for who in rows[names[0]]:
             cells = [cell(rows[name][who]) for name in names]

@@ -69,7 +69,15 @@ def search(
         foreseen={p: predictor.shortlist(p, narrowed[p].configs(), FORESEEN) for p in points},
         without=[(problem.N, problem.K)],
     )
-    proposing = Search({Gemm.DENSE: space}, points, seeds, BUDGETS[effort], seed, narrowed)
+    proposing = Search(
+        {Gemm.DENSE: space},
+        points,
+        seeds,
+        BUDGETS[effort],
+        seed,
+        narrowed,
+        predictor.estimate_all,
+    )
     asked = [Candidate(point, config) for point, config in own.items()]
     found: dict[Candidate, float | None] = {}
     while asked:

@@ -94,7 +94,8 @@ def ours(seeds: Seeds) -> Contender:
     """This project's search, as `tuner tune` runs it."""
 
     def contend(setting: Setting, meter: Meter, seed: int) -> None:
-        search = Search(setting.spaces, setting.points, seeds, setting.budget, seed)
+        model = Predictor(setting.device, setting.recording.problem).estimate_all
+        search = Search(setting.spaces, setting.points, seeds, setting.budget, seed, model=model)
         while asked := search.ask():
             for candidate in asked:
                 meter.time_us(candidate)

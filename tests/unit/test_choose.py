@@ -197,3 +197,24 @@ def test_chosen_total_is_never_above_the_incumbents(data):
             assert sum(e.median_us for e in entries) < sum(incumbent_us) * (1 - policy.noise)
         else:
             assert sum(e.median_us for e in entries) == sum(incumbent_us)
+
+
+def test_among_equal_times_the_one_with_the_fewest_stages_is_chosen_each_night():
+    default = config(32)
+    deep, lean = (config(16).replace(num_stages=stages) for stages in (5, 2))
+    nights = []
+    for faster in (deep, lean):  # the noise favours another one each night
+        times = {default: 120.0, deep: 100.2, lean: 100.2, faster: 100.0}
+        trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+        entries = choose(trials, both(8, default), Policy(noise=0.004), {8})
+        nights.append(set(chosen(entries, 8).values()))
+    assert nights == [{lean}, {lean}]
+
+
+def test_a_tie_does_not_give_up_the_gain_over_the_incumbent():
+    default, best = config(32), config(16).replace(num_stages=5)
+    lean = config(16).replace(num_stages=2)
+    times = {default: 100.0, best: 99.5, lean: 99.8}
+    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+    entries = choose(trials, both(8, default), Policy(noise=0.004), {8})
+    assert set(chosen(entries, 8).values()) == {best}

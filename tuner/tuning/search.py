@@ -51,6 +51,7 @@ class Budget:
     kernels: int  # kernels compiled in total; a configuration counts once for each part
     seeds: int  # tries in a point's first round: seeds, then random configurations
     wave: int = 5  # tries in each later round
+    nearby: int = 1  # how many of the best at each neighbouring point a round tries first
 
 
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
@@ -210,7 +211,7 @@ class Search:
         """The best so far at the next smaller and the next larger point of the part."""
         for other in self._around(track, 1):
             if other is not track:
-                yield from itertools.islice(self._times(other, round_ - 1), 1)
+                yield from itertools.islice(self._times(other, round_ - 1), self._budget.nearby)
 
     def _around(self, track: _Track, most: int) -> list[_Track]:
         """A point and up to `most` points of its part on either side of it."""

@@ -35,10 +35,10 @@ RELATIVES = 3  # the number that earlier GEMMs of the same model may add
 # processes at one in a hundred points (docs/benchmarks.md has the table).
 GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
-# costs more than measuring.
+# costs more than measuring, so a point first tries what is best at its neighbours.
 BUDGETS = {
     Effort.QUICK: Budget(16, kernels=100, seeds=8, wave=4),
-    Effort.STANDARD: Budget(30, kernels=240, seeds=12, wave=6),
+    Effort.STANDARD: Budget(40, kernels=240, seeds=12, wave=7, nearby=4),
 }
 
 

@@ -8,6 +8,7 @@ than the noise. Every batch size gets an entry.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -253,11 +254,15 @@ def _choose_at(field: _SizeTrials, policy: Policy, neighbour: Choice | None) -> 
             return incumbent, "the engine ships a file tuned on this card; a prediction keeps it"
         if not policy.beats(best_us, incumbent_us):
             return incumbent, _kept(name, field.predicted)
+    # Among equal times a run would choose by its noise, and the next run otherwise.
+    light = _lightest(field, best, policy, incumbent_us)
     # Fewer distinct kernels make a server start faster, so a tie goes to the neighbour's pair.
     if neighbour is not None:
         neighbour_us = field.total_us(neighbour)
         if neighbour_us is not None and policy.ties(neighbour_us, best_us, incumbent_us):
-            best, best_us = neighbour, neighbour_us
+            light = neighbour
+    best, best_us = light, field.total_us(light)
+    assert best_us is not None  # it ties with one that is timed
     if incumbent_us is None:
         return best, _why_replaced(field, name) if incumbent else "fastest"
     gain = f"{incumbent_us / best_us:.3f}x as fast as the {name} configuration"
@@ -299,6 +304,46 @@ def _fastest(field: _SizeTrials, one_config: bool) -> Choice | None:
         if total is not None and (best is None or total < best[0]):
             best = total, choice
     return best[1] if best else None
+
+
+def _lightest(
+    field: _SizeTrials, best: Choice, policy: Policy, incumbent_us: float | None
+) -> Choice:
+    """The pair with the least shared memory, stages and warps whose time counts as equal."""
+    best_us = field.total_us(best)
+    assert best_us is not None
+    if policy.one_config:
+        pairs = list(_choices(field, one_config=True))
+    else:
+        rivals = [_rivals(field.trials[gemm], config, policy) for gemm, config in best.items()]
+        pairs = [dict(zip(best, pair, strict=True)) for pair in itertools.product(*rivals)]
+    timed = ((pair, field.total_us(pair)) for pair in pairs)
+    equal = [p for p, us in timed if us is not None and policy.ties(us, best_us, incumbent_us)]
+    return min(equal, key=lambda pair: _weight(field, pair), default=best)
+
+
+def _rivals(timed: Mapping[Config, Trial], best: Config, policy: Policy) -> list[Config]:
+    """The configurations of one gemm that may replace `best` beside the other gemm's."""
+    best_us = timed[best].measurement.median_us
+    assert best_us is not None
+    times = {config: trial.measurement.median_us for config, trial in timed.items()}
+    return [
+        config
+        for config, us in times.items()
+        if config["BLOCK_SIZE_M"] == best["BLOCK_SIZE_M"]
+        and us is not None
+        and policy.ties(us, best_us, None)
+    ]
+
+
+def _weight(field: _SizeTrials, choice: Choice) -> tuple[int, int, int, list[str]]:
+    trials = [field.trials[gemm][config] for gemm, config in choice.items()]
+    return (
+        sum(trial.compiled.shared_bytes or 0 for trial in trials),
+        sum(config.get("num_stages", 0) for config in choice.values()),
+        sum(config.get("num_warps", 0) for config in choice.values()),
+        [config.key for config in choice.values()],
+    )
 
 
 def _choices(field: _SizeTrials, one_config: bool) -> Iterator[Choice]:
