@@ -1,11 +1,12 @@
 """Proposes configurations and learns from their times.
 
 Each point of a job goes through rounds. The first round tries seeds. Later rounds try what a
-surrogate expects most of. It has learnt from the times of the point and of its neighbours, and from
-a device model where there is one. A round depends only on the point's earlier rounds and on the
-other points' rounds before the last one, never on the order or time at which results arrive. So a
-resumed search that is told its stored results first ends as it would have ended uninterrupted, and
-a slow compile delays only one point.
+surrogate expects most of: neighbours of the best so far, suggestions of Optuna's TPE, and a sample
+of the space. The surrogate has learnt from the times of the point and of its neighbours, and from a
+device model where there is one. A round depends only on the point's earlier rounds and on the other
+points' rounds before the last one, never on the order or time at which results arrive. So a resumed
+search that is told its stored results first ends as it would have ended uninterrupted, and a slow
+compile delays only one point.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import Effort
 from tuner.tuning.space import Space
+from tuner.tuning.suggest import suggestions
 from tuner.tuning.surrogate import Surrogate
 
 # Predicted microseconds of the configurations at a point that will probably fit.
@@ -204,8 +206,11 @@ class Search:
             pool = track.likely(c for c in self._pool(track, round_) if c not in passed_over)
             wanted = [track.place(config) for config in pool]
             yield from (pool[at] for at in Surrogate(places, values).promising(wanted))
-        rng = random.Random(f"{self._seed}/{track.point}/{round_}")  # noqa: S311 (no secret)
+        rng = self._random(track.point, round_)
         yield from rng.sample(track.space.configs(), len(track.space))
+
+    def _random(self, point: Point, round_: int) -> random.Random:
+        return random.Random(f"{self._seed}/{point}/{round_}")  # noqa: S311 (no secret)
 
     def _winners_nearby(self, track: _Track, round_: int) -> Iterator[Config]:
         """The best so far at the next smaller and the next larger point of the part."""
@@ -239,10 +244,15 @@ class Search:
 
         The last rounds look at the neighbours of the very best alone.
         """
-        space, late = track.space, len(track.before(round_)) >= _LATE * self._most(track)
+        space, tried = track.space, track.before(round_)
+        late = len(tried) >= _LATE * self._most(track)
         best = itertools.islice(self._times(track, round_), _LATE_BEST if late else _BEST)
         near = [n for c in best for n in (*space.neighbours(c), *space.exchanges(c))]
-        return dict.fromkeys(near if late else [*near, *track.sample])
+        if late:
+            return dict.fromkeys(near)
+        results = {config: self._results[Candidate(track.point, config)] for config in tried}
+        suggested = suggestions(space, results, self._random(track.point, round_).getrandbits(32))
+        return dict.fromkeys([*near, *suggested, *track.sample])
 
     def _sample(self, point: Point, space: Space) -> Sequence[Config]:
         rng = random.Random(f"{self._seed}/{point}")  # noqa: S311 (no secret)
