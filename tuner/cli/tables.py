@@ -10,6 +10,8 @@ import typer
 from tuner.cli.app import command, print_json
 from tuner.cli.options import Json
 
+_WIDTH = 80  # of the list of models, which has a line for each
+
 if TYPE_CHECKING:
     from tuner.models.model import Model
 
@@ -47,17 +49,24 @@ def models(as_json: Json = False) -> None:
         return
     shown = [one for one in families() if any(one in found for _, found in known)]
     headers = (
-        "model, and other names for it",
+        "model",
         "experts",
         "stored as",
         *(one.name for one in shown),
     )
-    rows: list[tuple[object, ...]] = []
-    for model, found in known:
-        has = ("yes" if one in found else "-" for one in shown)
-        rows.append((model.name, _experts(model), _stored_as(model), *has))
-        rows += [(f"  or {alias}",) + (None,) * (len(headers) - 1) for alias in model.aliases]
-    typer.echo(table(headers, rows))
+    rows = [
+        (
+            model.name,
+            _experts(model),
+            _stored_as(model),
+            *("yes" if one in found else "-" for one in shown),
+        )
+        for model, found in known
+    ]
+    head, rule, *lines = table(headers, rows, width=_WIDTH, drop=["stored as"]).split("\n")
+    typer.echo(f"{head}\n{rule}")
+    for line, (model, _) in zip(lines, known, strict=True):
+        typer.echo("\n".join([line, *(f"  or {alias}" for alias in model.aliases)]))
 
 
 def _stored_as(model: Model) -> str:
