@@ -150,6 +150,8 @@ def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report
     with run as session:
         for part, name in session.file_names.items():
             say(f"{part.value}: {name}")
+        for note in session.notes:
+            say(note)
         with (
             Store.open(database_url(os.environ)) as store,
             closing(Progress(sys.stderr, session.tries, heading)) as progress,

@@ -90,6 +90,11 @@ class TuningRun(ABC):
         self._resources = contextlib.ExitStack()
         self._shared: Workbench | None = None
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What users should know before the run."""
+        return ()
+
     def share(self, workbench: Workbench) -> None:
         """Use the processes of a workbench, which outlive this run. Call it before `run`."""
         self._shared = workbench

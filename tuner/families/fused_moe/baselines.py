@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import launch_config, read_lenient
-from tuner.families.fused_moe.engine import MoeEngine
+from tuner.families.fused_moe.engine import FileKey, MoeEngine, ShippedFile
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.problems.points import Config, Point
 
@@ -35,6 +35,23 @@ def baseline_configs(
             }
             found[Point(size, gemm)] = configs
     return found
+
+
+def older_files(
+    problem: FusedMoe, device_name: str, corpus: Iterable[ShippedFile]
+) -> list[ShippedFile]:
+    """Shipped files for the problem and GPU whose names lack the flag for scales per channel.
+
+    Files that are older than this flag kept their names.
+    """
+    if not problem.per_channel_quant:
+        return []
+    wanted = (problem.E, problem.N, device_name, problem.dtype.value, Gemm.UP, False)
+    return [file for file in corpus if _identity(file.key) == wanted]
+
+
+def _identity(key: FileKey) -> tuple[object, ...]:
+    return (key.E, key.N, key.device, key.dtype, key.gemm, key.per_channel_quant)
 
 
 def _shipped_sizes(engine: MoeEngine, problem: FusedMoe, device: Device, triton: str) -> set[int]:

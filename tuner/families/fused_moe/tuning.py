@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.compile.candidates import Binder
 from tuner.errors import BadInput, UnwritableOutput
-from tuner.families.fused_moe.baselines import baseline_configs
+from tuner.families.fused_moe.baselines import baseline_configs, older_files
 from tuner.families.fused_moe.choose import MoeChooser, Policy
 from tuner.families.fused_moe.engine import MoeEngine, MoeKernels, ShippedFile, moe_engine
 from tuner.families.fused_moe.one_config import OneConfigStrategy
@@ -250,6 +250,19 @@ class MoeRun(TuningRun):
         vendor = self.request.device.vendor
         every = self._engine.shipped(nvidia_only=False)
         return [file for file in every if file.key.device.startswith(vendor)]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        engine, problem, device = self._engine, self._problem, self.request.device
+        if engine.find_file(engine.package_root, problem, device, Gemm.UP, self._triton):
+            return ()
+        paths = [file.path for file in older_files(problem, device.name, self._corpus)]
+        return [
+            f"{self.request.engine.name} ships a file that was tuned on this card, under an older "
+            f"name that its servers no longer ask for: {path.parent.name}/{path.name}. To keep its "
+            "configurations instead, copy it to the name above."
+            for path in paths[-1:]
+        ]
 
     def _file_names(self) -> dict[Part, str]:
         gemms = [g for g in self._gemms if g is Gemm.UP or self._engine.has_down_files()]
