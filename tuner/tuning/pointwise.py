@@ -13,8 +13,12 @@ from math import inf
 
 from tuner.errors import NothingFits
 from tuner.problems.points import Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
+from tuner.tuning.run import NOISE
 
+# A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more
+# between two processes at one in a hundred points (docs/benchmarks.md has the table).
+GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 FINALISTS = 4  # per point, besides the incumbents and the neighbours' choices
 
 
@@ -37,6 +41,13 @@ class Policy:
     gain: float  # relative; a smaller gain over an incumbent does not count
     tie: float  # relative: times this near count as equal
     trust_shipped: bool = False  # times are predictions, which must not replace a tuned entry
+
+
+def policy_for(source: MeasureKind, clear_gain: float) -> Policy:
+    """`clear_gain`: a predicted gain must be larger than this."""
+    if source is MeasureKind.PREDICT:
+        return Policy(clear_gain, tie=0.0, trust_shipped=True)
+    return Policy(GAIN[source], tie=NOISE[source])
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.pointwise import Baselines, PointwiseChooser, Policy
+from tuner.tuning.pointwise import Baselines, PointwiseChooser, policy_for
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
-from tuner.tuning.run import NOISE, Request, TuningRun
+from tuner.tuning.run import Request, TuningRun
 from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
@@ -31,9 +31,6 @@ from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 PREDICT_KERNELS = {Effort.QUICK: 20, Effort.STANDARD: 40, Effort.EXHAUSTIVE: 1000}
 FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
 RELATIVES = 3  # the number that earlier GEMMs of the same model may add
-# A smaller gain than this is no gain: the ratio of two raced times differs by more between two
-# processes at one in a hundred points (docs/benchmarks.md has the table).
-GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
 # costs more than measuring, so a point first tries what is best at its neighbours.
 BUDGETS = {
@@ -167,13 +164,7 @@ class GemmRun(TuningRun):
         return BUDGETS.get(self.request.effort, everything)
 
     def _plan(self) -> Plan:
-        source = self.request.source.kind
-        predicted = source is MeasureKind.PREDICT
-        policy = Policy(
-            gain=CLEAR_GAIN if predicted else GAIN[source],
-            tie=0.0 if predicted else NOISE[source],
-            trust_shipped=predicted,
-        )
+        policy = policy_for(self.request.source.kind, CLEAR_GAIN)
         return Plan(
             requested=self.points,
             incumbents=self._baselines.configs,

@@ -13,16 +13,13 @@ from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.families.state_update.selection import StateSelection
 from tuner.families.state_update.space import state_space
 from tuner.problems.points import Candidate, Part, Point
-from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.pointwise import Baselines, PointwiseChooser, Policy
+from tuner.tuning.pointwise import Baselines, PointwiseChooser, policy_for
 from tuner.tuning.report import EntryTable
-from tuner.tuning.run import NOISE, Request, TuningRun
+from tuner.tuning.run import Request, TuningRun
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
-# As of a dense GEMM; this kernel was not measured yet.
-GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
 # A shipped entry is taken to be tuned for numbers up to this many times its key, and down to this
 # part of it.
 NEAR = 2
@@ -95,13 +92,7 @@ class StateRun(TuningRun):
         return SerialBench(self._compiler, predictor, self.points), self._search()
 
     def _plan(self) -> Plan:
-        source = self.request.source.kind
-        predicted = source is MeasureKind.PREDICT
-        policy = Policy(
-            gain=CLEAR_GAIN if predicted else GAIN[source],
-            tie=0.0 if predicted else NOISE[source],
-            trust_shipped=predicted,
-        )
+        policy = policy_for(self.request.source.kind, CLEAR_GAIN)
         return Plan(
             requested=self.points,
             incumbents=self._baselines.configs,
