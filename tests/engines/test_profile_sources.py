@@ -37,7 +37,7 @@ def test_no_triton_kernel_of_an_engine_is_taken_for_a_compiled_one(spec):
     names = triton_kernels(find_engine(spec).root)
     assert len(names) > 100
     makers = {name: kernel_families()[family_of(name)] for name in names}
-    # Kernels that communicate are in the families of communication, whoever made them.
+    # Kernels that communicate are in the families of communication, Triton or not.
     wrong = {
         name: family.name
         for name, family in makers.items()

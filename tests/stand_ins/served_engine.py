@@ -89,7 +89,7 @@ def log_files(folder: Path, message: str, args: argparse.Namespace) -> None:
 
 
 def _processes() -> list[int]:
-    """Children as engines have them: in this group, and one in a session of its own."""
+    """Children as engines have them: one in this process group, and one in another session."""
     same = subprocess.Popen([sys.executable, "-c", _SLEEP])
     apart = subprocess.Popen([sys.executable, "-c", _SLEEP], start_new_session=True)
     return [os.getpid(), same.pid, apart.pid]

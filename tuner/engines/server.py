@@ -1,4 +1,4 @@
-"""How an engine's server is started and asked, for whoever measures a live one.
+"""How an engine's server is started and asked, so that a live one can be measured.
 
 Each engine's package has a module `server` with `open_server()`, which gives a `Server`.
 """

@@ -17,7 +17,7 @@ from tuner.store.job_tables import IS_QUEUED, jobs
 from tuner.store.lease_rows import leased_row
 from tuner.store.submissions import Submission, find_or_add
 
-CLIENT = "compile-ahead"  # compile work counts for nobody's quota, and has a turn of its own
+CLIENT = "compile-ahead"  # compile work uses no client's quota or turn
 # The longest time that a job waits for its compile work, if the CPU workers are slow or gone.
 MOST_WAIT = {Priority.URGENT: timedelta(minutes=1), Priority.NORMAL: timedelta(minutes=10)}
 

@@ -124,7 +124,8 @@ def _mean_and_largest(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _differences(old: Iterable[Answer], new: Iterable[Answer]) -> list[float]:
-    """Of the prompts' tokens, and of chosen tokens up to the first that differs.
+    """How far log-probabilities differ: for the prompts' tokens, and for chosen tokens up to the
+    first that differs.
 
     Where two tokens are nearly as likely, either may be chosen; then both are nearly as likely in
     both servers, so that token counts too.
