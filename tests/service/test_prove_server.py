@@ -186,7 +186,8 @@ def test_nothing_is_left_when_the_prover_is_killed(place: Path, end: signal.Sign
     os.mkfifo(pipe)
     words = ("model", "--server", "--in-turn", "--args=--hang")
     prover = subprocess.Popen(
-        command(*QUICK, *words),
+        # A shell's background jobs ignore SIGINT, and so would what this process starts.
+        ["env", "--default-signal=INT", *command(*QUICK, *words)],
         cwd=place,
         env={**environment(place), "STAND_IN_PIDS": str(pipe)},
         stderr=subprocess.DEVNULL,
