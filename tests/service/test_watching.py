@@ -170,7 +170,8 @@ def test_a_night_is_planned_done_forced_and_listed(tuner: Tuner, store: Store) -
     assert len(header) <= 80
 
 
-def test_a_round_with_errors_exits_with_1(tuner: Tuner) -> None:
+def test_a_round_with_errors_exits_with_1(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # one line for each row
     tuner("watches", "add", "deepseek-r1", "--device", "L40S", "--tp", "7", "--tp", "8")
     for option in ("--dry-run", "--force"):
         done = tuner("nightly", option)

@@ -54,7 +54,7 @@ class NoChooser:
 
 def search(seed: int = 0) -> Search:
     seeds: dict[Point, list[Config]] = {point: [config(32)] for point in POINTS}
-    return Search({Gemm.UP: SPACE}, POINTS, seeds, Budget(20, 30, seeds=4, suggests=False), seed)
+    return Search({Gemm.UP: SPACE}, POINTS, seeds, Budget(20, 30, seeds=4), seed)
 
 
 def ahead(passes: int) -> tuple[Predicting, list[Ahead]]:
