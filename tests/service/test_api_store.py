@@ -223,7 +223,7 @@ class TestReadOnly:
                 name = make_url(store_url).database
                 other.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
                 other.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
         said = "the store cannot be written: its operator must look at its disk and its rights"
