@@ -105,7 +105,7 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         statuses=[(one.value, progress["trials"].get(one.value, 0)) for one in Status],
         tried=sum(progress["trials"].values()),
         failures=_failures(list_trials(job_id, _SOME_TRIALS, caller, api)["trials"]),
-        totals=next((e["data"]["totals"] for e in events[::-1] if e["kind"] == "done"), None),
+        totals=next((e["data"].get("totals") for e in events[::-1] if e["kind"] == "done"), None),
         environment=winners["environment"] if winners else None,
         entries=timed,
         untuned=untuned,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 from html import escape
 from urllib.parse import quote
 
 import pytest
 from api_server import ENTRY, NEVER, Server, serving, work
+from sqlalchemy import insert
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
 from visitor import Visitor, links_of
 
@@ -24,6 +26,7 @@ from tuner.jobs.workers import WorkerInfo
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Measurement, Status, Totals
 from tuner.store import Leases, Store
+from tuner.store.job_tables import job_events
 from tuner.store.keys import Scope
 from workers.settings import Settings
 
@@ -212,6 +215,14 @@ def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) ->
     assert visitor.post(f"/jobs/{job}/retry").status == 303
     assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
     assert visitor.post(f"/jobs/{NEVER}/cancel").status == 404
+
+
+def test_a_done_job_may_lack_totals(server: Server, visitor: Visitor) -> None:
+    job = server.submit(seed=98)["id"]
+    done = {"job_id": job, "seq": 99, "kind": "done", "at": datetime.now(timezone.utc), "data": {}}
+    with server.app.state.api.store._engine.begin() as connection:
+        connection.execute(insert(job_events).values(done))
+    assert "Times taken" not in visitor.open(f"/jobs/{job}")
 
 
 def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Visitor) -> None:
