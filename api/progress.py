@@ -76,7 +76,7 @@ def _timed(statuses: Mapping[str, int]) -> int:
 
 
 def _incumbents(run_id: int, planned: Mapping[str, Any], api: Api) -> list[dict[str, Any]]:
-    """Each point to tune with the times, so far, of what the engine would run there."""
+    """For each point to tune, the times so far of the engine's own configurations."""
     points = [(one, _point(one)) for one in planned["incumbents"]]
     candidates = {
         Candidate(point, Config(config))

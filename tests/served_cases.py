@@ -28,7 +28,7 @@ def exported(root: Path, folder: str = "configs/triton_3_6_0") -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a process of the command line finds: both stand-ins, and a store of its own."""
+    """The environment of a command: it finds both stand-ins, and an empty store."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(STAND_INS / "bin"), os.environ["PATH"]]),

@@ -111,7 +111,7 @@ def operands(problem: StateUpdate, batch_size: int) -> dict[str, TensorSpec]:
     dtype = _SHORT[problem.dtype.value]
     # gate, x, B, C and dt of a sequence are one row of the projection.
     row = 2 * heads * width + 2 * groups * states + heads
-    # torch gives a dimension of one sequence the stride that it would have in a tensor of its own.
+    # Where there is one sequence, torch gives that dimension the stride of a contiguous tensor.
     of_x, of_b = (row, row) if n > 1 else (heads * width, groups * states)
     grouped = (n, groups, states)
     indices = TensorSpec("indices", (n, 1), "i32", (1, 1))
