@@ -79,20 +79,14 @@ class AheadStore(Database):
     def begin(self) -> None:
         """The job is RUNNING."""
         with self._write() as connection:
-            job_id, now = (
-                leased_row(connection, self._lease)["id"],
-                time_of(connection, self._clock),
-            )
+            job_id, now = self._mine(connection)
             move(connection, job_id, JobState.RUNNING, now)
             append_event(connection, job_id, now, JobState.RUNNING.value, {})
 
     def add(self, tried: int, *, enough: bool) -> None:
         """So many candidates are compiled; with `enough`, the jobs that wait for it may begin."""
         with self._write() as connection:
-            job_id, now = (
-                leased_row(connection, self._lease)["id"],
-                time_of(connection, self._clock),
-            )
+            job_id, now = self._mine(connection)
             data = {"tried": tried, "enough": enough}
             append_event(connection, job_id, now, "compiled", data, trial_count=tried)
             if enough:
@@ -102,10 +96,7 @@ class AheadStore(Database):
     def finish(self, totals: Totals) -> None:
         """The job is DONE."""
         with self._write() as connection:
-            job_id, now = (
-                leased_row(connection, self._lease)["id"],
-                time_of(connection, self._clock),
-            )
+            job_id, now = self._mine(connection)
             cost = cost_columns(Cost.of(totals))
             move(connection, job_id, JobState.DONE, now, error="", **cost)
             data = {"totals": asdict(totals)}
