@@ -129,6 +129,7 @@ class Server:
         module.get_parallel = lambda: parallel
         module.get_attention_tp_size = lambda: 1
         module.get_device_core_count = lambda *_: shape.cores
+        module.next_power_of_2 = triton.next_power_of_2
         module.get_bool_env_var = lambda name, default: settings["static"]
         module.get_int_env_var = lambda name, default: default
         kernel = MagicMock(

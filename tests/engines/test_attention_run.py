@@ -168,14 +168,20 @@ def test_a_proposal_is_tried_at_all_points_and_told_when_its_unit_is_known():
 # Choosing
 
 
-def choose(times, noise=0.004, slack=None):
+def choose(times, noise=0.004, slack=None, previous=None):
     """`times`: config -> microseconds at SHORT and LONG."""
     trials = [
         trial(point, config, us)
         for config, both in times.items()
         for point, us in zip((SHORT, LONG), both, strict=True)
     ]
-    return AttentionChooser([BUCKET], OWN, noise, slack).choose(trials)
+    chooser = AttentionChooser([BUCKET], OWN, noise, slack, previous)
+    entries = chooser.choose(trials)
+    final = {
+        (one.candidate.point, one.candidate.config) for one in chooser.finalists(trials, entries)
+    }
+    assert final.issuperset((previous or {}).items())
+    return entries
 
 
 def test_what_is_slower_at_one_point_is_not_chosen_however_fast_elsewhere():
@@ -196,6 +202,17 @@ def test_a_prediction_must_be_clear_of_the_engines_constants_and_worse_nowhere()
     assert {entry.config for entry in choose(times, noise=0.2, slack=0.0)} == {A}
     times[C] = (8.0, 70.0)
     assert {entry.config for entry in choose(times, noise=0.2, slack=0.0)} == {C}
+
+
+def test_stored_constants_stay_unless_others_are_faster_by_more_than_the_noise():
+    stored = dict.fromkeys((SHORT, LONG), B)
+    for best, expected in ((8.99, B), (8.9, C)):
+        times = {A: (10.0, 100.0), B: (9.0, 90.0), C: (best, 10 * best)}
+        entries = choose(times, previous=stored)
+        assert {entry.config for entry in entries} == {expected}
+        assert entries[0].reason.endswith("; the stored entry stays") is (expected is B)
+    assert {e.config for e in choose({A: (10, 100), B: (9.99, 99.9)}, previous=stored)} == {B}
+    assert {e.config for e in choose({A: (10, 100), B: (10.01, 100.1)}, previous=stored)} == {A}
 
 
 def test_constants_that_cannot_run_are_replaced():

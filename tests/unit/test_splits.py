@@ -11,7 +11,7 @@ from tuner.families.attention.buckets import buckets_of
 from tuner.families.attention.joint.choose import JointChooser
 from tuner.families.attention.joint.plans import STAGES, sizes_of
 from tuner.families.attention.joint.strategy import JointStrategy
-from tuner.families.attention.lengths import EDGES
+from tuner.families.attention.lengths import EDGES, Lengths, kv_splits
 from tuner.families.attention.problem import Phase, Stage, parse_attention
 from tuner.families.attention.splits import (
     ROOM_BYTES,
@@ -56,6 +56,24 @@ def test_a_configuration_says_the_room_of_its_launch_and_the_parts_of_each_seque
     own = parts_of(parse_attention(f"{SHAPE},kv_splits=8"), Config({}), lengths, CORES)
     assert parts_of(CHOSEN, engines, lengths, CORES) == own
     assert max(own) <= 8
+
+
+def test_the_engines_own_rule_makes_as_many_parts_whatever_room_the_inputs_have():
+    """The inputs of all configurations share buffers with room for the largest."""
+    engines, lengths = with_splits(Config({}), 0, 8), Lengths((1, 1), (16384, 16384))
+    assert parts_of(CHOSEN.with_room(128), engines, lengths, CORES) == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "cached", "parts"), [(1, 8192, 58), (4, 8192, 15), (64, 32768, 2)]
+)
+def test_latent_attention_has_parts_for_the_heads_of_the_model(sequences, cached, parts):
+    """sglang 0.5.16's backend counts the key heads before absorption: 16, and not 1. The numbers
+    are what it wrote on an H100.
+    """
+    latent = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=256"
+    found = kv_splits([cached] * sequences, parse_attention(latent), CORES)
+    assert found == [parts] * sequences
 
 
 # What is tried

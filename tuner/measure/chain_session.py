@@ -98,8 +98,7 @@ class ChainSession(ABC, Generic[L]):
         return {"measurements": [_raced(one) for one in zip(*samples, strict=True)]}
 
     def _race_at(self, batch: Batch[L], loaded: list[Loaded[L]], rounds: int) -> list[list[float]]:
-        chains = [batch.chains(*one) for one in loaded]  # their tensors must outlive the graphs
-        graphs = [capture_chains(some) for some in chains]
+        graphs = [capture_chains(batch.chains(*one)) for one in loaded]
         return race(graphs, rounds, self._batches.push_out)
 
     def _loaded(self, batch_size: int, config: Config) -> Loaded[L]:

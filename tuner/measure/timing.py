@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,8 +17,9 @@ from tuner.problems.results import Measurement, Status
 LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from HBM
 REPLAYS = 5
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
-# A candidate this many times slower than the best of its point is timed only once.
-HOPELESS = 1.15
+# How far a replay may lie from the median of several, as a share of the median. On an H200, the
+# fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
+SPREAD = 0.05
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,37 @@ class BoundKernel:
         launch(self.compiled, (x, y, z), values, stream)
 
 
-def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> torch.cuda.CUDAGraph:
-    """Capture all launches in a graph. The first launch, before it, loads the kernel."""
-    return capture_chains([[(kernel, args)] for args in launches])
-
-
 # Kernels that run one after the other, with their arguments; they are timed as one launch.
 Chain = Sequence[tuple[BoundKernel, list[Any]]]
 
 
-def capture_chains(chains: Sequence[Chain]) -> torch.cuda.CUDAGraph:
+class Replayable(Protocol):
+    """What can be timed: a graph."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph of launches, and their arguments.
+
+    A graph has the addresses of its tensors only. If they were freed, the next tensors would take
+    their memory, and the graph would read those.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    chains: Sequence[Chain]
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> Captured:
+    """Capture all launches in a graph. The first launch, before it, loads the kernel."""
+    return capture_chains([[(kernel, args)] for args in launches])
+
+
+def capture_chains(chains: Sequence[Chain]) -> Captured:
     """Capture chains of kernels in a graph. The first chain, before it, loads the kernels."""
     run_chain(chains[0])
     graph = torch.cuda.CUDAGraph()
@@ -52,7 +74,7 @@ def capture_chains(chains: Sequence[Chain]) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.current_stream().cuda_stream
         for chain in chains:
             run_chain(chain, stream)
-    return graph
+    return Captured(graph, chains)
 
 
 def run_chain(chain: Chain, stream: int | None = None) -> None:
@@ -62,7 +84,7 @@ def run_chain(chain: Chain, stream: int | None = None) -> None:
 
 
 def replay_us(
-    graph: torch.cuda.CUDAGraph,
+    graph: Replayable,
     launches: int = LAUNCHES,
     before: Callable[[], object] | None = None,
 ) -> float:
@@ -78,22 +100,24 @@ def replay_us(
 
 
 def time_graph(
-    graph: torch.cuda.CUDAGraph,
+    graph: Replayable,
     best_us: float | None,
     before: Callable[[], object] | None = None,
 ) -> Measurement:
-    """The median of up to REPLAYS replays; a candidate far slower than `best_us` gets one."""
+    """The median of up to REPLAYS replays. One that is surely slower than `best_us`, the median of
+    its point's best so far, gets no more.
+    """
     replay_us(graph, before=before)  # warm-up
     samples = [replay_us(graph, before=before)]
     while len(samples) < REPLAYS and sum(samples) * LAUNCHES < ENOUGH_US:
-        if best_us is not None and min(samples) > best_us * HOPELESS:
+        if best_us is not None and min(samples) * (1 - SPREAD) > best_us:
             break
         samples.append(replay_us(graph, before=before))
     return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
 
 
 def race(
-    graphs: Sequence[torch.cuda.CUDAGraph],
+    graphs: Sequence[Replayable],
     rounds: int,
     before: Callable[[], object] | None = None,
 ) -> list[list[float]]:

@@ -13,6 +13,7 @@ from tuner.errors import NothingFits
 from tuner.families.attention.buckets import Bucket
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.tuning.tune import STAYS
 
 FINALISTS = 4  # per bucket, besides the engine's default constants
 
@@ -25,6 +26,7 @@ class AttentionChooser:
     defaults: Mapping[Point, Config]  # the engine's constants
     noise: float  # relative; a smaller gain does not count
     slack: float | None = None  # relative: the largest slowdown at any one point; None: `noise`
+    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """One entry per point. Raises NothingFits if nothing runs at all points of a bucket."""
@@ -36,14 +38,15 @@ class AttentionChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """Each bucket's default configurations, the chosen one and the next best."""
+        """Each bucket's default configurations, the stored, the chosen and the next best ones."""
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         found = []
         for bucket in self.buckets:
             field = _BucketTrials(bucket, by_candidate, self.defaults)
             ranked = [config for _, config in field.ranked()][:FINALISTS]
-            wanted = dict.fromkeys([chosen[bucket.representative], *ranked, *field.default_configs])
+            named = [chosen[bucket.representative], *ranked, *field.default_configs]
+            wanted = dict.fromkeys([*named, *self._stored_at(bucket)])
             found += [
                 by_candidate[Candidate(point, config)]
                 for config in wanted
@@ -60,6 +63,9 @@ class AttentionChooser:
             raise NothingFits(f"no configuration compiles and fits for {point}")
         best = ranked[0] if ranked else None
         keep = default_us is not None and (best is None or best[0] >= 1 - self.noise)
+        stored = self._stored(field, ranked)
+        if stored is not None:
+            keep, best = False, stored
         for point in field.bucket.points:
             config = field.defaults[point] if keep or best is None else best[1]
             trial = field.trials[Candidate(point, config)]
@@ -71,8 +77,25 @@ class AttentionChooser:
                 median_us=trial.measurement.median_us,
                 compiled=trial.compiled,
                 incumbents={"default": _incumbent(default_trial, field.defaults[point])},
-                reason=_reason(trial, default_trial, keep),
+                reason=_reason(trial, default_trial, keep) + (f"; {STAYS}" if stored else ""),
             )
+
+    def _stored(
+        self, field: _BucketTrials, ranked: Sequence[tuple[float, Config]]
+    ) -> tuple[float, Config] | None:
+        """What the store had for a bucket, unless another one is faster by more than the noise or
+        the engine's own is faster at all.
+        """
+        others = set(self._stored_at(field.bucket)).difference(field.default_configs)
+        found = [(cost, config) for cost, config in ranked if config in others]
+        stays = found and ranked[0][0] >= found[0][0] * (1 - self.noise)
+        own = field.default_times()
+        return found[0] if stays and (own is None or found[0][0] <= 1) else None
+
+    def _stored_at(self, bucket: Bucket) -> list[Config]:
+        """The stored configuration of a bucket, if all its points have the same."""
+        here = {(self.previous or {}).get(point) for point in bucket.points}
+        return [config for config in here if config is not None] if len(here) == 1 else []
 
 
 @dataclass(frozen=True)

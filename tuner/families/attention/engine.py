@@ -49,7 +49,7 @@ class AttentionKernels(Protocol):
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, for the compiler."""
+        """`bind` as a function of a candidate, with the room of its launch, for the compiler."""
         ...
 
     def grid(

@@ -55,7 +55,8 @@ def kv_splits(cached: Sequence[int], problem: Attention, cores: int) -> list[int
     """The number of parts into which the engine splits each sequence's cache.
 
     `cached`: tokens per sequence; `cores`: the device's multiprocessors. Source:
-    `get_num_kv_splits_triton` in sglang 0.5.2 to 0.5.23.
+    `get_num_kv_splits_triton` in sglang 0.5.2 to 0.5.23. Its backend passes the model's own number
+    of key heads, which for latent attention is the number of query heads.
     """
     longest, shortest = max(cached), max(1, min(cached))
     if longest * 8 < shortest * 10:
@@ -64,7 +65,7 @@ def kv_splits(cached: Sequence[int], problem: Attention, cores: int) -> list[int
     by_length = _ceil(longest, min(_ceil(longest, shortest), at_most))
     grown = int(cores * max(math.log2(longest / 64), 1.0)) if longest else cores
     heads = problem.q_heads
-    if problem.group > 1:
+    if problem.group > 1 and not problem.shares_kv:
         heads = _ceil(heads, min(SPLIT_BLOCK_H, problem.group))
     by_cores = _ceil(longest, min(_ceil(grown, len(cached) * heads), at_most))
     return [max(1, _ceil(n, max(1, by_length)), _ceil(n, max(1, by_cores))) for n in cached]

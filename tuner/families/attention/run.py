@@ -153,7 +153,10 @@ class AttentionRun(TuningRun):
         return Plan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._defaults.items()},
-            chooser=AttentionChooser(self._buckets, self._defaults, *self._margins),
+            chooser=AttentionChooser(
+                self._buckets, self._defaults, *self._margins, previous=self._previous
+            ),
+            previous=self._previous,
         )
 
     @property

@@ -39,8 +39,12 @@ def constants_of(config: Config) -> Config:
 
 
 def launched(problem: Attention, config: Config) -> tuple[Attention, Config]:
-    """The problem with the room of a configuration's launch, and the kernels' constants."""
-    if not problem.chooses_splits:
+    """The problem with the room of a configuration's launch, and the kernels' constants.
+
+    The inputs of several launches share a buffer with room for the largest, so the configuration's
+    room replaces the problem's.
+    """
+    if MAX_KV_SPLITS not in config:
         return problem, config
     return problem.with_room(config[MAX_KV_SPLITS]), constants_of(config)
 

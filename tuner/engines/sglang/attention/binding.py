@@ -21,6 +21,7 @@ from tuner.engines.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIO
 from tuner.engines.sglang.plugin.traits import grid_rule
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.problem import Attention, Phase, Stage
+from tuner.families.attention.splits import launched
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
 from tuner.kernels.launcher import Launch, Launcher
 from tuner.kernels.lift import Lifted, lift
@@ -89,10 +90,11 @@ class SGLangAttentionKernels:
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, for the compiler."""
+        """`bind` as a function of a candidate, with the room of its launch, for the compiler."""
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            binding = self.bind(problem, candidate.point, candidate.config, target)
+            with_room, constants = launched(problem, candidate.config)
+            binding = self.bind(with_room, candidate.point, constants, target)
             return self.lifted(problem.phase), binding
 
         return bound

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 
-from tuner.compile.candidates import Binder
 from tuner.errors import BadInput
 from tuner.families.attention.engine import engine_config
 from tuner.families.attention.joint.choose import JointChooser
@@ -17,11 +16,8 @@ from tuner.families.attention.run import AttentionRun, worth_compiling
 from tuner.families.attention.space import attention_space
 from tuner.families.attention.splits import (
     constants_of,
-    launched,
     worthwhile,
 )
-from tuner.kernels.binding import Binding
-from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
@@ -63,15 +59,6 @@ class JointRun(AttentionRun):
         for sizes in self._sizes:
             found |= worthwhile(self._problem, sizes.stage_1.points, self._room, cores)
         return found
-
-    def _binder(self) -> Binder:
-        def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
-            problem, constants = launched(self._problem, candidate.config)
-            target = self.request.device.target
-            binding = self._kernels.bind(problem, candidate.point, constants, target)
-            return self._kernels.lifted(problem.phase), binding
-
-        return bound
 
     @cached_property
     def _defaults(self) -> dict[Point, Config]:
