@@ -17,10 +17,11 @@ from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.selection import MoeSelection
+from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
-from tuner.tuning.request import Source
+from tuner.tuning.request import Effort, Source
 from tuner.tuning.run import Request, open_run
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -77,3 +78,28 @@ def test_a_gemm_tuned_alone_shares_its_block_with_the_stored_other_gemm(tmp_path
         report = session.run(store, progress=lambda trial: None)
     own = {e.point.batch_size: e.config["BLOCK_SIZE_M"] for e in report.entries}
     assert own != alone[Gemm.DOWN]  # or nothing was held back
+
+
+def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten() -> None:
+    thorough = replace(
+        request(FP8.spec()),
+        selection=MoeSelection((1024,)),
+        effort=Effort.EXHAUSTIVE,
+        wide=False,
+    )
+    quick = replace(thorough, effort=Effort.QUICK)
+    anew = replace(quick, carry_over=False)
+
+    def configs(asked: Request, store: Store) -> dict[Point, Config]:
+        with open_run(asked) as session:
+            report = session.run(store, progress=lambda trial: None)
+        return {entry.point: entry.config for entry in report.entries}
+
+    with Store.open("sqlite://") as empty:
+        alone = configs(quick, empty)
+    with Store.open("sqlite://") as store:
+        best = configs(thorough, store)
+        assert alone != best  # or the store has nothing to give
+        assert configs(anew, store) == alone
+        configs(thorough, store)
+        assert configs(quick, store) == best

@@ -218,3 +218,53 @@ def test_a_tie_does_not_give_up_the_gain_over_the_incumbent():
     trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
     entries = choose(trials, both(8, default), Policy(noise=0.004), {8})
     assert set(chosen(entries, 8).values()) == {best}
+
+
+def nights(times: dict[Config, float], previous: dict[Gemm, Config], policy: Policy):
+    """What a run chooses at M = 8 that finds `previous` in the store; each gemm takes `times`."""
+    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+    stored = {Point(8, gemm): cfg for gemm, cfg in previous.items()}
+    default = next(iter(times))
+    entries = choose(trials, both(8, default), policy, {8}, previous=stored)
+    final = finalists(trials, both(8, default), entries, {8}, previous=stored)
+    assert {trial.candidate.config for trial in final} >= set(previous.values())
+    return entries
+
+
+def test_a_stored_pair_stays_unless_another_one_is_faster_by_more_than_a_tie():
+    default, last, lean = config(32), config(16).replace(num_stages=5), config(16, 2)
+    policy = Policy(noise=0.004, tie=0.003)
+    for better, expected in ((99.8, last), (99.6, lean)):
+        entries = nights(
+            {default: 120.0, last: 100.0, lean: better}, dict.fromkeys(Gemm, last), policy
+        )
+        assert set(chosen(entries, 8).values()) == {expected}
+    kept = nights({default: 120.0, last: 100.0, lean: 99.8}, dict.fromkeys(Gemm, last), policy)
+    assert kept[0].reason == "1.200x as fast as the default configuration; the stored entry stays"
+
+
+def test_a_stored_pair_stays_where_its_gain_over_the_engines_has_shrunk_but_not_where_it_is_gone():
+    default, last = config(32), config(16)
+    for own_us, expected in ((100.1, last), (99.9, default)):
+        entries = nights({default: own_us, last: 100.0}, dict.fromkeys(Gemm, last), Policy(0.004))
+        assert set(chosen(entries, 8).values()) == {expected}
+
+
+def test_where_one_gemm_gets_faster_the_other_keeps_its_stored_configuration():
+    default, last, lean = config(32), config(16).replace(num_stages=5), config(16, 2)
+    times = {default: 120.0, last: 100.0, lean: 100.0}
+    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+    trials.append(trial(8, Gemm.UP, config(16, 8), 90.0))
+    stored = {Point(8, gemm): last for gemm in Gemm}
+    entries = choose(trials, both(8, default), Policy(0.004), {8}, previous=stored)
+    assert chosen(entries, 8) == {Gemm.UP: config(16, 8), Gemm.DOWN: last}
+
+
+def test_a_stored_pair_of_two_block_sizes_is_no_pair():
+    default, best = config(32), config(64)
+    stored = {Gemm.UP: config(16), Gemm.DOWN: config(64)}
+    times = {default: 120.0, config(16): 100.0, best: 100.0}
+    trials = [trial(8, gemm, cfg, us) for gemm in Gemm for cfg, us in times.items()]
+    at = {Point(8, gemm): cfg for gemm, cfg in stored.items()}
+    entries = choose(trials, both(8, default), Policy(0.004), {8}, previous=at)
+    assert len({entry.config["BLOCK_SIZE_M"] for entry in entries}) == 1

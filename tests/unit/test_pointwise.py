@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gemm_cases import baselines, point, tile, trial
 
@@ -68,6 +70,26 @@ def test_a_default_that_does_not_fit_is_replaced() -> None:
 def test_a_shipped_entry_that_does_not_fit_leaves_the_default_to_beat() -> None:
     entry = chosen(trial(1, DEFAULT, 20.0), trial(1, SHIPPED, None), trial(1, NARROW, 21.0))
     assert entry.config == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("best_us", "own_us", "expected"),
+    [
+        (19.7, 30.0, NARROW),  # a gain within the noise
+        (19.5, 30.0, OTHER),  # a clear one
+        (20.0, 20.2, NARROW),  # a gain over the engine that was clear once
+        (20.0, 19.9, DEFAULT),  # none any more
+    ],
+)
+def test_a_stored_entry_stays_unless_another_one_is_clearly_faster(best_us, own_us, expected):
+    chooses = replace(chooser({1: {"default": DEFAULT}}), previous={point(1): NARROW})
+    trials = [trial(1, DEFAULT, own_us), trial(1, NARROW, 20.0), trial(1, OTHER, best_us)]
+    entries = chooses.choose(trials)
+    assert entries[0].config == expected
+    assert entries[0].reason.endswith("; the stored entry stays") is (expected == NARROW)
+    slow = [trial(1, tile(16, 128, group=group), 19.0) for group in (1, 4, 8, 16)]
+    final = chooses.finalists([*trials, *slow], entries)
+    assert NARROW in {one.candidate.config for one in final}
 
 
 def test_a_point_where_nothing_fits_is_named() -> None:

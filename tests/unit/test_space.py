@@ -168,6 +168,11 @@ def test_nearest_is_legal_whatever_comes(values: dict[str, int]) -> None:
     assert there.legal(snapped)
     assert there.nearest(snapped) == snapped
 
+    def octaves(config: Config) -> float:
+        return sum(abs(math.log2(config[name]) - math.log2(values[name])) for name in there.axes)
+
+    assert octaves(snapped) == pytest.approx(min(map(octaves, there.configs())))
+
 
 _SPACE = space(INT8, "L40S")
 

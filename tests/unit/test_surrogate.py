@@ -1,8 +1,10 @@
 """The surrogate: what it expects of places, and in which order it proposes them."""
 
 import itertools
+import random
 
-from tuner.tuning.surrogate import Surrogate
+from tuner.tuning import surrogate
+from tuner.tuning.surrogate import ALONE, Surrogate
 
 
 def test_what_lies_beside_the_best_is_proposed_before_what_lies_beside_the_worst() -> None:
@@ -27,3 +29,13 @@ def test_equal_places_keep_their_order_and_each_is_proposed_once() -> None:
 
 def test_without_places_nothing_is_proposed() -> None:
     assert list(Surrogate([[0.0]], [1.0]).promising([])) == []
+
+
+def test_many_known_places_are_solved_in_parts_with_the_same_answer(monkeypatch) -> None:
+    rng = random.Random(0)  # noqa: S311
+    places = [[rng.uniform(0, 4) for _ in range(3)] for _ in range(3 * ALONE + 5)]
+    values = [sum(place) + rng.random() for place in places]
+    wanted = [[rng.uniform(0, 4) for _ in range(3)] for _ in range(40)]
+    in_parts = list(Surrogate(places, values).promising(wanted))
+    monkeypatch.setattr(surrogate, "ALONE", len(places))
+    assert in_parts == list(Surrogate(places, values).promising(wanted))

@@ -59,6 +59,19 @@ class Compiled:
         return self.status is Status.OK
 
 
+def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
+    """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
+    that a block may have on the device.
+    """
+    return {
+        "shared_bytes": compiled.shared_bytes,
+        "limit_bytes": limit_bytes,
+        "fits": compiled.ok,
+        "status": compiled.status.value,
+        "detail": compiled.detail,
+    }
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The time of one candidate."""

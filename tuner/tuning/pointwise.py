@@ -15,6 +15,7 @@ from tuner.errors import NothingFits
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
 from tuner.tuning.run import NOISE
+from tuner.tuning.tune import STAYS, Plan
 
 # A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more
 # between two processes at one in a hundred points (docs/benchmarks.md has the table).
@@ -41,13 +42,6 @@ class Policy:
     gain: float  # relative; a smaller gain over an incumbent does not count
     tie: float  # relative: times this near count as equal
     trust_shipped: bool = False  # times are predictions, which must not replace a tuned entry
-
-
-def policy_for(source: MeasureKind, clear_gain: float) -> Policy:
-    """`clear_gain`: a predicted gain must be larger than this."""
-    if source is MeasureKind.PREDICT:
-        return Policy(clear_gain, tie=0.0, trust_shipped=True)
-    return Policy(GAIN[source], tie=NOISE[source])
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,7 @@ class PointwiseChooser:
     baselines: Baselines
     policy: Policy
     requested: Collection[Point]
+    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """One entry for each point that a file must hold, in order of batch size.
@@ -108,8 +103,8 @@ class PointwiseChooser:
         return [tuned.get(field.point) or _untuned(field, tuned) for field in fields]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """At each requested point the incumbents, the choices there and at the neighbouring batch
-        sizes, and the next best.
+        """At each requested point the incumbents, the stored choice, the choices there and at the
+        neighbouring batch sizes, and the next best.
         """
         chosen = {entry.point: entry.config for entry in entries}
         points = sorted(self.requested)
@@ -120,6 +115,7 @@ class PointwiseChooser:
             at = points.index(field.point)
             near = [chosen[point] for point in points[max(at - 1, 0) : at + 2]]
             wanted = [*field.incumbents.values(), *near, *field.ranked()[:FINALISTS]]
+            wanted += [c for p, c in (self.previous or {}).items() if p == field.point]
             timed = [c for c in dict.fromkeys(wanted) if field.time_us(c) is not None]
             found += [field.trials[config] for config in timed]
         return found
@@ -147,12 +143,15 @@ class PointwiseChooser:
                     "the engine ships an entry tuned on this card; a prediction keeps it",
                 )
         standing = field.standing(policy.tie)
+        best_us = field.time_us(ranked[0])
+        assert best_us is not None  # ranked ones have times
+        stored = self._stored(field, best_us)
+        if stored is not None and stored not in field.incumbents.values():
+            return stored, f"{_gain(field, stored)}; {STAYS}"
         if standing is None:
             return ranked[0], f"the {field.running} configuration cannot run here"
         limits = [t for c in field.incumbents.values() if (t := field.time_us(c)) is not None]
         limit_us = min(limits) * (1 - policy.gain)
-        best_us = field.time_us(ranked[0])
-        assert best_us is not None  # ranked ones have times
         if best_us >= limit_us:
             return field.incumbents[standing], _kept(field, standing)
         # Fewer distinct kernels make a server start faster, so a tie goes to the neighbour's.
@@ -161,6 +160,35 @@ class PointwiseChooser:
             equal = near_us <= best_us * (1 + policy.tie)
             best = neighbour if equal and near_us < limit_us else best
         return best, _gain(field, best)
+
+    def _stored(self, field: _PointTrials, best_us: float) -> Config | None:
+        """What the store had at a point, unless another one is faster by a clear gain or an
+        incumbent is faster at all.
+        """
+        stored = (self.previous or {}).get(field.point)
+        stored_us = field.time_us(stored) if stored is not None else None
+        if stored_us is None or best_us < stored_us * (1 - self.policy.gain):
+            return None
+        times = (field.time_us(config) for config in field.incumbents.values())
+        return None if any(us is not None and us < stored_us for us in times) else stored
+
+
+def pointwise_plan(
+    points: Sequence[Point],
+    baselines: Baselines,
+    source: MeasureKind,
+    clear_gain: float,
+    previous: Mapping[Point, Config],
+) -> Plan:
+    """The plan of a run whose points stand alone. A predicted gain must exceed `clear_gain`;
+    `previous`: what the store had when the run began.
+    """
+    if source is MeasureKind.PREDICT:
+        policy = Policy(clear_gain, tie=0.0, trust_shipped=True)
+    else:
+        policy = Policy(GAIN[source], tie=NOISE[source])
+    chooser = PointwiseChooser(baselines, policy, points, previous)
+    return Plan(points, baselines.configs, chooser, previous)
 
 
 def _kept(field: _PointTrials, standing: str) -> str:

@@ -22,10 +22,10 @@ from tuner.measure.recording_file import prove_recordable
 from tuner.measure.replay import Replay
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Candidate, Part, Point, Problem
+from tuner.problems.points import Candidate, Config, Part, Point, Problem
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import Selection, family_of
-from tuner.problems.results import Entry, Environment, MeasureKind, Totals, Trial
+from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
 from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
@@ -38,6 +38,8 @@ from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+# Raced times this near count as equal. It is as far as two runs' choices may lie apart.
+TIE = {MeasureKind.GPU: 0.003, MeasureKind.REPLAY: 0.0}
 # What a run does before its first trial, which may take seconds.
 _BEFORE = {
     MeasureKind.GPU: "starting the process that measures on the GPU",
@@ -58,7 +60,9 @@ class Request:
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
-    carry_over: bool = True  # take over what holds of a run with an older engine or Triton
+    # Take over what holds of a run with an older engine or Triton, and keep stored entries unless
+    # something is clearly faster.
+    carry_over: bool = True
 
     @property
     def selected(self) -> Selection:
@@ -89,6 +93,7 @@ class TuningRun(ABC):
         self.request = request
         self._resources = contextlib.ExitStack()
         self._shared: Workbench | None = None
+        self._previous: Mapping[Point, Config] = {}  # what the store had when the run began
 
     @property
     def notes(self) -> Sequence[str]:
@@ -110,9 +115,12 @@ class TuningRun(ABC):
         GPU's children, and the first compiles.
         """
         if self.request.source.kind is MeasureKind.GPU:
-            for gpu in self.request.source.gpus:
-                self._workbench.start(gpu, child_env(self._farm, gpu))
+            self._start_children()
             self._compiler.compile_ahead(self._first_candidates())
+
+    def _start_children(self) -> None:
+        for gpu in self.request.source.gpus:
+            self._workbench.start(gpu, child_env(self._farm, gpu))
 
     def _first_candidates(self) -> Sequence[Candidate]:
         """What `run` will try first, as far as it is known before anything is measured."""
@@ -145,8 +153,11 @@ class TuningRun(ABC):
             self._prove_recordable(record, add_to_record)
         watcher = watcher or Unwatched()
         meter = Meter()
-        self._look_up(store)
         watcher.step(_BEFORE[self.request.source.kind])
+        if self.request.source.kind is MeasureKind.GPU:
+            self._start_children()
+            self._prepare()
+        self._look_up(store)
         bench, strategy = self._bench_and_strategy()
         key, earlier = self._run_key(), self._revalidation(store)
         if earlier is not None:
@@ -260,8 +271,19 @@ class TuningRun(ABC):
         """The further kernels that a candidate launches besides the binder's."""
         return None
 
-    def _look_up(self, store: RunStore) -> None:  # noqa: B027  # most need nothing
+    def _prepare(self) -> None:  # noqa: B027  # most have little to do
+        """Do what takes seconds of CPU before the search, while the GPU's children start."""
+
+    def _look_up(self, store: RunStore) -> None:
         """Read what a run needs to know of earlier ones, before any work."""
+        if self.request.carry_over and self.request.source.kind is not MeasureKind.PREDICT:
+            self._previous = self._stored(store)
+
+    def _stored(self, store: RunStore) -> dict[Point, Config]:
+        """The measured configurations of the points in this environment that may be chosen now."""
+        stored = store.winners_in(self.request.problem, self.environment)
+        at = {w.entry.point: w.entry.config for w in stored if w.status is Status.OK}
+        return {p: at[p] for p in self.points if p in at and self._spaces[p.part].legal(at[p])}
 
     @cached_property
     def _recording(self) -> RecordedTrials | None:

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
@@ -77,6 +78,7 @@ class _Track:
     model: Model | None
     rounds: list[list[Config]] = field(default_factory=list)
     _predicted: dict[Config, float | None] = field(default_factory=dict)
+    _places: dict[Config, list[float]] = field(default_factory=dict)
 
     def before(self, round_: int) -> list[Config]:
         """Everything proposed before a round, in order."""
@@ -93,15 +95,25 @@ class _Track:
         return [config for config in some if self._predicted[config]]
 
     def place(self, config: Config) -> list[float]:
-        """Where the surrogate puts a configuration of this point."""
+        """Where the surrogate puts a configuration of this point, once its first round is known."""
+        if config not in self._places:
+            self._places[config] = self._place(config)
+        return self._places[config]
+
+    def _place(self, config: Config) -> list[float]:
         place = [_PER_OCTAVE * at for at in self.space.place(config)]
         place += [_PER_SIZE * math.log2(max(size, 1)) for size in _sizes(self.point)]
         if self.model is not None:
-            first = [self._predicted[c] for c in self.likely(self.rounds[0])]
-            best = min((us for us in first if us), default=None)
+            best = self._best_of_first
             us = self._predicted[config] if self.likely([config]) else best
             place.append(_PER_PREDICTED * math.log2(us / best) if us and best else 0.0)
         return place
+
+    @cached_property
+    def _best_of_first(self) -> float | None:
+        """The least predicted time in the first round."""
+        first = [self._predicted[c] for c in self.likely(self.rounds[0])]
+        return min((us for us in first if us), default=None)
 
 
 class Search:
@@ -229,8 +241,9 @@ class Search:
         for other in self._around(track, _LEARN_FROM):
             # Without the other point's last round, which may still be running.
             times = self._times(other, round_ if other is track else round_ - 1)
+            best = min(times.values(), default=0.0)
             for config, time_us in times.items():
-                slower = math.log(time_us / min(times.values()))
+                slower = math.log(time_us / best)
                 yield other.place(config), min(slower, _HOPELESS)
 
     def _times(self, track: _Track, round_: int) -> dict[Config, float]:
@@ -268,12 +281,7 @@ class Search:
         }
         broken = {config for config, status in kernels.items() if status in _FAILS_EVERYWHERE}
         too_large = [c for c, status in kernels.items() if status is Status.OUT_OF_RESOURCES]
-        broken.update(
-            config
-            for config in track.space.configs()
-            if any(track.space.at_least_as_large(config, other) for other in too_large)
-        )
-        return broken
+        return broken.union(*map(track.space.as_large_as, too_large))
 
     def _credit(self, track: _Track, round_: int) -> int:
         """How many kernels the track may add in a round: its share of what is left.

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import sub
+from typing import Union
 
 from tuner.problems.points import Config, Part
+
+_Tree = dict[float, Union["_Tree", Config]]
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,41 @@ class Space:
             return snapped
         key = tuple(wanted)
         if key not in self._found:  # the search asks for the same ones again
-            distances = (sum(map(abs, map(sub, place, wanted))) for place in self._octaves)
-            self._found[key] = min(zip(distances, self._configs, strict=True))[1]
+            self._found[key] = self._closest(wanted)
         return self._found[key]
+
+    def _closest(self, wanted: Sequence[float]) -> Config:
+        """The legal configuration with the least distance, the first by its text if several have.
+
+        An axis at a time, so that whatever begins too far away is passed over.
+        """
+        best: list[tuple[float, Config]] = []
+
+        def look(tree: _Tree, axis: int, so_far: float) -> None:
+            for octave in sorted(tree, key=lambda octave: abs(octave - wanted[axis])):
+                distance, below = so_far + abs(octave - wanted[axis]), tree[octave]
+                if best and distance > best[0][0]:
+                    return
+                if isinstance(below, Config):
+                    best[:] = [min([*best, (distance, below)])]
+                else:
+                    look(below, axis + 1, distance)
+
+        look(self._tree, 0, 0.0)
+        if not best:
+            raise ValueError("the space has no legal configuration")
+        return best[0][1]
 
     def at_least_as_large(self, config: Config, other: Config) -> bool:
         """Whether `config` is `other` or larger along every growing axis."""
         return all(config.get(name, 0) >= other.get(name, 0) for name in self.growing)
+
+    def as_large_as(self, other: Config) -> frozenset[Config]:
+        """The legal configurations that are at least as large as `other`."""
+        if other not in self._larger:  # the search asks in each round
+            found = (c for c in self._configs if self.at_least_as_large(c, other))
+            self._larger[other] = frozenset(found)
+        return self._larger[other]
 
     def indices(self, config: Config) -> dict[str, int]:
         """The position of a legal configuration on each axis."""
@@ -125,7 +155,10 @@ class Space:
         A step from one value to the next counts one octave at most: what GROUP_SIZE_M = 1 and 16
         do differs less than their sizes.
         """
-        return tuple(self._stops[name][self._value(config, name)] for name in self.axes)
+        if config not in self._placed:  # all points of a part ask
+            stops = (self._stops[name][self._value(config, name)] for name in self.axes)
+            self._placed[config] = tuple(stops)
+        return self._placed[config]
 
     def at(self, indices: Mapping[str, int]) -> Config:
         """The configuration at a position on each axis; it may break a rule."""
@@ -159,6 +192,14 @@ class Space:
         return {}
 
     @cached_property
+    def _larger(self) -> dict[Config, frozenset[Config]]:
+        return {}
+
+    @cached_property
+    def _placed(self) -> dict[Config, tuple[float, ...]]:
+        return {}
+
+    @cached_property
     def _index(self) -> frozenset[Config]:
         return frozenset(self._configs)
 
@@ -172,12 +213,18 @@ class Space:
                     yield moved
 
     @cached_property
-    def _octaves(self) -> tuple[tuple[float, ...], ...]:
-        """The octave of each legal configuration on each axis."""
-        return tuple(
-            tuple(_octave(self._value(config, name)) for name in self.axes)
-            for config in self._configs
-        )
+    def _tree(self) -> _Tree:
+        """The legal configurations, by their octaves on one axis after the other."""
+        tree: _Tree = {}
+        *first, last = self.axes
+        for config in self._configs:
+            below = tree
+            for name in first:
+                at = below.setdefault(_octave(self._value(config, name)), {})
+                assert not isinstance(at, Config)  # only the last axis has them
+                below = at
+            below[_octave(self._value(config, last))] = config
+        return tree
 
 
 def _octave(value: int) -> float:

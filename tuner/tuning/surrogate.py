@@ -18,6 +18,7 @@ Array = NDArray[np.float64]
 # In standard deviations of the values. It covers the noise of times and what places do not say.
 NOISE = 0.1
 ORDERED = 50  # more than a round tries
+ALONE = 64  # rows of a matrix that one thread inverts
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -30,7 +31,7 @@ class Surrogate:
         self._mean = float(np.mean(known))
         self._scale = max(float(np.std(known)), 1e-3)  # equal values give no scale
         covariance = _covariance(self._places, self._places) + NOISE**2 * np.eye(len(known))
-        self._inverse = np.linalg.inv(covariance)
+        self._inverse = _inverse(covariance)
         self._weights = self._inverse @ ((known - self._mean) / self._scale)
 
     def promising(self, places: Sequence[Sequence[float]]) -> Iterator[int]:
@@ -59,6 +60,24 @@ class Surrogate:
             shared -= sum((one * one[at] for one in taken), np.zeros(len(wanted)))
             taken.append(shared / math.sqrt(max(left[at], 0.0) + NOISE**2))
             left = left - taken[-1] ** 2
+
+
+def _inverse(matrix: Array) -> Array:
+    """The inverse of a symmetric matrix with positive eigenvalues, in blocks of `ALONE` rows.
+
+    NumPy starts threads for a larger one. They wait for each other on a busy machine, and take ten
+    times the CPU seconds.
+    """
+    if len(matrix) <= ALONE:
+        alone: Array = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+        return alone
+    half = len(matrix) // 2
+    first, across = _inverse(matrix[:half, :half]), matrix[:half, half:]
+    through = first @ across
+    last = _inverse(matrix[half:, half:] - across.T @ through)
+    corner = through @ last
+    whole: Array = np.block([[first + corner @ through.T, -corner], [-corner.T, last]])
+    return whole
 
 
 def _covariance(a: Array, b: Array) -> Array:

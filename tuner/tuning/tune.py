@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tuner.problems.points import Candidate, Config, Point
@@ -22,6 +22,7 @@ RACE_ROUNDS = 15
 # Where an earlier result is raced again, its finalists are known, and few. Fewer rounds keep the
 # race of a layer's 36 points short; their medians are a third noisier.
 RACE_AGAIN_ROUNDS = 9
+STAYS = "the stored entry stays"  # why an entry is what it was before the run
 
 
 class Strategy(Protocol):
@@ -123,15 +124,21 @@ class Plan:
     requested: Sequence[Point]  # the points to tune
     incumbents: Mapping[Point, Mapping[str, Config]]  # for every point that a file must hold
     chooser: Chooser
+    # What the store has for the requested points, measured in the same environment. It is tried
+    # beside the incumbents, and it is no seed: a search must ask the same when it is resumed.
+    previous: Mapping[Point, Config] = field(default_factory=dict)
 
     def incumbent_candidates(self) -> list[Candidate]:
-        """What the engine would run without this tuner, as candidates."""
+        """What is tried first: what the engine would run without this tuner, and what the store
+        has.
+        """
         wanted = {
             Candidate(point, config): None
             for point, by_name in self.incumbents.items()
             for config in by_name.values()
         }
-        return list(wanted)
+        stored = (Candidate(point, config) for point, config in self.previous.items())
+        return list(wanted | dict.fromkeys(stored))
 
 
 def tune(

@@ -76,6 +76,7 @@ def device_distance(name: str, device: Device) -> int:
         return 2
 
 
+@cache
 def octaves(a: int, b: int) -> float:
     """The distance of two sizes in octaves."""
     return abs(math.log2(a / b))

@@ -20,11 +20,12 @@ from tuner.families.dense_gemm.engine import GemmEngine, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, Status
+from tuner.problems.results import Compiled, Status, compiled_json
 from tuner.render import folded, table
 
 FILE_OPTIONS: tuple[str, ...] = ()  # the names have all sizes
 EXAMPLE_NAME = "N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+_NOTHING = Compiled(Status.OK)  # of an entry without a Triton kernel
 DECODES = 64  # a server decodes batches of about this size and below
 
 
@@ -76,9 +77,7 @@ class GemmFileCheck:
                     "problem": entry.problem.spec(),
                     "batch_size": entry.batch_size,
                     "config": dict(entry.config) or None,
-                    "shared_bytes": entry.compiled.shared_bytes if entry.compiled else None,
-                    "limit_bytes": self.device.shared_optin_bytes,
-                    "fits": entry.fits,
+                    **compiled_json(entry.compiled or _NOTHING, self.device.shared_optin_bytes),
                     "status": entry.status,
                     "detail": entry.why,
                 }

@@ -19,7 +19,7 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.pointwise import Baselines, PointwiseChooser, policy_for
+from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
 from tuner.tuning.run import Request, TuningRun
@@ -164,12 +164,8 @@ class GemmRun(TuningRun):
         return BUDGETS.get(self.request.effort, everything)
 
     def _plan(self) -> Plan:
-        policy = policy_for(self.request.source.kind, CLEAR_GAIN)
-        return Plan(
-            requested=self.points,
-            incumbents=self._baselines.configs,
-            chooser=PointwiseChooser(self._baselines, policy, self.points),
-        )
+        kind, previous = self.request.source.kind, self._previous
+        return pointwise_plan(self.points, self._baselines, kind, CLEAR_GAIN, previous)
 
     @cached_property
     def _baselines(self) -> Baselines:

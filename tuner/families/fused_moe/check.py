@@ -18,7 +18,7 @@ from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled
+from tuner.problems.results import Compiled, compiled_json
 from tuner.render import folded, table
 from tuner.tuning.report import config_cells, config_json
 
@@ -63,11 +63,7 @@ class ConfigFileCheck:
                     "gemm": entry.gemm.value,
                     "batch_size": entry.batch_size,
                     "config": config_json(entry.config),
-                    "shared_bytes": entry.compiled.shared_bytes,
-                    "limit_bytes": self.device.shared_optin_bytes,
-                    "fits": entry.compiled.ok,
-                    "status": entry.compiled.status.value,
-                    "detail": entry.compiled.detail,
+                    **compiled_json(entry.compiled, self.device.shared_optin_bytes),
                 }
                 for entry in self.entries
             ],

@@ -24,7 +24,7 @@ from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.journal import RunStore
 from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import Effort
-from tuner.tuning.run import NOISE, Request, TuningRun
+from tuner.tuning.run import NOISE, TIE, Request, TuningRun
 from tuner.tuning.search import Budget, Model, Search, budget_for
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
@@ -33,6 +33,14 @@ from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 PREDICT_KERNELS = {Effort.QUICK: 50, Effort.STANDARD: 90, Effort.EXHAUSTIVE: 1000}
 FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
 PREDICT_PER_BLOCK = 4  # the most kernels per point and BLOCK_SIZE_M of a prediction
+
+
+def policy_for(source: MeasureKind, one_config: bool) -> Policy:
+    """When a faster time counts. `one_config`: the engine runs both gemms with one."""
+    if source is MeasureKind.PREDICT:
+        # CLEAR_GAIN guards against losses; it is no tie.
+        return Policy(CLEAR_GAIN, tie=0.0, one_config=one_config, trust_shipped=True)
+    return Policy(NOISE[source], tie=TIE[source], one_config=one_config)
 
 
 class MoeRun(TuningRun):
@@ -60,6 +68,7 @@ class MoeRun(TuningRun):
         """Find the stored entries of a gemm that is not tuned now, because the engine runs both
         gemms with one BLOCK_SIZE_M.
         """
+        super()._look_up(store)
         if len(self._gemms) == 1 and self._engine.has_down_files():
             found = store.winners_in(self._problem, self.environment)
             others = [w.entry for w in found if w.entry.point.part not in self._gemms]
@@ -173,7 +182,7 @@ class MoeRun(TuningRun):
             spaces,
             self._corpus,
             known=self._known(),
-            foreseen=self._foreseen(),
+            foreseen=self._foreseen,
         )
         search = Search(spaces, points, seeds, self._budget, request.seed, model=self._model)
         return OneConfigStrategy(search) if self._one_config else search
@@ -189,14 +198,7 @@ class MoeRun(TuningRun):
         return budget_for(self.request.effort, len(self.points), size)
 
     def _plan(self) -> Plan:
-        source = self.request.source.kind
-        predicted = source is MeasureKind.PREDICT
-        policy = Policy(
-            noise=CLEAR_GAIN if predicted else NOISE[source],
-            tie=0.0 if predicted else None,  # CLEAR_GAIN guards against losses; it is no tie
-            one_config=self._one_config,
-            trust_shipped=predicted,
-        )
+        policy = policy_for(self.request.source.kind, self._one_config)
         return Plan(
             requested=self.points,
             incumbents=self._baselines,
@@ -205,7 +207,9 @@ class MoeRun(TuningRun):
                 policy,
                 requested={p.batch_size for p in self.points},
                 blocks={size: config["BLOCK_SIZE_M"] for size, config in self._partner.items()},
+                previous=self._previous,
             ),
+            previous=self._previous,
         )
 
     @cached_property
@@ -227,6 +231,11 @@ class MoeRun(TuningRun):
             return None
         return self._predictor.estimate_both if self._one_config else self._predictor.estimate_all
 
+    def _prepare(self) -> None:
+        if self.request.effort is not Effort.EXHAUSTIVE:
+            _ = self._foreseen
+
+    @cached_property
     def _foreseen(self) -> dict[Point, list[Config]]:
         """The device model's best on the engine's grid, where the model is most accurate."""
         request, predictor = self.request, self._predictor

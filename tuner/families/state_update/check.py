@@ -17,7 +17,7 @@ from tuner.errors import MalformedConfigFile
 from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled
+from tuner.problems.results import Compiled, compiled_json
 from tuner.render import table
 
 FILE_OPTIONS: tuple[str, ...] = ()
@@ -58,11 +58,7 @@ class StateFileCheck:
                     "file": entry.file,
                     "key": entry.key,
                     "config": dict(entry.config),
-                    "shared_bytes": entry.compiled.shared_bytes,
-                    "limit_bytes": self.device.shared_optin_bytes,
-                    "fits": entry.compiled.ok,
-                    "status": entry.compiled.status.value,
-                    "detail": entry.compiled.detail,
+                    **compiled_json(entry.compiled, self.device.shared_optin_bytes),
                 }
                 for entry in self.entries
             ],

@@ -14,7 +14,7 @@ from tuner.families.state_update.selection import StateSelection
 from tuner.families.state_update.space import state_space
 from tuner.problems.points import Candidate, Part, Point
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.pointwise import Baselines, PointwiseChooser, policy_for
+from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.run import Request, TuningRun
 from tuner.tuning.space import Space
@@ -92,12 +92,8 @@ class StateRun(TuningRun):
         return SerialBench(self._compiler, predictor, self.points), self._search()
 
     def _plan(self) -> Plan:
-        policy = policy_for(self.request.source.kind, CLEAR_GAIN)
-        return Plan(
-            requested=self.points,
-            incumbents=self._baselines.configs,
-            chooser=PointwiseChooser(self._baselines, policy, self.points),
-        )
+        kind, previous = self.request.source.kind, self._previous
+        return pointwise_plan(self.points, self._baselines, kind, CLEAR_GAIN, previous)
 
     @cached_property
     def _baselines(self) -> Baselines:

@@ -50,7 +50,8 @@ class Prior:
         It is 0 if all values are the commonest, and larger for rarer values.
         """
         shares = self._shares(point)
-        return sum(shares[axis].get(config[axis], shares[axis][0]) for axis in AXES) / len(AXES)
+        found = [of.get(config[axis], of[0]) for axis, of in shares.items()]
+        return sum(found) / len(found)
 
     def _count(self, point: Point) -> dict[str, dict[int, float]]:
         """The shortfall of each value, by axis. The key 0 is for all values without votes."""
@@ -66,10 +67,15 @@ class Prior:
     def _nearness(self, file: ShippedFile, batch_size: int, point: Point) -> float:
         """The weight of an entry at a point, by its gemm and the octaves in tokens per expert."""
         wanted = point.batch_size / self._problem.E
-        octaves = math.log2(max(1, batch_size) / file.key.E / wanted)
         # A file without a `_down` file beside it was tuned for the sum of both gemms.
         same = 1.0 if file.key.gemm is gemm_of(point) else 0.5
-        return same * math.exp(-abs(octaves))
+        return same * _decayed(max(1, batch_size) / file.key.E, wanted)
+
+
+@lru_cache(maxsize=4096)
+def _decayed(there: float, wanted: float) -> float:
+    """What the octaves between two numbers of tokens per expert leave of a vote."""
+    return math.exp(-abs(math.log2(there / wanted)))
 
 
 def _shortfalls(votes: Mapping[int, float]) -> dict[int, float]:

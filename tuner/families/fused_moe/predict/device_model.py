@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from tuner.devices.constants import Constants
 from tuner.devices.footprints import estimate_footprint
 from tuner.devices.gemm import GemmModel, Prediction, Product
@@ -23,23 +25,27 @@ class DeviceModel:
         self._device = device
         self._problem = problem
         self._model = GemmModel(device, problem.dtype, _rescales(problem), constants)
+        self._product = lru_cache(maxsize=None)(self._launch)
 
     def predict(self, point: Point, config: Config, footprint: Footprint) -> Prediction:
         """Predict one launch at `point`."""
+        swap = swaps_ab(config, self._problem.dtype, self._device.target)
+        product = self._product(point, config["BLOCK_SIZE_M"])
+        return self._model.predict(product, config, footprint, swap)
+
+    def _launch(self, point: Point, block_m: int) -> Product:
         device, problem, tokens = self._device, self._problem, point.batch_size
         columns, reduced = problem.gemm_shape(gemm_of(point))
         routed = tokens * problem.top_k
         row_bytes = reduced * problem.dtype.activation_bits / 8
         kept = gemm_of(point) is Gemm.UP and tokens * row_bytes <= device.l2_bytes
-        product = Product(
+        return Product(
             columns,
             reduced,
             outputs=routed,
             inputs=tokens if kept else routed,
-            load=expected_load(tokens, problem.E, problem.top_k, config["BLOCK_SIZE_M"]),
+            load=expected_load(tokens, problem.E, problem.top_k, block_m),
         )
-        swap = swaps_ab(config, problem.dtype, device.target)
-        return self._model.predict(product, config, footprint, swap)
 
 
 def estimate(problem: FusedMoe, device: Device, config: Config) -> Footprint:

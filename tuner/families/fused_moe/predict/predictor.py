@@ -47,6 +47,7 @@ class Predictor:
         self._corpus_weight = corpus_weight
         self._unmodelled = {name for name, _ in device.architecture.launch_options}
         self._footprints = lru_cache(maxsize=None)(partial(estimate, problem, device))
+        self._estimates: dict[Point, dict[Config, float | None]] = {}
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
         """The model's microseconds for a launch, without the corpus."""
@@ -112,14 +113,22 @@ class Predictor:
 
         A configuration with options of AMD's compiler has none: the model does not know them.
         """
+        known = self._estimates.setdefault(point, {})  # seeds and search ask for the same ones
         scores = {}
         for config in configs:
-            if self._unmodelled & config.keys():
-                continue
-            footprint = self._footprints(config)
-            if footprint.shared_bytes <= self._device.shared_optin_bytes:
-                scores[config] = self._score(point, config, footprint)
+            if config not in known:
+                known[config] = self._estimate(point, config)
+            score = known[config]
+            if score is not None:
+                scores[config] = score
         return scores
+
+    def _estimate(self, point: Point, config: Config) -> float | None:
+        if self._unmodelled & config.keys():
+            return None
+        footprint = self._footprints(config)
+        fits = footprint.shared_bytes <= self._device.shared_optin_bytes
+        return self._score(point, config, footprint) if fits else None
 
     def estimate_both(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
         """Like `estimate_all`, for the sum of both gemms at a batch size."""
