@@ -27,6 +27,7 @@ from api.rates import Limiter
 from api.readiness import Readiness
 from api.routes import (
     bundles,
+    compiled,
     coverage,
     events,
     health,
@@ -114,6 +115,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         coverage,
         nights,
         workers,
+        compiled,
         keys,
         tables,
         health,

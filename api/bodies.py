@@ -1,6 +1,6 @@
 """Reads the bodies of requests: in time, not too large, and parsed once.
 
-They are plain JSON, and on pages forms.
+They are plain JSON, on pages forms, and compile results just bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.compiled import is_result
 from api.errors import problem_response
 from api.middleware import Refused, check_json, check_text
 from api.pages.places import is_page
@@ -32,10 +33,13 @@ _BRING_VALUES = b",:[{&"
 MOST_VALUES = 200_000
 MOST_FIELDS = 200  # of a form
 _FORM = "application/x-www-form-urlencoded"
-_KINDS = {_FORM: "a form", "application/json": "JSON"}
+_JSON = "application/json"
+_BYTES = "application/octet-stream"
+_KINDS = {_FORM: "a form", _JSON: "JSON", _BYTES: "bytes"}
 # The answer to a body that is too large, or one too many, waits for so long, and the rest of the
 # body is not read before. A client that does not stop would cost the others much time.
 UNWELCOME_S = 1.0
+RESULTS = 8  # compile results that are read at once: together they take so many largest bodies
 
 
 class CheckBody:
@@ -47,7 +51,7 @@ class CheckBody:
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app = app
         self._settings = settings
-        self._turns, self._large = Turns(WRITES), Turns(1)
+        self._turns, self._large, self._results = Turns(WRITES), Turns(1), Turns(RESULTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "OPTIONS"):
@@ -55,6 +59,11 @@ class CheckBody:
             return
         if end_turn := scope["state"].get("end_turn"):
             end_turn()  # while a slow body arrives, others are admitted
+        if is_result(scope["path"]):
+            async with self._results.take(scope, receive, send) as sender:
+                if sender:
+                    await self._pass_bytes(scope, receive, sender)
+            return
         try:
             body = await self._read_in_time(scope, receive)
         except (Refused, HTTPException) as refusal:
@@ -65,6 +74,14 @@ class CheckBody:
             if sender:
                 await self._pass_on(body, scope, receive, sender)
 
+    async def _pass_bytes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._read_in_time(scope, receive)
+        except (Refused, HTTPException) as refusal:
+            await _refuse(refusal, scope, receive, send)
+            return
+        await self._app(scope, _again(body, receive), send)
+
     async def _pass_on(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if is_page(scope["path"]):
@@ -74,12 +91,7 @@ class CheckBody:
         except Refused as refusal:
             await _refuse(refusal, scope, receive, send)
             return
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive_again() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self._app(scope, receive_again, send)
+        await self._app(scope, _again(body, receive), send)
 
     async def _read_in_time(self, scope: Scope, receive: Receive) -> bytes:
         with anyio.move_on_after(self._settings.body_s):
@@ -110,10 +122,12 @@ class _Body:
         self._size, self._values, self._declared = 0, 0, declared
         self._scope, self._settings = scope, settings
         self._counted = False
+        self._kind = _kind_of(scope["path"])
 
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)
-        self._values += len(chunk) - len(chunk.translate(None, _BRING_VALUES))
+        if self._kind != _BYTES:
+            self._values += len(chunk) - len(chunk.translate(None, _BRING_VALUES))
         self.chunks.append(chunk)
 
     async def check(self) -> None:
@@ -123,9 +137,10 @@ class _Body:
         if self._values > MOST_VALUES:
             raise Refused(413, f"a body has at most {MOST_VALUES} commas, colons and brackets")
         kind = Headers(scope=self._scope).get("content-type", "").partition(";")[0]
-        wanted = _FORM if is_page(self._scope["path"]) else "application/json"
-        if self._size and kind.strip().lower() != wanted:
-            raise Refused(415, f"send {_KINDS[wanted]}, as Content-Type: {wanted}")
+        if self._size and kind.strip().lower() != self._kind:
+            raise Refused(415, f"send {_KINDS[self._kind]}, as Content-Type: {self._kind}")
+        if self._kind == _BYTES:
+            return  # nothing is made of them, and `RESULTS` bounds their memory
         if max(self._size, self._declared) > LARGE_BYTES and not self._counted:
             self._counted = True
             state = self._scope["state"]
@@ -133,6 +148,23 @@ class _Body:
             if "caller" not in state:
                 raise Refused(413, f"without a key, a body has at most {LARGE_BYTES} bytes")
             await run_in_threadpool(state["limiter"].check, rates, "large", state["caller"].name)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What gives a body that was read, and then what else `receive` gets."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+def _kind_of(path: str) -> str:
+    """The media type of the bodies that a path takes."""
+    if is_result(path):
+        return _BYTES
+    return _FORM if is_page(path) else _JSON
 
 
 def _parse_form(body: bytes) -> dict[str, str]:

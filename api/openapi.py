@@ -31,7 +31,8 @@ TAGS = {
     "jobs": "Post tuning jobs, look at them, follow them and end them.",
     "results": "What came of jobs: winners, trials, and the files that an engine loads.",
     "coverage": "What is stored, what is watched, and what is still missing.",
-    "workers": "The worker processes, what each can do, and whether it takes jobs.",
+    "workers": "The worker processes, what each can do, whether it takes jobs, and the compile "
+    "results that they share.",
     "keys": "Which keys there are; making, replacing and revoking them.",
     "tables": "The devices and models that are known by name.",
     "health": "For load balancers and Prometheus.",

@@ -16,6 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import is_loopback
+from api.compiled import check_folder
 from api.connections import uvicorn_options
 from api.first_key import Door, check_keys
 from api.pages.links import VALID_S
@@ -37,8 +38,9 @@ def serve(
     """Answer requests until the process is asked to stop.
 
     On loopback, `say` gets lines for the person who started it; elsewhere they are logged. Raises
-    BadInput as `check_keys` does.
+    BadInput as `check_folder` and `check_keys` do.
     """
+    check_folder(settings)
     door = check_keys(settings, host)
     log_json()
     start_tracing("tuner-api")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from limits import RateLimitItem, parse_many
 
+from tuner.compile.results import default_cache_dir
 from tuner.errors import BadInput
 from tuner.setting import read_value
 from tuner.store.pool import Limits
@@ -40,6 +42,9 @@ class ApiSettings:
     connections: int = 1000  # of clients, at once
     statement_s: int = 10  # PostgreSQL gives a statement of a request up after so many seconds
     lock_s: int = 5  # and a wait for a lock, or for a free connection to the store
+    cache_gb: int = 0  # compile results that are kept for workers; 0: none are
+    cache_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("12000/minute"))
+    cache_dir: Path = field(default_factory=default_cache_dir)
 
     @property
     def store_limits(self) -> Limits:
@@ -79,6 +84,8 @@ def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
         connections=whole("CONNECTIONS", 10, 100_000, defaults.connections),
         statement_s=whole("STATEMENT_S", 1, 3600, defaults.statement_s),
         lock_s=whole("LOCK_S", 1, 3600, defaults.lock_s),
+        cache_gb=whole("CACHE_GB", 0, 100_000, defaults.cache_gb),
+        cache_rate=rate("CACHE_RATE", defaults.cache_rate),
     )
 
 

@@ -125,7 +125,16 @@ def test_schemathesis_finds_nothing(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_keys, "MOST_WRONG", 10_000)  # it sends wrong keys to every route
-    settings = ApiSettings(Settings(store_url), rate=(), submit_rate=(), stream_s=1, wait_s=1)
+    settings = ApiSettings(
+        Settings(store_url),
+        rate=(),
+        submit_rate=(),
+        cache_rate=(),
+        stream_s=1,
+        wait_s=1,
+        cache_gb=1,
+        cache_dir=tmp_path,
+    )
     with serving(settings) as server:
         server.key = server.app.state.api.keys.add("fuzz", Scope.ADMIN)
         server.submit()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cases import FP8
 from clocks import Clock
+from shared_cache_cases import assert_first_round_is_cached
 
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.ahead import compile_request, is_compiled_ahead, waits_for
@@ -213,12 +214,7 @@ def test_a_cpu_worker_compiles_what_the_gpus_host_asks_for(
     monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "gpu"))
     run = run_job.open_run(run_job._session_request(job.request, settings))
     with run:
-        first = [*run._plan().incumbent_candidates(), *run._search().ask()]
-        run._compiler.submit(first)
-        while run._compiler.poll(wait=True):
-            pass
-        assert run._compiler.compiled_count == 0
-        assert run._compiler.cached_count > 0
+        assert_first_round_is_cached(run)
 
 
 def test_a_job_of_the_command_line_says_that_it_waits_and_what_it_will_take(

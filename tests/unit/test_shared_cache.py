@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from shared_cache_cases import objects_of_six_ages
 
 from tuner.compile.shared import SharedCache, open_shared_cache
 from tuner.compile.shared_results import SharedResult, unpack
@@ -84,11 +85,7 @@ def test_an_object_of_another_key_is_absent_and_is_replaced(
 def test_the_least_recently_used_objects_go_first(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     cache = SharedCache(str(folder), KEY, limit_bytes=5000)
-    names = [f"{n:02d}{'0' * 62}" for n in range(6)]
-    for age, name in zip((60, 50, 40, 30, 20, 10), names, strict=True):
-        cache.put(name, bytes(1000))
-        used = (folder / name[:2] / name).stat().st_mtime - age
-        os.utime(folder / name[:2] / name, (used, used))
+    names = objects_of_six_ages(cache.put, folder)
     assert cache.get(names[0]) is not None  # the oldest one is now the last used one
     cache.trim()
     kept = {path.name for path in objects(folder)}

@@ -64,8 +64,8 @@ def installed_triton() -> str:
 
 def worker_env(folder: Path, triton: TritonRelease) -> dict[str, str]:
     """The environment of a compile process. Triton's cache lies in `folder`."""
-    # They run an engine's code, which must not see the key of the shared cache.
-    dropped = ("TRITON_", "MLIR_", "LLVM_", "TUNER_SHARED_CACHE")
+    # They run an engine's code, which must not see the keys of the shared cache and of its server.
+    dropped = ("TRITON_", "MLIR_", "LLVM_", "TUNER_SHARED_CACHE", "TUNER_API_KEY")
     env = {
         name: value
         for name, value in os.environ.items()
