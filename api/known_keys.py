@@ -19,7 +19,7 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 
 from tuner.store.api_key import ApiKey
-from tuner.store.keys import key_hash
+from tuner.store.key_text import key_hash
 
 log = logging.getLogger("tuner.api.auth")
 

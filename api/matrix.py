@@ -25,7 +25,8 @@ from tuner.jobs.workers import WorkerStatus
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
-from tuner.store.lookups import Extent, Lookups, StoredSummary
+from tuner.store.lookups import Lookups, StoredSummary
+from tuner.store.recent import SeenSoFar
 from workers.coverage import WatchState, stored_rows
 from workers.watches import Watch
 
@@ -115,7 +116,7 @@ class Wanted:
 class _Known:
     """What was read of the store."""
 
-    extents: Mapping[int, Extent] = field(default_factory=dict)
+    seen: SeenSoFar | None = None
     summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
     watches: Sequence[Watch] = ()
     watched: Sequence[JobRequest] = ()
@@ -162,15 +163,15 @@ class Matrix:
         if watches != known.watches or time.monotonic() >= self._watched_until:
             watched = list(islice(_requests(watches, self._workers()), _MOST_WATCHED))
             self._watched_until = time.monotonic() + WATCHED_S
-        found, extents = self._lookups.changed_summaries(known.extents)
+        found, seen = self._lookups.changed_summaries(known.seen)
         if not found and watched == known.watched:
-            self._known = replace(known, watches=watches)
+            self._known = replace(known, seen=seen, watches=watches)
             return
         summaries = {**known.summaries, **{one.cursor: one for one in found}}
         devices = {one.environment.device for one in summaries.values()}
         stored = stored_rows(summaries.values(), self._lookups.environments(devices))
         rows = _rows(stored, watched)
-        self._known = _Known(extents, summaries, watches, watched, rows)
+        self._known = _Known(seen, summaries, watches, watched, rows)
 
 
 def _requests(watches: Iterable[Watch], workers: Sequence[WorkerStatus]) -> Iterator[JobRequest]:

@@ -17,7 +17,8 @@ from api import known_keys
 from api.known_keys import KnownKeys, TooManyWrong
 from tuner.errors import BadInput
 from tuner.store.api_key import KeyState, Scope, parse_expiry, parse_scopes
-from tuner.store.keys import Ensured, KeyStore, key_hash
+from tuner.store.key_text import key_hash
+from tuner.store.keys import Ensured, KeyStore
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 TOKEN, NEXT, THIRD = "k" * 40, "n" * 40, "t" * 40

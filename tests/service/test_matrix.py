@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from api_server import ENTRY
@@ -13,6 +14,7 @@ from api import matrix
 from api.matrix import CellState, Matrix, Order, Row, Wanted, counts_of, devices_of
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
 from tuner.store import Store
+from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
 from workers.watches import Watch
@@ -85,7 +87,7 @@ def test_a_stale_cell_says_why(store: Store) -> None:
 def test_only_what_has_changed_is_read_again(store: Store) -> None:
     lookups = Lookups.sharing(store)
     publish(store, OLD, entry(0, 10.0, 20.0))
-    found, known = lookups.changed_summaries({})
+    found, known = lookups.changed_summaries(None)
     assert [one.environment for one in found] == [OLD]
     assert lookups.changed_summaries(known)[0] == []
     publish(store, NEW, entry(0, 10.0, 20.0))
@@ -94,6 +96,20 @@ def test_only_what_has_changed_is_read_again(store: Store) -> None:
     publish(store, NEW, entry(0, 20.0, 20.0))
     (again,), _ = lookups.changed_summaries(known)
     assert again.speedup == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(
+    store: Store, monkeypatch: pytest.MonkeyPatch, replaces: bool
+) -> None:
+    found = Matrix(Lookups.sharing(store), list, list)
+    publish(store, OLD, entry(0, 10.0, 20.0))
+    assert cell(found.rows())["speedup"] == pytest.approx(2.0)
+    behind = utc_now() - timedelta(minutes=1)
+    monkeypatch.setattr("tuner.store.store.utc_now", lambda: behind)
+    publish(store, OLD, entry(0 if replaces else 1, 5.0, 20.0))
+    # The other point's time is 0.5 of the engine's own, and this one's 0.25.
+    assert cell(found.rows())["speedup"] == pytest.approx(4.0 if replaces else 1 / 0.375)
 
 
 def test_what_has_no_time_has_no_gain(store: Store) -> None:

@@ -21,7 +21,8 @@ from api.pages.places import checked_return
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.store import Store
-from tuner.store.keys import KeyStore, Scope, key_hash
+from tuner.store.key_text import key_hash
+from tuner.store.keys import KeyStore, Scope
 from tuner.store.sessions import LASTS, SessionStore
 from workers.settings import Settings
 

@@ -36,7 +36,7 @@ def next_queued(
     """The row of the next job of the first filter that has one, locked."""
     for wanted in filters:
         for client in _clients_in_turn(connection, wanted, now):
-            query = _candidates(wanted, now, jobs.c.client == client).with_for_update(
+            query = candidates(wanted, now, jobs.c.client == client).with_for_update(
                 skip_locked=True
             )
             if row := connection.execute(query).mappings().one_or_none():
@@ -76,7 +76,7 @@ def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -
     """The clients with jobs for a filter: urgent jobs first, then who was served longest ago."""
     clients = _queued_clients(wanted.needs_gpu)
     first = (
-        _candidates(wanted, now, jobs.c.client == clients.c.client)
+        candidates(wanted, now, jobs.c.client == clients.c.client)
         .with_only_columns(jobs.c.priority)
         .correlate(clients)
         .scalar_subquery()
@@ -104,7 +104,8 @@ def _queued_clients(needs_gpu: bool) -> CTE:
     )
 
 
-def _candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> Select[Any]:
+def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> Select[Any]:
+    """The row of the first job that a filter lets through, of those for which `mine` is true."""
     query = (
         select(jobs)
         .where(IS_QUEUED, jobs.c.needs_gpu == wanted.needs_gpu, mine, due(now))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
@@ -28,14 +26,18 @@ from tuner.errors import BadInput, UnknownKey, UnusableStore, did_you_mean
 from tuner.store.api_key import ApiKey, KeyState, Scope, read_key, scope_names
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
+from tuner.store.key_text import (
+    LOCAL,
+    RESERVED,
+    check_name,
+    checked_token,
+    key_hash,
+    new_token,
+)
 
-__all__ = ["ApiKey", "Ensured", "KeyState", "KeyStore", "Scope", "key_hash"]
+__all__ = ["ApiKey", "Ensured", "KeyState", "KeyStore", "Scope"]
 
-PREFIX = "tuner_"  # makes keys easy to recognise in logs and repositories
-MIN_LENGTH = 32  # characters of a key that was made elsewhere
 USED_EVERY = timedelta(hours=1)  # the last use is stored at most this often
-LOCAL = "local"  # the client that uses the store itself, or the key that `tuner serve` made
-_RESERVED = (LOCAL, "nightly")
 _UNREVOKED = api_keys.c.revoked_at.is_(None)
 
 
@@ -71,8 +73,8 @@ class KeyStore(Database):
         nothing changes. Raises BadInput for a name or a key that is taken, and a key that is too
         short.
         """
-        _check_name(name)
-        token = _checked(token) if token is not None else _new_token()
+        check_name(name)
+        token = checked_token(token) if token is not None else new_token()
         row = self._row(name, token, scope, urgent, expires_at)
         with self._write() as connection:
             if _insert(connection, row):
@@ -93,7 +95,7 @@ class KeyStore(Database):
 
         `keep` puts the new key where its user finds it. If it raises, no key is stored.
         """
-        token = _new_token()
+        token = new_token()
         with self._write_alone() as connection:
             if connection.execute(select(exists(select(api_keys.c.id)))).scalar_one():
                 return False
@@ -107,8 +109,8 @@ class KeyStore(Database):
         A token that had the name until then is revoked. Raises BadInput for a token that was
         revoked, has expired or has another name, and where no key of scope admin would remain.
         """
-        _check_name(name)
-        row = self._row(name, _checked(token), scope, urgent)
+        check_name(name)
+        row = self._row(name, checked_token(token), scope, urgent)
         with self._write_alone() as connection:
             if _insert(connection, row):
                 return Ensured.ADDED
@@ -191,9 +193,9 @@ class KeyStore(Database):
         Its scopes and its end stay. Raises BadInput where no valid key has that name, and for the
         key of this machine, whose secret is in a file.
         """
-        if name in _RESERVED:
+        if name in RESERVED:
             raise BadInput(f"the secret of {name!r} is in a file of the server: it stays")
-        token = _new_token()
+        token = new_token()
         with self._write_alone() as connection:
             valid = select(api_keys).where(self._valid())
             found = {row["name"]: row for row in connection.execute(valid).mappings()}
@@ -269,16 +271,6 @@ class KeyStore(Database):
             return bool(connection.execute(query).scalar_one())
 
 
-# A fast hash is enough: nobody can guess a key's 256 random bits.
-def key_hash(token: str) -> str:
-    """What is stored of a key."""
-    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
-
-
-def _new_token() -> str:
-    return PREFIX + secrets.token_urlsafe(32)
-
-
 def _insert(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Whether the row was added: not if its name or its hash is taken."""
     insert = insert_into(connection, api_keys).on_conflict_do_nothing()
@@ -295,18 +287,3 @@ def _last_admin(name: str) -> str:
         f"{name} is the last key of scope admin: make another first, with "
         "`tuner keys add NAME --scope admin`"
     )
-
-
-def _checked(token: str) -> str:
-    token = token.strip()
-    if len(token) < MIN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
-        raise BadInput(f"a key has at least {MIN_LENGTH} printable characters, as random as can be")
-    return token
-
-
-def _check_name(name: str) -> None:
-    plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    if not plain or len(name) > 60:
-        raise BadInput(f"a key's name is letters, digits, - and _: not {name!r:.80}")
-    if name in _RESERVED:
-        raise BadInput(f"the name {name!r} is the service's own: choose another name")

@@ -1,7 +1,6 @@
 """Named locks among all processes that use a database.
 
-Taking a lock never waits, and needs no rows. PostgreSQL, or the kernel, frees the locks of a killed
-process at once.
+They need no rows. PostgreSQL, or the kernel, frees the locks of a killed process at once.
 """
 
 from __future__ import annotations
@@ -28,6 +27,12 @@ def try_transaction_lock(connection: Connection, name: str) -> bool:
         return True
     lock = func.pg_try_advisory_xact_lock(_number(name))
     return bool(connection.execute(select(lock)).scalar_one())
+
+
+def wait_for_transaction_lock(connection: Connection, name: str) -> None:
+    """Have the lock until this transaction ends. On SQLite, there is one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_number(name))))
 
 
 @contextlib.contextmanager

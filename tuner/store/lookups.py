@@ -18,6 +18,7 @@ from tuner.problems.results import WINNING, Environment, Status, Trial
 from tuner.store.current_winners import current_points
 from tuner.store.database import Database
 from tuner.store.job_tables import jobs
+from tuner.store.recent import SeenSoFar, seen_now
 from tuner.store.rows import read_environment, read_points, read_trial, read_winner
 from tuner.store.store import ENVIRONMENT_COLUMNS, SELECT_WINNERS, by_point
 from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, trials, winners
@@ -74,14 +75,6 @@ class StoredSummary:
     # How many times as fast the winners are as what the engine would run: the harmonic mean over
     # the measured points, or over the predicted ones if none is measured. None: nothing is timed.
     speedup: float | None
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much is published in an environment. It changes with every winner."""
-
-    count: int
-    newest: datetime
 
 
 @dataclass(frozen=True)
@@ -185,22 +178,19 @@ class Lookups(Database):
         return found
 
     def changed_summaries(
-        self, known: Mapping[int, Extent]
-    ) -> tuple[Sequence[StoredSummary], Mapping[int, Extent]]:
-        """What is stored that was not yet when `known` was read, and what to ask with next time.
+        self, seen: SeenSoFar | None
+    ) -> tuple[Sequence[StoredSummary], SeenSoFar]:
+        """What is stored that was not yet at `seen`, and what to ask with next time.
 
-        The keys are the ids of environments. Without any, all that is stored is answered.
+        Without `seen`, all that is stored is answered.
         """
-        at = winners.c.environment_id
-        extents = select(at, func.count(), func.max(winners.c.published_at)).group_by(at)
         found: list[StoredSummary] = []
         with self._read() as connection:
-            now = {row[0]: Extent(row[1], row[2]) for row in connection.execute(extents)}
-            changed = [one for one, extent in now.items() if known.get(one) != extent]
+            now = seen_now(connection)
+            changed = list(now.recent) if seen is None else seen.changed(connection)
             query = select(environments).where(environments.c.id.in_(changed))
             for row in connection.execute(query).mappings().all():
-                before = known.get(row["id"])
-                since = before.newest if before else None
+                since = seen.since if seen and row["id"] in seen.recent else None
                 found += _summaries(connection, row, 0, None, since)
         return found, now
 

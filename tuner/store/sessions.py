@@ -11,7 +11,7 @@ from tuner.errors import BadInput
 from tuner.store.api_key import ApiKey, read_key
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys, sessions
-from tuner.store.keys import key_hash
+from tuner.store.key_text import key_hash
 
 LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
 

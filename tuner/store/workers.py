@@ -10,9 +10,11 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    FromClause,
     RowMapping,
     and_,
     delete,
+    func,
     or_,
     select,
     update,
@@ -22,7 +24,7 @@ from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
 from tuner.store.database import Clock, Database, insert_into, time_of
-from tuner.store.job_tables import jobs, workers
+from tuner.store.job_tables import gpu_loans, jobs, workers
 from tuner.store.rows import storable
 
 _HELD = [state.value for state in HELD]
@@ -71,18 +73,19 @@ class WorkerStore(Database):
             set_worker_aside(connection, worker_id, reason)
 
     def list(self, *, living: bool = False) -> Sequence[WorkerStatus]:
-        """All workers that are not forgotten, or the living ones, by host and name."""
-        held = (
-            select(jobs.c.id)
-            .where(jobs.c.owner == workers.c.id, jobs.c.state.in_(_HELD))
-            .limit(1)
-            .scalar_subquery()
-        )
-        query = select(workers, held.label("job_id"))
+        """All workers that are not forgotten, or the living ones, by host and name.
+
+        A worker that lent its GPU has the job that it lent it to.
+        """
+        held = select(jobs.c.id).where(jobs.c.state.in_(_HELD)).limit(1)
+        own = held.where(jobs.c.owner == workers.c.id).correlate(workers).scalar_subquery()
+        lent = held.join(gpu_loans, gpu_loans.c.borrower == jobs.c.owner)
+        other = lent.where(gpu_loans.c.gpu == workers.c.gpu).correlate(workers).scalar_subquery()
+        query = select(workers, func.coalesce(own, other).label("job_id"))
         with self._read() as connection:
             now = time_of(connection, self._clock)
             if living:
-                query = query.where(_is_alive(now))
+                query = query.where(is_alive(now))
             query = query.order_by(workers.c.host, workers.c.name, workers.c.started_at)
             return [_read(row, now) for row in connection.execute(query).mappings()]
 
@@ -106,7 +109,7 @@ class WorkerStore(Database):
     def _change(self, name: str, **values: object) -> Sequence[str]:
         called = or_(workers.c.id == name, workers.c.name == name, workers.c.host == name)
         with self._write() as connection:
-            alive = _is_alive(time_of(connection, self._clock))
+            alive = is_alive(time_of(connection, self._clock))
             change = update(workers).where(called, alive).values(**values)
             changed = connection.execute(change.returning(workers.c.id)).scalars().all()
             if not changed:
@@ -133,12 +136,15 @@ def may_claim(connection: Connection, worker_id: str) -> bool:
     return row is None or (row.state != WorkerState.SET_ASIDE.value and not row.drain)
 
 
-def _is_alive(now: datetime) -> ColumnElement[bool]:
-    """A worker that was seen in the future was seen before the clock went back."""
+def is_alive(now: datetime, table: FromClause = workers) -> ColumnElement[bool]:
+    """A worker that was seen in the future was seen before the clock went back.
+
+    `table` is the workers' own, or an alias of it.
+    """
     return and_(
-        workers.c.seen_at > now - ALIVE,
-        workers.c.seen_at < now + ALIVE,
-        workers.c.state != WorkerState.STOPPED.value,
+        table.c.seen_at > now - ALIVE,
+        table.c.seen_at < now + ALIVE,
+        table.c.state != WorkerState.STOPPED.value,
     )
 
 
