@@ -1,4 +1,4 @@
-"""The fields of requests. An unknown field is refused, and the nearest known one is named."""
+"""The fields of bodies. An unknown field is refused, and the nearest known one is named."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, create_model
 
-from api.examples import EXAMPLE_PROBLEM
-from api.matrix import CellState, Wanted
-from api.matrix import Order as MatrixOrder
-from api.text import PLAIN, Cursor, DeviceName, EngineName, EngineSpec, Measure, Name, Time
-from tuner.devices.table import find_device
-from tuner.jobs.job import JobState
-from tuner.jobs.listing import JobQuery, Order
+from api.text import PLAIN, DeviceName, EngineSpec, Measure, Name
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families, problem_texts
@@ -121,90 +115,6 @@ class SubmitJobs(Strict):
     def canonical(self) -> bytes:
         """As `SubmitJob.canonical`."""
         return b"[%s]" % b",".join(job.canonical() for job in self.jobs)
-
-
-class Page(Strict):
-    """Which page of a list."""
-
-    after: Cursor | None = None
-    limit: int = Field(50, ge=1, le=1000)
-
-
-class JobPage(Page):
-    """Which jobs to list."""
-
-    device: DeviceName | None = None
-    model: Name | None = Field(None, description="As the job's request names it.")
-    client: Name | None = Field(
-        None, description="Who posted it first: a key's name, nightly or local."
-    )
-    state: list[JobState] = Field(
-        [], max_length=len(JobState), description="One of these, as state=failed&state=dead."
-    )
-    created_after: Time | None = None
-    created_before: Time | None = None
-    order: Order = Order.NEWEST
-
-    def query(self) -> JobQuery:
-        """The query of the store. Raises UnknownDevice."""
-        return JobQuery(
-            device=find_device(self.device).name if self.device else None,
-            model=self.model,
-            client=self.client,
-            states=frozenset(self.state),
-            created_after=self.created_after,
-            created_before=self.created_before,
-            order=self.order,
-        )
-
-
-class StoredPage(Page):
-    """Which stored results to list."""
-
-    device: DeviceName | None = None
-
-
-class MatrixPage(Page):
-    """Which problems to show by device."""
-
-    q: Name | None = Field(None, description="Words of a problem's text or of its models' names.")
-    family: Name | None = Field(None, description="Like fused_moe.")
-    state: CellState | None = None
-    device: list[DeviceName] = Field([], max_length=100, description="Several may be given.")
-    order: MatrixOrder = MatrixOrder.NAME
-
-    def wanted(self) -> Wanted:
-        """What to look for. Raises UnknownDevice."""
-        return Wanted(
-            text=self.q or "",
-            family=self.family or "",
-            state=self.state,
-            devices=frozenset(find_device(one).name for one in self.device),
-            order=self.order,
-        )
-
-
-class ResultOf(Strict):
-    """Which result to show."""
-
-    problem: Name = Field(description="A problem's text.", examples=[EXAMPLE_PROBLEM])
-    device: DeviceName
-    engine: EngineName = "sglang"
-
-
-class WatchedPage(Page):
-    """Which watched models to list."""
-
-    device: DeviceName | None = None
-    limit: int = Field(20, ge=1, le=100)
-
-
-class ExportIn(Strict):
-    """Which export to make."""
-
-    engine: EngineSpec = "sglang"
-    allow_predicted: bool = Field(False, description="Export predicted winners too.")
-    problem: Name | None = Field(None, description="Export the winners for this problem only.")
 
 
 EXAMPLE_CLUSTER = """\

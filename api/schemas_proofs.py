@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from api.schemas_in import Page
 from api.schemas_out import Next
+from api.schemas_query import Page
 from api.text import DeviceName, Name
 
 

@@ -12,8 +12,9 @@ from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
 from api.paging import page_of, read_cursor, read_date_and_id
-from api.schemas_in import NightIn, Page
+from api.schemas_in import NightIn
 from api.schemas_out import NightOut, NightsOut, SummaryOut
+from api.schemas_query import Page
 from api.state import ApiDep
 from workers.nightly import do_round
 

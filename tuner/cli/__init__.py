@@ -6,10 +6,12 @@ not load SQLAlchemy, Optuna or NumPy.
 """
 
 from tuner.cli import (  # noqa: F401  # each adds its commands to the app
+    bundle,
     coverage,
     deploy,
     diagnose,
     engines,
+    export,
     jobs,
     keys,
     profile,

@@ -66,3 +66,11 @@ WritePatch = Annotated[
         help="Write a patch for the engine's own file, with constants that fit, to this file."
     ),
 ]
+Captures = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        metavar="NAME=DIR",
+        help="A node's captured outputs; may be given again; default: none.",
+    ),
+]

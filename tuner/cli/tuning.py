@@ -1,4 +1,4 @@
-"""The commands that tune, check and export on this machine."""
+"""The commands that tune and check on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, print_json, say, show
+from tuner.cli.app import command, print_json, say
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
@@ -20,8 +20,6 @@ from tuner.cli.options import (
     EngineSpec,
     Json,
     Measure,
-    ModelName,
-    ProblemSpecs,
     Seed,
     Target,
     Tp,
@@ -30,7 +28,6 @@ from tuner.cli.options import (
 from tuner.cli.targets import (
     Asked,
     check_files,
-    problems_to_ship,
     refuse_more_targets,
     refuse_one_file,
     resolve,
@@ -83,7 +80,8 @@ def tune(
         typer.Option(
             "--no-carry-over",
             help="Search anew; default: times from an older engine or Triton are kept where the "
-            "machine code is the same, and only what was best is timed again where it is not.",
+            "machine code is the same, and only what was best is timed again where it is not; "
+            "stored entries stay unless something is clearly faster.",
         ),
     ] = False,
     as_json: Json = False,
@@ -271,57 +269,3 @@ def check(
         write_remedy(getattr(reports[0], "remedy", None), write_patch)
     if not all(report.fits for report in reports):
         raise typer.Exit(1)
-
-
-@command
-@with_model_options
-def export(
-    choice: FamilyChoice,
-    device: DeviceOrHere = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; default: configs_out.")
-    ] = None,
-    into_engine: Annotated[
-        bool, typer.Option("--into-engine", help="Write into the engine's folder; default: --out.")
-    ] = False,
-    allow_predicted: Annotated[
-        bool,
-        typer.Option(
-            "--allow-predicted", help="Export predicted entries too; default: leave them out."
-        ),
-    ] = False,
-    engine: EngineSpec = "sglang",
-    problem: ProblemSpecs = None,
-    model: ModelName = None,
-    tp: Tp = 1,
-    dtype: DtypeName = None,
-    as_json: Json = False,
-) -> None:
-    """Write the stored winners as the files that the engine loads."""
-    from tuner.devices.here import device_or_here
-    from tuner.engines.engine import find_engine
-    from tuner.errors import BadInput
-    from tuner.export import export_device
-    from tuner.export.selection import left_out_lines
-    from tuner.problems.registry import parse_problem
-    from tuner.store import Store, database_url
-
-    if out is not None and into_engine:
-        raise BadInput("--out and --into-engine exclude each other: choose one")
-    if model is None and (tp != 1 or dtype or choice.family or choice.values):
-        raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
-    card, found = device_or_here(device), find_engine(engine)
-    asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
-    with Store.open(database_url(os.environ)) as store:
-        report = export_device(
-            store,
-            card,
-            found,
-            None if into_engine else out or Path("configs_out"),
-            allow_predicted=allow_predicted,
-            wanted=problems_to_ship(problem or (), asked, choice),
-            named=[parse_problem(spec) for spec in problem or ()],
-        )
-    for line in left_out_lines(report.left_out):
-        say(line)
-    show(as_json, report.as_json, report.as_text)

@@ -1,0 +1,183 @@
+"""The commands that pack tuned configs for a cluster, and check what was packed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuner.cli.app import app, guarded, say, show
+from tuner.cli.family_options import FamilyChoice
+from tuner.cli.options import Captures, Json, ModelName, ProblemSpecs
+from tuner.cli.targets import Asked, problems_to_ship
+from tuner.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tuner.deploy.cluster import Cluster
+    from tuner.devices.table import Device
+    from tuner.engines.engine import Engine
+    from tuner.problems.records import Winner
+    from tuner.store import Store
+
+_bundle = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(_bundle, name="bundle")
+
+
+@_bundle.callback()
+@guarded
+def bundle(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(help="The GPU, e.g. L40S; required.")] = "",
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster.toml to bundle for; required.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Private ed25519 key (PEM); default: no signature."),
+    ] = None,
+    node: Captures = None,
+    allow_predicted: Annotated[
+        bool,
+        typer.Option("--allow-predicted", help="Include predicted entries; default: leave out."),
+    ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing",
+            help="Bundle without all files that the servers ask for; default: refuse.",
+        ),
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="Engine of the winners; default: the cluster file's.")
+    ] = "",
+    problem: ProblemSpecs = None,
+    model: ModelName = None,
+    as_json: Json = False,
+) -> None:
+    """Pack tuned configs, launch scripts and checks for a cluster, or `verify` a bundle.
+
+    Exit 1 if the captured nodes have errors; the bundle is written all the same.
+    """
+    if context.invoked_subcommand:
+        return
+    if not device or cluster is None:
+        raise BadInput(
+            "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
+        )
+    from tuner.deploy.bundle.build import build_bundle, write_bundle
+    from tuner.deploy.bundle.keys import render_keys
+    from tuner.deploy.bundle.manifest import sha256
+    from tuner.deploy.bundle.verify import check_bundle
+    from tuner.deploy.cluster_file import read_cluster
+    from tuner.deploy.preflight import parse_nodes, run_preflight
+    from tuner.devices.table import find_device
+    from tuner.engines.engine import find_engine
+    from tuner.problems.registry import parse_problem
+
+    wanted = read_cluster(cluster)
+    card, found = find_device(device), find_engine(engine or wanted.engine.spec)
+    sign = _signer(key) if key else None
+    report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
+    winners, proofs = _winners(wanted, card, found, problem or (), model)
+    built = build_bundle(
+        winners,
+        wanted,
+        found,
+        card,
+        allow_predicted=allow_predicted,
+        allow_missing=allow_missing,
+        named=[parse_problem(spec) for spec in problem or ()],
+        report=report,
+        proofs=proofs,
+    )
+    check_bundle(built.archive)  # `verify` must accept every bundle that is written
+    path = out or Path(f"{built.name}.tar.gz")
+    write_bundle(built, path, sign)
+    for finding in report.findings if report else ():
+        where = ", ".join(finding.nodes)
+        say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
+    for note in built.notes:
+        say(f"note: {note}")
+    say(render_keys(built.keys, card))
+    digest = sha256(built.archive)
+    shown = {"path": str(path), "sha256": digest, **built.manifest}
+    show(as_json, lambda: shown, lambda: f"{path}  {digest}")
+    if report and not report.ok:
+        say("the bundle is written; correct what is an error above before you launch it")
+        raise typer.Exit(1)
+
+
+def _signer(key: Path) -> Callable[[bytes], bytes]:
+    from tuner.deploy.bundle.signature import signer
+
+    return signer(key)
+
+
+def _winners(
+    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
+) -> tuple[Sequence[Winner], Sequence[Mapping[str, Any]]]:
+    """(the stored winners to bundle: all, or only those of the named problems and model; the
+    reports of what servers gained from files like them)
+    """
+    from tuner.export.selection import select
+    from tuner.store import ServedProofStore, Store, database_url
+
+    name, version = engine.name, engine.version
+    with Store.open(database_url(os.environ)) as store:
+        found = store.winners(device=device.name, engine=name, engine_version=version)
+        proven = ServedProofStore.sharing(store)
+        stored = proven.proofs(device=device.name, engine=name, engine_version=version)
+        proofs = [proof.report for proof in stored]
+        if not found:
+            _refuse_other_versions(store, device, engine)
+    parallel = cluster.parallel
+    asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
+    chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
+    return select(found, chosen) if chosen else found, proofs
+
+
+def _refuse_other_versions(store: Store, device: Device, engine: Engine) -> None:
+    """Raises ExportRefused where there are winners, but of other versions of the engine."""
+    from tuner.engines.versions import version_order
+    from tuner.errors import ExportRefused
+
+    others = store.winners(device=device.name, engine=engine.name)
+    versions = sorted({one.environment.engine_version for one in others}, key=version_order)
+    if not versions:
+        return
+    spec = f"{engine.name}=={engine.version}"
+    raise ExportRefused(
+        f"the store has no winners for {device.name} with {spec}, only with "
+        f"{', '.join(versions)}: run `tuner tune MODEL --device {device.name} --engine {spec}`, or "
+        f"set engine.image to {engine.name} {versions[-1]}"
+    )
+
+
+@_bundle.command()
+@guarded
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle's archive.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Public ed25519 key (PEM); default: no signature check."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a bundle without unpacking it. Exit 1 if it was changed after it was made."""
+    from tuner.deploy.bundle.verify import verify as check
+
+    checker = None
+    if key:
+        from tuner.deploy.bundle.signature import checker as make
+
+        checker = make(key)
+    verified = check(file, checker)
+    show(as_json, verified.as_json, verified.as_text)

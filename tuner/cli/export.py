@@ -1,0 +1,76 @@
+"""The command that writes stored winners as an engine's files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli.app import command, say, show
+from tuner.cli.family_options import FamilyChoice, with_model_options
+from tuner.cli.options import (
+    DeviceOrHere,
+    DtypeName,
+    EngineSpec,
+    Json,
+    ModelName,
+    ProblemSpecs,
+    Tp,
+)
+from tuner.cli.targets import Asked, problems_to_ship
+
+
+@command
+@with_model_options
+def export(
+    choice: FamilyChoice,
+    device: DeviceOrHere = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; default: configs_out.")
+    ] = None,
+    into_engine: Annotated[
+        bool, typer.Option("--into-engine", help="Write into the engine's folder; default: --out.")
+    ] = False,
+    allow_predicted: Annotated[
+        bool,
+        typer.Option(
+            "--allow-predicted", help="Export predicted entries too; default: leave them out."
+        ),
+    ] = False,
+    engine: EngineSpec = "sglang",
+    problem: ProblemSpecs = None,
+    model: ModelName = None,
+    tp: Tp = 1,
+    dtype: DtypeName = None,
+    as_json: Json = False,
+) -> None:
+    """Write the stored winners as the files that the engine loads."""
+    from tuner.devices.here import device_or_here
+    from tuner.engines.engine import find_engine
+    from tuner.errors import BadInput
+    from tuner.export import export_device
+    from tuner.export.selection import left_out_lines
+    from tuner.problems.registry import parse_problem
+    from tuner.store import Store, database_url
+
+    if out is not None and into_engine:
+        raise BadInput("--out and --into-engine exclude each other: choose one")
+    if model is None and (tp != 1 or dtype or choice.family or choice.values):
+        raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
+    card, found = device_or_here(device), find_engine(engine)
+    asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
+    with Store.open(database_url(os.environ)) as store:
+        report = export_device(
+            store,
+            card,
+            found,
+            None if into_engine else out or Path("configs_out"),
+            allow_predicted=allow_predicted,
+            wanted=problems_to_ship(problem or (), asked, choice),
+            named=[parse_problem(spec) for spec in problem or ()],
+        )
+    for line in left_out_lines(report.left_out):
+        say(line)
+    show(as_json, report.as_json, report.as_text)
