@@ -125,6 +125,9 @@ def take_all(browser: Browser, at: str, key: str, places: dict[str, str], folder
             page.set_viewport_size({"width": width, "height": 900})
             for name, path in places.items():
                 opened(page, path)
+                page.evaluate(
+                    "for (const one of document.querySelectorAll('details')) one.open = true"
+                )
                 shot(page, folder / f"{name}-{width}-{scheme}.webp", width, TALLEST)
 
 

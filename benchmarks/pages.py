@@ -5,9 +5,10 @@
 URL is a store. The API runs as `tuner serve --no-worker`; Chromium runs on the same machine. Each
 page is opened once to fill the caches, and then so often. `first` is the first page after the start
 of the server, which sums up the whole store. Times are milliseconds: `answer` until the first byte,
-`paint` until the first contentful paint, and `CPU` of the server for the page and its files. `KB`
-are those over the wire, with an empty cache of the browser. Prints a table, and writes all figures
-to benchmarks/results/pages_<database>.json. A store is filled once, into a file:
+`paint` until the first contentful paint, `table` until Coverage's cells are painted too, which is a
+frame later, and `CPU` of the server for the page and its files. `KB` are those over the wire, with
+an empty cache of the browser. Prints a table, and writes all figures to
+benchmarks/results/pages_<database>.json. A store is filled once, into a file:
 
     TUNER_DATABASE_URL=sqlite:////tmp/filled.db python benchmarks/fill_store.py
     python benchmarks/pages.py sqlite:////tmp/filled.db
@@ -38,15 +39,29 @@ _TIMINGS = """async () => {
     });
     observer.observe({ type: "paint", buffered: true });
   });
+  const cell = await new Promise((painted) => {
+    if (!document.querySelector(".cell")) painted(null);
+    const observer = new PerformanceObserver((list) => painted(list.getEntries()[0].renderTime));
+    observer.observe({ type: "element", buffered: true });
+  });
   const [page] = performance.getEntriesByType("navigation");
   const all = [page, ...performance.getEntriesByType("resource")];
   const [paint] = performance.getEntriesByName("first-contentful-paint");
   return {
     answer: page.responseStart - page.requestStart,
     paint: paint.startTime,
+    table: cell ?? paint.startTime,
     bytes: all.reduce((sum, one) => sum + one.transferSize, 0),
   };
 }"""
+
+# The paint of Coverage's first cell is an entry too.
+_MARK_CELL = """new MutationObserver((_, observer) => {
+  const cell = document.querySelector(".cell");
+  if (!cell) return;
+  cell.setAttribute("elementtiming", "cell");
+  observer.disconnect();
+}).observe(document, { childList: true, subtree: true });"""
 
 
 def main() -> None:
@@ -116,13 +131,32 @@ def first_page(browser: Browser, port: int, key: str) -> dict[str, float]:
     return timings(browser, port, log_in(browser, port, key), "/")
 
 
-def timings(browser: Browser, port: int, session: Any, path: str) -> dict[str, float]:  # noqa: ANN401
-    """The timings of a page in a browser whose cache is empty."""
+def timings(
+    browser: Browser,
+    port: int,
+    session: Any,  # noqa: ANN401
+    path: str,
+    *,
+    main_thread: bool = False,
+) -> dict[str, float]:
+    """The timings of a page in a browser whose cache is empty.
+
+    `main_thread` adds the CPU time of the browser's main thread, in milliseconds.
+    """
     context = browser.new_context(base_url=f"http://127.0.0.1:{port}", storage_state=session)
     page = context.new_page()
+    page.add_init_script(_MARK_CELL)
+    tools = context.new_cdp_session(page)
+    if main_thread:
+        tools.send("Performance.enable", {"timeDomain": "threadTicks"})
     answer = page.goto(path, wait_until="load")
     assert answer is not None and answer.ok, path
     found: dict[str, float] = page.evaluate(_TIMINGS)
+    if main_thread:
+        figures = {
+            one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]
+        }
+        found["main thread"] = 1000 * figures["TaskDuration"]
     context.close()
     return found
 
@@ -140,6 +174,7 @@ def opened(
     return {
         "answer": round(middle["answer"]),
         "paint": round(middle["paint"]),
+        "table": round(middle["table"]),
         "slowest paint": round(max(one["paint"] for one in found)),
         "CPU": round(1000 * used / times),
         "KB": round(max(one["bytes"] for one in found) / 1000, 1),

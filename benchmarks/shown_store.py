@@ -3,8 +3,8 @@
     python benchmarks/shown_store.py URL
 
 The pictures of the pages are taken of such a store. It also has a running job, which tries the
-recorded trials of one problem again, a job that failed, workers and a watch. Prints the id of the
-running job.
+recorded trials of one problem again, a job that failed, workers, watches and a night. Prints the id
+of the running job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.jobs.job import JobFilter, JobRequest
+from tuner.jobs.job import Job, JobFilter, JobRequest
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Config, Point
 from tuner.problems.records import Outlook, RunKey
@@ -37,10 +37,13 @@ from tuner.problems.results import (
 from tuner.store import JobStore, Leases, Store
 from tuner.store.nights import NightStore
 from tuner.store.workers import WorkerStore
+from workers.nightly import do_round
+from workers.settings import Settings
+from workers.watches import Watch
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS = ("r1", "e128n768bf16", "e128n768fp8", "e256n64int8", "e257n256", "e257n512")
-GEMMS = ("deepseek-r1-sglang0.5.16", "deepseek-r1-sglang0.5.23", "qwen3-32b-sglang0.5.16")
+GEMMS = ("deepseek-r1-sglang0.5.16", "qwen3-32b-sglang0.5.16", "deepseek-r1-sglang0.5.23")
 TRIED, EACH, PAUSE_S = 1100, 50, 0.3  # trials of the running job, so many at once
 
 
@@ -75,13 +78,32 @@ def fill(url: str) -> str:
             publish(store, report)
         for name in GEMMS:
             publish_gemms(store, json.loads((RESULTS / f"h100/tune-{name}.json").read_text()))
-        watch = {"models": ["mixtral-8x7b", "qwen3-235b-a22b"], "devices": ["H20", "L40S"]}
-        whole = {"tp": [8], "ep": [1], "dtypes": [], "batch_sizes": [], "engine": "sglang"}
-        NightStore.sharing(store).add_watch(
-            {**watch, **whole, "measure": "gpu", "effort": "standard"}, key="shown", client="ci"
-        )
         add_workers(WorkerStore.sharing(store))
-    return add_jobs(url)
+    running = add_jobs(url)
+    add_night(url)
+    return running
+
+
+def add_night(url: str) -> None:
+    """Watches of what is tuned, stale, missing and impossible, and a night that looked at them."""
+    layers = [json.loads((RESULTS / f"h200/{name}.json").read_text()) for name in LAYERS[:2]]
+    gemms = json.loads((RESULTS / f"h100/tune-{GEMMS[1]}.json").read_text())["shapes"]
+    wanted = (
+        Watch(tuple(one["problem"] for one in layers), ("H200",)),
+        Watch((gemms[0]["problem"],), ("H100",)),
+        Watch(("mixtral-8x7b", "qwen3-235b-a22b"), ("H20", "L40S"), tp=(8,)),
+        Watch(("qwen3-32b",), ("H200",)),  # it has no experts
+    )
+    with Store.open(url) as store:
+        nights = NightStore.sharing(store)
+        for watch in wanted:
+            nights.add_watch(watch.as_json(), key=watch.key, client="ci")
+        do_round(Settings(url), store, _Nobody())
+
+
+class _Nobody:
+    def announce(self, job: Job) -> None:
+        """No worker waits for a message."""
 
 
 def reports() -> Iterator[dict[str, Any]]:

@@ -54,25 +54,34 @@ class Chart:
     lines: Sequence[Line]
     across: Sequence[Tick]
     up: Sequence[Tick]
+    places: Mapping[str, float]  # where each size is
+    low: float  # the times, in microseconds, at the bottom and at the top
+    high: float
     width: float = WIDTH
     height: float = HEIGHT
     left: float = _LEFT
     right: float = WIDTH - _RIGHT
     top: float = _TOP
+    highest: float = _TOP + 4  # where `high` is
     bottom: float = HEIGHT - _BOTTOM
 
 
-def chart_of(title: str, series: Mapping[tuple[str, str], Mapping[str, float]]) -> Chart | None:
+def chart_of(
+    title: str,
+    series: Mapping[tuple[str, str], Mapping[str, float]],
+    below: float = 1.0,
+) -> Chart | None:
     """A chart of series by (name, kind), each with times in microseconds by the label of a size.
 
-    Sizes that are numbers stand where their logarithm is; others at equal distances. None without
-    any time.
+    Sizes that are numbers stand where their logarithm is; others at equal distances. There is room
+    for times that are shorter by the factor `below`. None without any time.
     """
     labels = list(dict.fromkeys(label for values in series.values() for label in values))
     times = [time for values in series.values() for time in values.values()]
     if not times:
         return None
-    across, up = _across(labels), _Scale.of(times, HEIGHT - _BOTTOM, _TOP + 4)
+    shortest = min(times) / below
+    across, up = _across(labels), _Scale.of([*times, shortest], HEIGHT - _BOTTOM, Chart.highest)
     lines = [
         Line(
             name,
@@ -85,7 +94,7 @@ def chart_of(title: str, series: Mapping[tuple[str, str], Mapping[str, float]]) 
         for (name, kind), values in series.items()
         if values
     ]
-    return Chart(title, lines, _labels(across), up.ticks())
+    return Chart(title, lines, _labels(across), up.ticks(), across, up.low, up.high)
 
 
 def _labels(across: Mapping[str, float]) -> list[Tick]:

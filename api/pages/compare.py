@@ -18,7 +18,7 @@ from api.pages.names import device_short
 from api.pages.points import Entry, entries_of
 from api.pages.render import page
 from api.routes.results import get_result
-from api.schemas_in import ResultOf
+from api.schemas_query import ResultOf
 from api.state import Api, ApiDep
 from api.text import EngineName, Name
 from tuner.problems.fields import Strict

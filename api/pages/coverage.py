@@ -14,7 +14,7 @@ from api.pages.forms import asked
 from api.pages.render import page
 from api.routes.coverage import list_matrix
 from api.routes.jobs import list_jobs
-from api.schemas_in import JobPage, MatrixPage
+from api.schemas_query import JobPage, MatrixPage
 from api.state import ApiDep
 from tuner.jobs.job import HELD
 from tuner.problems.registry import families

@@ -19,12 +19,15 @@ from api.matrix import devices_of
 from api.pages.forms import asked
 from api.pages.render import page
 from api.routes.results import ExportDevice, download_export
-from api.schemas_in import ExportIn
+from api.routes.served_proofs import list_proofs
+from api.schemas_proofs import ServedProofPage
+from api.schemas_query import ExportIn
 from api.state import ApiDep
 from tuner.errors import ExportRefused, UnknownEngine
 
 router = APIRouter(prefix="/exports", include_in_schema=False)
 
+MOST_PROOFS = 5  # the newest ones, of any model
 _LEFT_OUT = "provenance/left_out,"  # the beginning of the name of the list of what it lacks
 
 
@@ -48,22 +51,17 @@ async def show_export(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """The files of an export, and what it lacks."""
+    """The files of an export, what it lacks, and what servers gained from such files."""
+    of_device = ServedProofPage(device=device, model=None, limit=MOST_PROOFS)
+    proofs = (await run_in_threadpool(list_proofs, of_device, caller, api))["proofs"]
+    shown = {"device": device, "wanted": wanted, "proofs": proofs}
     try:
         answer = await download_export(device, caller, api, wanted, request)
     except (ExportRefused, UnknownEngine) as error:
         refused = error.in_api_words()
-        return page(request, "export", device=device, wanted=wanted, refused=refused, files=None)
+        return page(request, "export", refused=refused, files=None, **shown)
     files = await run_in_threadpool(_read, bytes(answer.body))
-    return page(
-        request,
-        "export",
-        device=device,
-        wanted=wanted,
-        refused="",
-        files=files,
-        size=len(answer.body),
-    )
+    return page(request, "export", refused="", files=files, size=len(answer.body), **shown)
 
 
 @dataclass(frozen=True)

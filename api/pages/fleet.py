@@ -22,7 +22,8 @@ from api.routes.coverage import (
 from api.routes.nights import list_nights, run_night
 from api.routes.tables import list_devices, list_models
 from api.routes.workers import WorkerName, drain_workers, list_workers, resume_workers
-from api.schemas_in import NightIn, Page, WatchedPage, WatchIn
+from api.schemas_in import NightIn, WatchIn
+from api.schemas_query import Page, WatchedPage
 from api.state import ApiDep
 from tuner.errors import BadInput
 from tuner.problems.dtypes import Dtype

@@ -20,7 +20,8 @@ from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.retry import retry_job
 from api.routes.submissions import submit_job
 from api.routes.tables import list_devices, list_models
-from api.schemas_in import JobPage, Page, SubmitJob
+from api.schemas_in import SubmitJob
+from api.schemas_query import JobPage, Page
 from api.state import ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
@@ -91,7 +92,7 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
     mine = [one for one in entries if one.winner["run_id"] == job["run_id"]]
     timed = [one for one in mine if one.winner["median_us"] is not None]
     untuned = len({one.size for one in mine} - {one.size for one in timed})
-    state = JobState(job["state"])
+    state, so_far = JobState(job["state"]), entries_so_far(progress)
     owns = caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
     return page(
         request,
@@ -101,7 +102,7 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         seen=events[-1]["seq"] if events else 0,
         steps=_newest_first(events),
         progress=progress,
-        so_far=entries_so_far(progress),
+        so_far=so_far,
         statuses=[(one.value, progress["trials"].get(one.value, 0)) for one in Status],
         tried=sum(progress["trials"].values()),
         failures=_failures(list_trials(job_id, _SOME_TRIALS, caller, api)["trials"]),
@@ -109,7 +110,7 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         environment=winners["environment"] if winners else None,
         entries=timed,
         untuned=untuned,
-        charts=charts_of(timed),
+        charts=charts_of(timed) if entries else charts_of(so_far, running=True),
         speedup=harmonic_speedup(timed),
         finished=state.finished,
         may_cancel=not state.finished and owns and caller.scope >= Scope.SUBMIT,

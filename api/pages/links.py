@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from api.known_keys import TooManyWrong, WrongKeys
-from tuner.store.keys import key_hash
+from tuner.store.key_text import key_hash
 
 VALID_S = 600.0
 

@@ -39,6 +39,11 @@ def problem_words(text: str) -> str:
     return " · ".join([kind.replace("_", " "), *words])
 
 
+def model_words(model: str, problem: str) -> str:
+    """The name of what is tuned: a model's, or the problem's own if no model was named."""
+    return problem_words(problem) if not model or model == problem else model
+
+
 def _field_words(field: str) -> str:
     name, _, value = field.partition("=")
     if name == "dtype":

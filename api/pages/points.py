@@ -9,6 +9,7 @@ from typing import Any
 from api.pages.charts import Chart, chart_of
 
 _INCUMBENTS = ("default", "shipped")
+_ROOM = 4.0  # a run may find times that are shorter by this factor before its chart is drawn anew
 _FAR = 50.0  # a roofline that lies further below a time is not drawn: it would flatten the rest
 
 
@@ -97,8 +98,11 @@ def harmonic_speedup(entries: Sequence[Entry]) -> float | None:
     return len(relative) / sum(relative) if relative else None
 
 
-def charts_of(entries: Sequence[Entry]) -> list[Chart]:
-    """A chart of times by size for each part."""
+def charts_of(entries: Sequence[Entry], running: bool = False) -> list[Chart]:
+    """A chart of times by size for each part.
+
+    While a job runs, its charts show the best time so far, and leave room below for shorter times.
+    """
     charts = []
     for part in dict.fromkeys(one.part for one in entries):
         mine = [one for one in entries if one.part == part]
@@ -108,11 +112,12 @@ def charts_of(entries: Sequence[Entry]) -> list[Chart]:
             }
             for words, name in (("engine's default", "default"), ("engine's file", "shipped"))
         }
-        series["tuned", "tuned"] = {
+        series["best so far" if running else "tuned", "tuned"] = {
             one.size: one.winner["median_us"] for one in mine if one.winner["median_us"]
         }
-        series["roofline", "roofline"] = _rooflines(mine)
-        if chart := chart_of(part, series):
+        if not running:
+            series["roofline", "roofline"] = _rooflines(mine)
+        if chart := chart_of(part, series, _ROOM if running else 1.0):
             charts.append(chart)
     return charts
 

@@ -14,7 +14,13 @@ from starlette.responses import HTMLResponse, Response
 
 from api.auth import Caller
 from api.pages.cells import cells_of
-from api.pages.names import device_short, engine_words, problem_words, status_words
+from api.pages.names import (
+    device_short,
+    engine_words,
+    model_words,
+    problem_words,
+    status_words,
+)
 from api.pages.places import root_of
 from api.pages.plain import plain
 from api.pages.sessions import proof_of
@@ -24,6 +30,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+_THEMES = ("light", "dark")  # which a reader chose; without one, it is the system's
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "same-origin",  # with `no-referrer`, forms would come without an Origin
@@ -43,6 +50,7 @@ def page(
     """A page of the template `NAME.html`, with the values that it names."""
     state = request.scope.get("state", {})
     caller, session = state.get("caller"), state.get("session")
+    theme = request.cookies.get("theme")
     text = _TEMPLATES.get_template(f"{template}.html").render(
         root=root_of(request),
         version=VERSION,
@@ -51,6 +59,7 @@ def page(
         caller=caller if isinstance(caller, Caller) else None,
         session=session,
         proof=proof_of(session),
+        theme=theme if theme in _THEMES else None,
         **values,
     )
     return HTMLResponse(text, status, {**_HEADERS, **(headers or {})})
@@ -93,6 +102,13 @@ def _bytes(value: float | None) -> str:
         if value >= size:
             return f"{value / size:.4g} {unit}"
     return f"{value:.0f} B"
+
+
+def _number(value: float | None) -> str:
+    """A rate or a duration with three digits that count."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _speedup(value: float | None) -> str:
@@ -148,6 +164,7 @@ def _environment() -> Environment:
         "time": _time,
         "us": _us,
         "bytes": _bytes,
+        "number": _number,
         "speedup": _speedup,
         "seconds": _seconds,
         "config": _config,
@@ -157,6 +174,7 @@ def _environment() -> Environment:
         "problem": problem_words,
     }
     made.globals |= {"query_of": _query, "query_with": _with, "cells_of": cells_of}
+    made.globals["named"] = model_words
     return made
 
 

@@ -16,7 +16,7 @@ from api.pages.render import page
 from api.pages.trial_map import TrialMap, map_of
 from api.paging import cursor_at
 from api.routes.results import get_result, list_run_trials
-from api.schemas_in import Page, ResultOf
+from api.schemas_query import Page, ResultOf
 from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 

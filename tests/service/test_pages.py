@@ -18,6 +18,10 @@ from visitor import Visitor, links_of
 from api.pages.names import device_short, problem_words
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
+from tuner.deploy.served.compare import METRICS, Gain
+from tuner.deploy.served.loads import Load
+from tuner.deploy.served.outputs import OutputCheck
+from tuner.deploy.served.report import ServedProof, Subject
 from tuner.devices.table import find_device
 from tuner.families.fused_moe.roofline import least_us
 from tuner.jobs.job import JobFilter
@@ -25,7 +29,7 @@ from tuner.jobs.names import models_of
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Measurement, Status, Totals
-from tuner.store import Leases, Store
+from tuner.store import Leases, ServedProofStore, Store
 from tuner.store.job_tables import job_events
 from tuner.store.keys import Scope
 from workers.settings import Settings
@@ -87,8 +91,21 @@ def fill(server: Server, url: str) -> None:
     info = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"triton": SCRIPT})
     api.workers.beat(info)
     api.workers.set_aside("w-1", STEERING)
+    with ServedProofStore.open(url) as proofs:
+        proofs.add({**served_proof().as_json(), "model": f"Qwen3-30B-A3B{STEERING}"})
     server.call("POST", "/v1/watches", {"models": ["mixtral-8x7b"], "devices": ["H20"], "tp": [8]})
     server.call("POST", "/v1/nights", {})
+
+
+def served_proof() -> ServedProof:
+    """A proof with one load that is faster and one that is not."""
+    names = {"model": "", "device": "NVIDIA_L40S", "engine": "sglang", "engine_version": "0.5.16"}
+    words = {"driver": "580", "weights": "dummy", "before_args": "", "after_args": ""}
+    about = Subject(**names, **words, files="ab" * 32, tp=1, rounds=2)
+    decode = next(metric for metric in METRICS if metric.field == "decode_tok_s")
+    faster = Gain(Load(1, 8192, 256), decode, (254.0, 254.0), (433.0, 433.0), 1.7, 1.68, 1.71)
+    same = Gain(Load(1, 1024, 8), decode, (254.0, 254.0), (255.0, 253.0), 1.0, 0.99, 1.01)
+    return ServedProof(about, [faster, same], OutputCheck(0.0, 0.0, 0.0, 0.0, 16, 16), ())
 
 
 def job_ids(server: Server) -> list[str]:
@@ -215,6 +232,17 @@ def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) ->
     assert visitor.post(f"/jobs/{job}/retry").status == 303
     assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
     assert visitor.post(f"/jobs/{NEVER}/cancel").status == 404
+
+
+def test_an_export_says_what_servers_gained(server: Server, visitor: Visitor) -> None:
+    assert "No server was measured" in visitor.open("/exports/H100")
+    html = visitor.open("/exports/L40S")
+    assert "No server was measured" not in html and "Qwen3-30B-A3B" in html
+    row = html[html.index("8192+256") :].partition("</tr>")[0]
+    for said in ("decode", "254", "433", "1.70×", "1.68× to 1.71×", "faster"):
+        assert said in row, said
+    assert "proven: 1 of 2 faster, 0 slower, 1 within the spread" in html
+    assert "within the spread" in html[html.index("1x1024+8") :].partition("</tr>")[0]
 
 
 def test_a_done_job_may_lack_totals(server: Server, visitor: Visitor) -> None:

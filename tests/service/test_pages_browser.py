@@ -21,9 +21,11 @@ from test_pages import PAGES, RESULT, all_pages, filled_server, job_ids
 
 from api.settings import ApiSettings
 from tuner.devices.table import devices
+from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import JobFilter, Lease
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import Outlook, RunKey
-from tuner.problems.results import Totals
+from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.store import Leases, Store
 from tuner.store.database import utc_now
 from tuner.store.keys import Scope
@@ -161,6 +163,41 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
         assert download.value.suggested_filename.endswith(".tar")
         tab.open("/")
         expect(page.get_by_role("link", name="1.25× measured")).to_have_count(3)
+
+
+def test_the_chart_of_a_running_job_follows_its_trials(
+    browser: Browser, server: Server, url: str
+) -> None:
+    small, large = Point(1, Gemm.DOWN), Point(64, Gemm.DOWN)
+    own = {small: timed(small, 1, 100.0), large: timed(large, 2, 200.0)}
+    job = server.submit()["id"]
+    with logged_in(browser, server) as tab:
+        tab.open(f"/jobs/{job}")
+        dots = tab.page.locator(".chart[data-part=down] .drawing .series.tuned .dot")
+        leases, lease = claim(url)
+        with leases:
+            store = leases.store(lease)
+            run = store.begin_run(replace(KEY, points=(small, large)))
+            plan = {point: {"default": one.candidate.config} for point, one in own.items()}
+            store.expect(run, Outlook(400, plan))
+            store.add_trials(run, own.values())
+            expect(dots).to_have_count(2)
+            tab.page.evaluate("document.querySelector('.chart').dataset.kept = 'yes'")
+            before = float(dots.nth(1).get_attribute("cy") or 0)
+            store.add_trials(run, [timed(large, 3, 150.0)])
+            expect(dots.nth(1)).to_contain_text("best so far, 64: 150.0 µs")
+            assert float(dots.nth(1).get_attribute("cy") or 0) > before  # it sank
+            expect(tab.page.locator(".chart[data-kept]")).to_have_count(1)
+            store.add_trials(run, [timed(large, 4, 1.0)])  # below the axis, so the server draws
+            expect(dots.nth(1)).to_contain_text("best so far, 64: 1 µs")
+            expect(tab.page.locator(".chart[data-kept]")).to_have_count(0)
+
+
+def timed(point: Point, number: int, time_us: float) -> Trial:
+    """A trial of the configuration with that number of stages."""
+    config = Config({"BLOCK_SIZE_M": 16, "num_stages": number})
+    measured = Measurement(Status.OK, median_us=time_us, min_us=time_us, samples=3)
+    return Trial(Candidate(point, config), Compiled(Status.OK), measured)
 
 
 def key_at(device: str) -> RunKey:

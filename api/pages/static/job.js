@@ -2,6 +2,7 @@
 
 const MOST_STEPS = 60;
 const RETRY_MS = 2000;
+const REDRAW_MS = 2000; // a chart whose axes change comes from the server, at most so often
 const LEAST_MS = 2000; // before that, a pace says nothing
 const TIMED = ["ok", "predicted"];
 const digits = new Intl.NumberFormat("en");
@@ -28,6 +29,9 @@ function element(name, text, className) {
 }
 
 const fill = (bar, percent) => bar?.querySelector(".part").setAttribute("width", percent.toFixed(1));
+
+let redrawn = 0;
+let redrawing;
 
 /** Follows the job of an element until it ends. Every text of the server is set as text. */
 export function follow(job, showTimes) {
@@ -75,10 +79,11 @@ export function follow(job, showTimes) {
     showPace(step, statuses, Number(tried.dataset.most) - count);
     for (const [status, number] of Object.entries(statuses)) addStatus(status, number);
     showStatuses(count);
-    for (const [point, times] of Object.entries(step.data.incumbents_us ?? {})) {
-      showAlone(point, times);
-    }
+    const alone = Object.entries(step.data.incumbents_us ?? {});
+    for (const [point, times] of alone) showAlone(point, times);
     for (const [point, time] of Object.entries(step.data.best_us)) showBest(point, time);
+    const parts = Object.keys(step.data.best_us).map((point) => rowOf(point)?.dataset.part);
+    if (alone.length || ![...new Set(parts)].filter(Boolean).every(drawBest)) redraw();
     addStep(step);
   }
 
@@ -143,6 +148,42 @@ export function follow(job, showTimes) {
     fill(row.cells[5], Math.min(100, Math.max(0, 100 * (1 - 1 / gain))));
   }
 
+  /** Draws the best times of a part; false where the server has to draw its chart anew. */
+  function drawBest(part) {
+    const chart = job.querySelector(`.chart[data-part="${CSS.escape(part)}"]`);
+    const line = chart?.querySelector(".drawing .series.tuned");
+    if (!line) return false;
+    const { places, low, high, bottom, highest } = chart.dataset;
+    const [at, least, most, down, up] = [JSON.parse(places), ...[low, high, bottom, highest].map(Number)];
+    const found = [...job.querySelectorAll("#bests tr")]
+      .filter((row) => row.dataset.part === part && row.dataset.best)
+      .map(({ dataset: { size, best } }) => ({ size, best: Number(best), x: at[size] }))
+      .sort((one, other) => one.x - other.x);
+    if (!found.every(({ best, x }) => x !== undefined && best >= least && best <= most)) return false;
+    const y = (time) => down + ((up - down) * Math.log(time / least)) / Math.log(most / least);
+    const path = line.querySelector(".run").cloneNode();
+    path.setAttribute("d", `M${found.map(({ best, x }) => `${x.toFixed(1)} ${y(best).toFixed(1)}`).join(" L")}`);
+    const dots = found.map(({ size, best, x }) => {
+      const dot = line.querySelector(".dot").cloneNode(true);
+      dot.setAttribute("cx", x.toFixed(1));
+      dot.setAttribute("cy", y(best).toFixed(1));
+      dot.querySelector("title").textContent = `best so far, ${size}: ${us(best)} µs`;
+      return dot;
+    });
+    line.replaceChildren(path, ...dots);
+    return true;
+  }
+
+  function redraw() {
+    clearTimeout(redrawing);
+    const again = () => {
+      if (!job.isConnected || document.hidden) return;
+      source.close();
+      reload();
+    };
+    redrawing = setTimeout(again, Math.max(0, redrawn + REDRAW_MS - Date.now()));
+  }
+
   /** A row for a point that the worker did not plan. */
   function addRow(point) {
     const table = document.getElementById("bests");
@@ -170,6 +211,7 @@ export function follow(job, showTimes) {
   }
 
   async function reload() {
+    redrawn = Date.now();
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       const text = await answer.text();
