@@ -5,9 +5,8 @@
 
 MODEL is what the engine's server takes: a folder with config.json and a tokenizer, or a name. What
 follows `--` goes to the server. The script starts the server, sends prompts while it profiles,
-reads the trace with `tuner profile`'s reader, and ends the server.
-
-Not run yet: no GPU was at hand when it was written.
+reads the trace with `tuner profile`'s reader, and ends the server. It was not run on a GPU yet;
+`served_smoke.py` took the traces of docs/profile.md.
 """
 
 from __future__ import annotations

@@ -2,13 +2,16 @@
 
     python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,deepseek-r1-rank]
                                         [--rounds 7] [--loads 1x1024+128,...]
-                                        [--tune "CONFIG --effort quick"]... [--dry-run]
+                                        [--tune "CONFIG --effort quick"]... [--args "..."]
+                                        [--dry-run]
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
 `tuner prove --server` with dummy weights on the Triton backends. OUT/CASE has the files, logs,
 profiles and report.json; OUT/served.json has all reports, and is written anew after each case. At
 the end it says in how many cells the predicted gain lies within 3 points of the measured one.
-`--dry-run` prints the commands.
+`--args` are further words for all servers. `--dry-run` prints the commands.
+
+benchmarks/sglang_stand_ins helps where the machine cannot install all of sglang.
 
 deepseek-r1-rank is what one rank of DeepSeek-R1 computes at TP 8: an eighth of the heads, of each
 expert and of the vocabulary, without the all-reduces.
@@ -46,7 +49,7 @@ class Case:
 
 
 CASES = {
-    "qwen3-30b-a3b": Case(20, "--attention-backend triton --moe-runner-backend triton"),
+    "qwen3-30b-a3b": Case(12, "--attention-backend triton --moe-runner-backend triton"),
     "deepseek-r1-rank": Case(
         6,
         "--attention-backend triton --moe-runner-backend triton --fp8-gemm-backend triton",
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--loads", default=LOADS)
+    parser.add_argument("--args", default="", help="further words for the servers")
     parser.add_argument("--tune", action="append", help="words for `tuner tune`; default: --all")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
@@ -85,7 +89,7 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     device = ["--device", args.device]
     tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
     prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(case.layers)]
-    prove += ["--out", out, "--args", case.args, "--loads", args.loads]
+    prove += ["--out", out, "--args", f"{case.args} {args.args}".strip(), "--loads", args.loads]
     prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
     return [
         *(["tune", *words, *device] for words in tuned),

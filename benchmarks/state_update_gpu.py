@@ -3,11 +3,11 @@
     python benchmarks/state_update_gpu.py OUT [--layers NAME,NAME] [--engine vllm==0.33.0]
 
 Tunes each layer as `tuner tune --mamba` does, with one set of processes, and then times the
-engine's default, its shipped entry and the tuned one in turn: OUT/state-update-ENGINE.json. The
-winners are exported to OUT/configs-ENGINE. OUT is a folder. TUNER_ENGINE_PATH names a folder of
-unpacked packages.
+engine's default, its shipped entry and the tuned one in turn: OUT/state-update-ENGINE.json. Two of
+the layers share a file's name, so nothing is exported. OUT is a folder. TUNER_ENGINE_PATH names a
+folder of unpacked packages.
 
-Not run on a GPU yet. `--dry-run` opens the runs and prints what they would try; it needs no GPU.
+`--dry-run` opens the runs and prints what they would try; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from gpu_runs import Text, given_sizes, open_bench, raced, spec_of, summary, thi
 
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine
-from tuner.export import export_device
 from tuner.families.state_update.engine import state_engine
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, parse_state_update
 from tuner.families.state_update.selection import StateSelection
 from tuner.measure.gpu import GpuBench
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point
-from tuner.store import Store
 from tuner.tuning.request import parse_effort, parse_source
 from tuner.tuning.run import Request, open_run
 
@@ -113,8 +111,6 @@ def tune(requests: Sequence[Request], device: Device, engine: Engine, folder: Pa
     found["summary"] = summary(every, ("default", "shipped"), SIZES)
     out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["summary"], indent=1))
-    with Store.open(f"sqlite:///{database.resolve()}") as store:
-        export_device(store, device, engine, folder / f"configs-{name}", allow_predicted=False)
 
 
 def bench_of(
