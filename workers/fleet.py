@@ -142,11 +142,14 @@ def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | N
     from workers.queue import queue_names  # noqa: PLC0415
 
     queues = [*queue_names(gpu, devices), CONTROL_QUEUE]
-    # With this process's id, Celery's names of two fleets on one host are not the same.
+    # With this process's id, Celery's names of two fleets on one host are not the same. Nobody
+    # listens to Celery's events. Without a broker, sending one is tried again for ever, and the
+    # worker neither says that the broker is away nor stops.
     name = f"{gpu.device if gpu else 'cpu'}-{os.getpid()}-{number}"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
         *("--pool", "threads", "--concurrency", "1", "--loglevel", "INFO"),
-        *("--without-gossip", "--without-mingle", "--hostname", f"{name}@%h"),
+        *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+        *("--hostname", f"{name}@%h"),
         *("--queues", ",".join(queues)),
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from kombu.exceptions import OperationalError
 from servers import Postgres, Redis, started_redis
 from worker_processes import replay, wait_for
@@ -63,7 +64,10 @@ def logging_process(
         yield lines
     finally:
         process.terminate()
-        process.wait(90)
+        try:
+            process.wait(90)
+        finally:
+            process.kill()
     assert lines()
     assert "Traceback" not in log.read_text()
 
@@ -86,6 +90,9 @@ def test_outages_are_two_lines_and_every_line_is_json(
     ):
         wait_for(lambda: said(worker_lines, "ready."))
         wait_for(lambda: said(worker_lines, "Task tuner.nightly"))
+        with redis.Redis.from_url(redis_alone.url) as client:
+            # A worker that sends events is stuck in sending one when the broker goes.
+            assert "cmdstat_publish" not in client.info("commandstats")
 
         postgres_alone.stop()
         wait_for(lambda: said(worker_lines, "the store does not answer"))
