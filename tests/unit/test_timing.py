@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
+from tuner.devices.target import Target
+from tuner.kernels.binding import Variant
 from tuner.measure import timing
 from tuner.problems.results import Measurement
 
@@ -54,13 +56,33 @@ def test_a_long_candidate_is_replayed_until_its_time_is_up(replayed) -> None:
     assert replayed(2000.0, 2000.0, best_us=None).samples == 2
 
 
-def test_a_captured_graph_keeps_the_tensors_that_it_reads(monkeypatch):
+class OpenGraph:
+    """A CUDA graph as far as a capture uses it; it has no device."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def capture_begin(self) -> None:
+        self.said.append("begin")
+
+    def capture_end(self) -> None:
+        self.said.append("end")
+
+
+@pytest.fixture
+def no_device(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The streams on which kernels were launched."""
+    streams: list[int | None] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", OpenGraph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(timing, "launch", lambda *launched: streams.append(launched[-1]))
+    return streams
+
+
+def test_a_captured_graph_keeps_the_tensors_that_it_reads(no_device):
     """A graph has addresses only: a freed tensor's memory would be the next candidate's."""
-    stream = SimpleNamespace(cuda_stream=0)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(timing, "launch", lambda *launched: None)
     tensor = torch.zeros(4)
     alive = weakref.ref(tensor)
     graph = timing.capture(timing.BoundKernel(None, None, (1,)), [[tensor]])
@@ -70,3 +92,36 @@ def test_a_captured_graph_keeps_the_tensors_that_it_reads(monkeypatch):
     del graph
     gc.collect()
     assert alive() is None
+
+
+def test_the_first_launch_is_before_the_capture_and_all_are_in_it(no_device):
+    captured = timing.capture(timing.BoundKernel(None, None, (1,)), [[], []])
+    assert no_device == [None, 7, 7]
+    assert captured.graph.said == ["begin", "end"]
+
+
+def test_a_capture_ends_where_a_launch_fails(no_device, monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.append(OpenGraph()) or made[-1])
+
+    def fail(*launched):
+        if launched[-1] is not None:
+            raise RuntimeError("refused")
+
+    monkeypatch.setattr(timing, "launch", fail)
+    with pytest.raises(RuntimeError, match="refused"):
+        timing.capture(timing.BoundKernel(None, None, (1,)), [[]])
+    assert made[0].said == ["begin", "end"]
+
+
+def test_a_kernel_that_two_points_share_is_read_once(monkeypatch, tmp_path):
+    compiled = []
+    monkeypatch.setattr(timing, "compile_kernel", lambda *asked: compiled.append(asked) or object())
+    timing._compiled.cache_clear()
+    variant = Variant("kernel", {"x": "*fp32"}, {}, (), {"num_warps": 4})
+    binding = SimpleNamespace(variant=lambda: variant)
+    first, second = (
+        timing.load(tmp_path, binding, grid, Target("cuda", 90, 32)) for grid in ((1,), (2,))
+    )
+    assert first.compiled is second.compiled and first.grid != second.grid
+    assert len(compiled) == 1

@@ -6,17 +6,15 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import triton
 
-from tuner.compile.kernel import compile_kernel
 from tuner.devices.target import Target
-from tuner.kernels.binding import Binding, Variant
+from tuner.kernels.binding import Binding
 from tuner.measure.messages import measurement_fields, read_point
-from tuner.measure.timing import BoundKernel, Chain, capture_chains, race, time_graph
+from tuner.measure.timing import BoundKernel, Chain, capture_chains, load, race, time_graph
 from tuner.problems.points import Config
 from tuner.problems.results import Measurement, Status
 
@@ -103,14 +101,7 @@ class ChainSession(ABC, Generic[L]):
 
     def _loaded(self, batch_size: int, config: Config) -> Loaded[L]:
         launches = self._launches(batch_size, config)
-        kernels = [
-            BoundKernel(
-                _compiled(self._source, one.binding.variant(), self._target),
-                one.binding,
-                one.grid,
-            )
-            for one in launches
-        ]
+        kernels = [load(self._source, one.binding, one.grid, self._target) for one in launches]
         return launches, kernels
 
 
@@ -120,8 +111,3 @@ def _raced(places: Sequence[Sequence[float]]) -> Fields:
     least_us = min(min(some) for some in places)
     replays = sum(len(some) for some in places)
     return measurement_fields(Measurement(Status.OK, mean_us, least_us, replays))
-
-
-@lru_cache(maxsize=4096)  # the problems of a model share kernels, and the process stays the same
-def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: ANN401 (CompiledKernel)
-    return compile_kernel(source, variant.as_json(), target)

@@ -6,12 +6,15 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from tuner.compile.kernel import launch
-from tuner.kernels.binding import Binding
+from tuner.compile.kernel import compile_kernel, launch
+from tuner.devices.target import Target
+from tuner.kernels.binding import Binding, Variant
 from tuner.problems.results import Measurement, Status
 
 LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from HBM
@@ -34,6 +37,18 @@ class BoundKernel:
         """Run it once on a stream, or on the current one. `values`: one for each parameter."""
         x, y, z = (*self.grid, 1, 1)[:3]
         launch(self.compiled, (x, y, z), values, stream)
+
+
+def load(source: Path, binding: Binding, grid: tuple[int, ...], target: Target) -> BoundKernel:
+    """The kernel that a binding compiles to; `source` is a file that `Lifted.write` made."""
+    return BoundKernel(_compiled(source, binding.variant(), target), binding, grid)
+
+
+# Points, and the problems of a model, share kernels. Reading one from Triton's cache and loading it
+# into the GPU takes milliseconds.
+@lru_cache(maxsize=4096)
+def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: ANN401 (CompiledKernel)
+    return compile_kernel(source, variant.as_json(), target)
 
 
 # Kernels that run one after the other, with their arguments; they are timed as one launch.
@@ -67,13 +82,21 @@ def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> Captured:
 
 
 def capture_chains(chains: Sequence[Chain]) -> Captured:
-    """Capture chains of kernels in a graph. The first chain, before it, loads the kernels."""
+    """Capture chains of kernels in a graph. The first chain, before it, loads the kernels.
+
+    `torch.cuda.graph` would give all unused memory back to the driver first, and the next check
+    would have to ask for it again.
+    """
     run_chain(chains[0])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stream = torch.cuda.current_stream().cuda_stream
-        for chain in chains:
-            run_chain(chain, stream)
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            for chain in chains:
+                run_chain(chain, stream.cuda_stream)
+        finally:
+            graph.capture_end()
     return Captured(graph, chains)
 
 

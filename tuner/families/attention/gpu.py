@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import triton
 
-from tuner.compile.kernel import compile_kernel
 from tuner.engines.engine import find_engine
 from tuner.families.attention.batch import Batches, check
 from tuner.families.attention.engine import attention_engine, engine_config
@@ -18,7 +17,7 @@ from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.splits import BOTH, MOST, launched
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
-from tuner.measure.timing import BoundKernel, capture, race, time_graph
+from tuner.measure.timing import BoundKernel, capture, load, race, time_graph
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
@@ -139,9 +138,8 @@ class AttentionOnGpu:
     def _kernel(self, point: Point, config: Config) -> BoundKernel:
         problem, constants = launched(self._problem, config)
         binding = self._kernels.bind(problem, point, constants, self._target)
-        compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
         grid = self._kernels.grid(problem, point, constants, self._target)
-        return BoundKernel(compiled, binding, grid)
+        return load(self._source, binding, grid, self._target)
 
 
 def open_session(problem: Attention, request: Fields) -> AttentionOnGpu:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import triton
 
-from tuner.compile.kernel import compile_kernel
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.inputs import grid_size
@@ -20,7 +19,7 @@ from tuner.families.fused_moe.routing import load_routing
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.routing_file import RoutingFile
 from tuner.measure.this_gpu import last_cache_bytes, local_target
-from tuner.measure.timing import BoundKernel, capture, race, time_graph
+from tuner.measure.timing import BoundKernel, capture, load, race, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Measurement, Status
 
@@ -83,8 +82,7 @@ class MoeOnGpu:
         binding = self._kernels.bind(
             self._layer.problem, gemm_of(point), point.batch_size, config, self._target
         )
-        compiled = compile_kernel(self._source, binding.variant().as_json(), self._target)
-        return BoundKernel(compiled, binding, (grid_size(binding),))
+        return load(self._source, binding, (grid_size(binding),), self._target)
 
 
 def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:

@@ -1,0 +1,103 @@
+"""Where the milliseconds of a measurement go, on this machine's GPU.
+
+    python benchmarks/measure_cost.py OUT.json [--problem SPEC] [--engine sglang==0.5.16]
+
+Compiles a few configurations of a fused-MoE layer, and measures each of them at each batch size in
+this process, as a run's measuring process does. The kernels are in Triton's cache by then. Prints
+the milliseconds of a measurement at each point, and how many of them each step takes: `replays` is
+the GPU's own work, the rest is what surrounds it. OUT.json has the same figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_runs import Row, Text
+
+from tuner.families.fused_moe.gpu import MoeOnGpu, open_session
+from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
+from tuner.measure import timing
+from tuner.measure.messages import point_fields
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem
+
+R1 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+CONFIGS = [
+    Config(
+        {
+            "BLOCK_SIZE_M": block_m,
+            "BLOCK_SIZE_N": 128,
+            "BLOCK_SIZE_K": 128,
+            "GROUP_SIZE_M": 16,
+            "num_warps": 4,
+            "num_stages": stages,
+        }
+    )
+    for block_m in (16, 64)
+    for stages in (3, 4)
+]
+# The functions of a step; a measurement is in each of them once.
+STEPS = {
+    "bind": "bind",
+    "load": "load",
+    "arguments": "launches",
+    "check": "check",
+    "capture": "capture",
+    "replays": "time_graph",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Text)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--problem", default=R1)
+    parser.add_argument("--engine", default="sglang==0.5.16")
+    options = parser.parse_args()
+    problem = parse_problem(options.problem)
+    assert isinstance(problem, FusedMoe)
+    points = [Point(size, gemm) for gemm in Gemm for size in BATCH_SIZES]
+    with tempfile.TemporaryDirectory() as folder:
+        request: Row = {"engine": options.engine, "lifted_dir": folder, "routing": None, "seed": 20}
+        session = open_session(problem, {**request, "points": [point_fields(p) for p in points]})
+        rows = [_row(session, point) for point in points]
+    for row in rows:
+        print(row)
+    mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != "point"}
+    print("mean of the points, ms:", {name: round(ms, 2) for name, ms in mean.items()})
+    options.out.write_text(json.dumps({"problem": options.problem, "mean": mean, "points": rows}))
+
+
+def _row(session: MoeOnGpu, point: Point) -> dict[str, Any]:
+    """The milliseconds of a measurement and of its steps, on average over the configurations."""
+    _measure(session, point, CONFIGS)  # compiles, and makes the point's inputs and references
+    timing._compiled.cache_clear()
+    profile = cProfile.Profile()
+    profile.runcall(_measure, session, point, CONFIGS)
+    stats: dict[tuple[str, int, str], tuple[Any, ...]] = vars(pstats.Stats(profile))["stats"]
+    seconds: dict[str, float] = {}
+    for (file, _, name), (*_, cumulative, _) in stats.items():
+        if "tuner" in file or file == __file__:  # PyTorch has functions of these names too
+            seconds[name] = max(cumulative, seconds.get(name, 0.0))
+    found = {step: 1e3 * seconds.get(name, 0.0) / len(CONFIGS) for step, name in STEPS.items()}
+    whole = 1e3 * seconds["_measure"] / len(CONFIGS)
+    return {"point": str(point), "whole": whole, **found}
+
+
+def _measure(session: MoeOnGpu, point: Point, configs: Sequence[Config]) -> None:
+    best_us = None
+    for config in configs:
+        request = {**point_fields(point), "config": dict(config), "best_us": best_us}
+        answer = session.measure(request)
+        assert answer["status"] == "ok", answer
+        best_us = min(best_us or answer["median_us"], answer["median_us"])
+
+
+if __name__ == "__main__":
+    main()
