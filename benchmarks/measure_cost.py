@@ -1,11 +1,16 @@
 """Where the milliseconds of a measurement go, on this machine's GPU.
 
-    python benchmarks/measure_cost.py OUT.json [--problem SPEC] [--engine sglang==0.5.16]
+    python benchmarks/measure_cost.py OUT.json [--problem SPEC] [--engine sglang==0.5.16] [--few 4]
 
 Compiles a few configurations of a fused-MoE layer, and measures each of them at each batch size in
 this process, as a run's measuring process does. The kernels are in Triton's cache by then. Prints
 the milliseconds of a measurement at each point, and how many of them each step takes: `replays` is
 the GPU's own work, the rest is what surrounds it. OUT.json has the same figures.
+
+A graph has ten launches. `--few` asks what fewer would cost in certainty: each configuration is
+timed ten times with a graph of all launches and with one of so many, spread evenly over them.
+`noise` is the standard deviation of a time, and `apart` how far the two graphs disagree about the
+ratio of two configurations, at most; both are shares.
 """
 
 from __future__ import annotations
@@ -13,7 +18,9 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import math
 import pstats
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +32,7 @@ from tuner.families.fused_moe.gpu import MoeOnGpu, open_session
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.measure import timing
 from tuner.measure.messages import point_fields
+from tuner.measure.timing import LAUNCHES, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 
@@ -43,6 +51,7 @@ CONFIGS = [
     for block_m in (16, 64)
     for stages in (3, 4)
 ]
+TIMES = range(10)
 # The functions of a step; a measurement is in each of them once.
 STEPS = {
     "bind": "bind",
@@ -59,6 +68,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--problem", default=R1)
     parser.add_argument("--engine", default="sglang==0.5.16")
+    parser.add_argument("--few", type=int, default=4, help="launches of the shorter graph")
     options = parser.parse_args()
     problem = parse_problem(options.problem)
     assert isinstance(problem, FusedMoe)
@@ -66,11 +76,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         request: Row = {"engine": options.engine, "lifted_dir": folder, "routing": None, "seed": 20}
         session = open_session(problem, {**request, "points": [point_fields(p) for p in points]})
-        rows = [_row(session, point) for point in points]
+        rows = [_row(session, point) | _certainty(session, point, options.few) for point in points]
     for row in rows:
         print(row)
     mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != "point"}
-    print("mean of the points, ms:", {name: round(ms, 2) for name, ms in mean.items()})
+    print("mean of the points:", {name: round(value, 4) for name, value in mean.items()})
     options.out.write_text(json.dumps({"problem": options.problem, "mean": mean, "points": rows}))
 
 
@@ -88,6 +98,24 @@ def _row(session: MoeOnGpu, point: Point) -> dict[str, Any]:
     found = {step: 1e3 * seconds.get(name, 0.0) / len(CONFIGS) for step, name in STEPS.items()}
     whole = 1e3 * seconds["_measure"] / len(CONFIGS)
     return {"point": str(point), "whole": whole, **found}
+
+
+def _certainty(session: MoeOnGpu, point: Point, few: int) -> Row:
+    """How sure times are with graphs of all launches and of `few`."""
+    spread = [round(at * (LAUNCHES - 1) / (few - 1)) for at in range(few)]
+    means, noise = {}, {}
+    for name, kept in (("all", [*range(LAUNCHES)]), ("few", spread)):
+        graphs = []
+        for config in CONFIGS:
+            kernel = session._kernel(point, config)
+            launches = session._layer.inputs(point).launches(kernel, config)
+            graphs.append(timing.capture(kernel, [launches[at] for at in kept]))
+        times = [[time_graph(graph, None).median_us or 0.0 for graph in graphs] for _ in TIMES]
+        logs = [[math.log(us) for us in column] for column in zip(*times, strict=True)]
+        means[name] = [statistics.fmean(some) for some in logs]
+        noise[f"noise, {name}"] = statistics.fmean(statistics.stdev(some) for some in logs)
+    differences = [short - whole for short, whole in zip(means["few"], means["all"], strict=True)]
+    return noise | {"apart": max(differences) - min(differences)}
 
 
 def _measure(session: MoeOnGpu, point: Point, configs: Sequence[Config]) -> None:
