@@ -254,10 +254,13 @@ def reference(
     n = weights.problem.gemm_shape(weights.gemm)[0]
     out = torch.empty((chosen.numel(), n), dtype=torch.float32, device=experts.device)
     a = activations.dense()
-    for expert in experts[chosen].unique().tolist():
-        at = (experts[chosen] == expert).nonzero().view(-1)
-        rows = chosen[at] // top_k if weights.gemm is Gemm.UP else chosen[at]
-        out[at] = a[rows] @ weights.dense(expert).T
+    rows = chosen // top_k if weights.gemm is Gemm.UP else chosen
+    # A loop that asked for each expert's slots would wait for the GPU each time.
+    order = experts[chosen].argsort(stable=True)
+    counts = experts[chosen].bincount(minlength=weights.problem.E).tolist()
+    for expert, at in enumerate(order.split(counts)):
+        if at.numel():
+            out[at] = a[rows[at]] @ weights.dense(expert).T
     if weights.gemm is Gemm.DOWN:
         out *= routing.weights.flatten()[chosen].unsqueeze(1)
     return out
