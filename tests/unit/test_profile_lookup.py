@@ -53,13 +53,15 @@ def test_chunks_of_a_prompt_count_at_their_own_lengths():
     assert gain_at(extends, CHUNK, every) == pytest.approx(4 * 40 / (4 * 22.5))
 
 
-def test_a_size_of_other_new_tokens_counts_where_its_lengths_are_nearer():
+def test_sequences_and_new_tokens_choose_the_size_as_in_engines():
     extends = {
-        point(Stage.EXTEND, 1, 8192, 0): (10.0, 10.0),
-        point(Stage.EXTEND, 1, 4096, 20_000): (60.0, 40.0),
+        point(Stage.EXTEND, 1, 8192, 0): (10.0, 8.0),
+        point(Stage.EXTEND, 1, 4096, 20_000): (60.0, 30.0),
     }
-    assert gain_at(extends, CHUNK, [0]) == pytest.approx(1.0)
-    assert gain_at(extends, CHUNK, [24576]) == pytest.approx(1.5)
+    assert gain_at(extends, CHUNK, [24576]) == pytest.approx(1.25)
+    # Of two equally near sizes the smaller counts.
+    pair = {point(Stage.DECODE, 16, 1, 1000): LONG, point(Stage.DECODE, 4, 1, 1000): SHORT}
+    assert gain_at(pair, DECODE, [1000]) == pytest.approx(1.25)
 
 
 def test_sizes_in_tokens_have_no_lengths():

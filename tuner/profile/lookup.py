@@ -19,22 +19,21 @@ def unknown_lengths(_: Step) -> Sequence[int]:
 
 
 def gain_at(timed: Mapping[Point, Times], step: Step, cached: Sequence[int]) -> float:
-    """How many times as fast a step's kernels become, by the times at the nearest tuned sizes.
+    """How many times as fast a step's kernels become, by the times at the nearest tuned size.
 
-    Sizes are compared as engines look entries up. Between two lengths that were tuned, times are
-    interpolated; beyond the longest one they stay as there. Where `cached` is empty, all tuned
-    lengths count.
+    Sequences and new tokens choose the size, as in engines; how much a size gains depends on the
+    cached tokens. Between two lengths that were tuned, times are interpolated; beyond the longest
+    one they stay as there. Where `cached` is empty, all tuned lengths count.
     """
-    by_size: dict[tuple[int, int], list[Point]] = {}
-    for point in timed:
-        by_size.setdefault((point.batch_size, point.new_tokens), []).append(point)
-    if not cached:
-        nearest = min(by_size, key=lambda size: _distance(size, step))
-        return ratio(timed[point] for point in by_size[nearest])
+    sizes = sorted({(point.batch_size, point.new_tokens) for point in timed})
+    nearest = min(sizes, key=lambda size: _distance(size, step))
+    by_part: dict[Part, dict[int, Times]] = {}
+    for point, times in timed.items():
+        if (point.batch_size, point.new_tokens) == nearest:
+            by_part.setdefault(point.part, {})[point.cached_tokens] = times
     found: list[Times] = []
-    for length in cached:
-        size = min(by_size, key=lambda one: _distance(one, step) + _beyond(by_size[one], length))
-        found += _times({point: timed[point] for point in by_size[size]}, length)
+    for by_length in by_part.values():
+        found += [_interpolated(by_length, length) for length in cached] or by_length.values()
     return ratio(found)
 
 
@@ -52,24 +51,8 @@ def _distance(size: tuple[int, int], step: Step) -> float:
     return _apart(batch_size, step.sequences) + _apart(new_tokens, new)
 
 
-def _beyond(points: Sequence[Point], cached: int) -> float:
-    """How far a length is from the tuned ones; 0 between two of them."""
-    tuned = [point.cached_tokens for point in points]
-    near = min(max(cached, min(tuned)), max(tuned))
-    new = points[0].new_tokens
-    return _apart(near + new, cached + new)
-
-
 def _apart(one: int, other: int) -> float:
-    return abs(math.log(max(1, one) / max(1, other)))
-
-
-def _times(timed: Mapping[Point, Times], cached: int) -> Iterable[Times]:
-    """The times of each part of points of one size, at a length."""
-    by_part: dict[Part, dict[int, Times]] = {}
-    for point, times in timed.items():
-        by_part.setdefault(point.part, {})[point.cached_tokens] = times
-    return [_interpolated(by_length, cached) for by_length in by_part.values()]
+    return abs(math.log2(max(1, one) / max(1, other)))
 
 
 def _interpolated(by_length: Mapping[int, Times], cached: int) -> Times:
