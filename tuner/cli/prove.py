@@ -57,7 +57,7 @@ def prove(
         str,
         _option("loads, each SEQUENCESxPROMPT+ANSWER in tokens, with commas."),
     ] = "1x1024+128,1x8192+128,8x8192+32,16x1024+64",
-    rounds: Annotated[int, _option("how often each load is sent to each server.")] = 7,
+    rounds: Annotated[int, _option("how often each load is measured on each server.")] = 7,
     args: Annotated[str, _option("flags of both servers, as one word; default: none.")] = "",
     before_args: Annotated[
         str,
