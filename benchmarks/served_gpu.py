@@ -6,8 +6,9 @@
                                         [--dry-run]
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
-`tuner prove --server` with dummy weights on the Triton backends. OUT/CASE has the files, logs,
-profiles and report.json; OUT/served.json has all reports, and is written anew after each case. At
+`tuner prove --server` with dummy weights on the Triton backends. Attention is tuned for the lengths
+of the loads: OUT/CASE/workload.toml has them as points. OUT/CASE has the files, logs, profiles and
+report.json, too; OUT/served.json has all reports, and is written anew after each case. At
 the end it says in how many cells the predicted gain lies within 3 points of the measured one.
 `--args` are further words for all servers. `--dry-run` prints the commands.
 
@@ -30,13 +31,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.deploy.served.loads import Load, parse_loads
+
 MODELS = Path(__file__).parent / "served_models"
+WORKLOAD = "workload.toml"
 LOADS = ",".join(
     f"{sequences}x{prompt}+{answer}"
     for prompt, answer in ((1024, 128), (8192, 64), (32768, 64))
     for sequences in (1, 16, 64)
     if sequences * prompt <= 16 * 32768  # what the KV cache of two servers holds
 )
+CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
 POINTS = 0.03  # a prediction may be off by so much of a gain
 
 
@@ -73,6 +78,9 @@ def main() -> None:
     reports: dict[str, Any] = {}
     for name in args.cases.split(","):
         folder = args.out.resolve() / name
+        if not args.dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / WORKLOAD).write_text(workload(parse_loads(args.loads)))
         for words in commands(name, folder, args):
             print(f"$ tuner {shlex.join(words)}", flush=True)
             if not args.dry_run:
@@ -91,16 +99,36 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(case.layers)]
     prove += ["--out", out, "--args", f"{case.args} {args.args}".strip(), "--loads", args.loads]
     prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
+    lengths = ["--workload", str(folder / WORKLOAD)]
     return [
-        *(["tune", *words, *device] for words in tuned),
+        *(
+            ["tune", *words, *device, *(lengths if {"--attention", "--all"} & {*words} else [])]
+            for words in tuned
+        ),
         ["export", *device, "--out", out],
         prove,
     ]
 
 
+def workload(loads: Sequence[Load]) -> str:
+    """The batches of attention that the loads run, as `--workload` reads them."""
+    sizes: dict[tuple[int, int, int], None] = {}
+    for load in loads:
+        sizes[load.sequences, 1, load.prompt + load.answer // 2] = None
+        if load.prompt < CHUNK:  # the first prompt may run alone
+            for together in (1, min(load.sequences, CHUNK // load.prompt)):
+                sizes[together, load.prompt, 0] = None
+            continue
+        for cached in range(0, load.prompt - 1, CHUNK):
+            sizes[1, min(CHUNK, load.prompt - cached), cached] = None
+    return "".join(
+        f"[[point]]\nbatch_size = {batch_size}\nnew_tokens = {new}\ncached_tokens = {cached}\n\n"
+        for batch_size, new, cached in sizes
+    )
+
+
 def tuner(words: Sequence[str], folder: Path) -> None:
     """Run one command with a store of the case's own. A proof that fails is a result too."""
-    folder.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, "TUNER_DATABASE_URL": f"sqlite:///{folder / 'tuner.db'}"}
     command = [sys.executable, "-c", "from tuner.cli import main; main()", *words]
     done = subprocess.run(command, env=environ, check=False)

@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from attention_cases import DECODE, fill
 from served_cases import QUICK, STAND_INS, command, environment, exported, prove
 from typer.testing import CliRunner
 
 from tuner.cli import app
-from tuner.store import ServedProofStore
+from tuner.store import ServedProofStore, Store
 
 
 @pytest.fixture
@@ -49,6 +50,21 @@ def test_both_servers_are_compared_and_the_report_is_kept(place: Path) -> None:
     assert dict(stored.report) == shown and stored.model == "model"
     for side in ("before", "after"):
         assert (place / f"served_proof/traces/{side}/1x8+4/1-TP-0.trace.json").is_file()
+
+
+def test_the_report_has_what_profiles_and_stored_times_let_expect(place: Path) -> None:
+    (place / "configs_out/provenance/decode.json").write_text(
+        json.dumps({"problem": DECODE.spec()})
+    )
+    with Store.open(f"sqlite:///{place / 'tuner.db'}") as store:
+        fill(store, DECODE, device="NVIDIA_L40S")
+    run = prove(place, "model", "--server", "--loads", "2x16+8,1x16000+4", "--json")
+    shown = json.loads(run.stdout)
+    predicted = {(gain["load"], gain["metric"]): gain["predicted"] for gain in shown["gains"]}
+    # The kernels are 1.5 times as fast at most, and a step takes longer than they do.
+    assert 1 < predicted["2x16+8", "tpot_ms"] < 1.5
+    assert predicted["2x16+8", "ttft_ms"] is None  # the profile has no prefill
+    assert shown["notes"] == ["1x16000+4: no point beyond 8,000 cached tokens was tuned for decode"]
 
 
 def test_servers_in_turn_have_a_log_for_each_start(place: Path) -> None:

@@ -71,6 +71,32 @@ def test_stored_results_count_at_the_sizes_that_occur(profile):
     assert room.gain == pytest.approx(10 / (6 / 1.5 + 4), rel=0.02)
 
 
+def test_the_reduction_of_more_splits_counts_against_decode(profile):
+    """Both parts are chosen together, so the winner of one may be slower."""
+    found = []
+    for part, own_us, tuned_us in ((Stage.DECODE, 330.0, 30.0), (Stage.REDUCE, 6.0, 18.0)):
+        one = replace(entry(point(part, 1, 1, 1000)), median_us=tuned_us)
+        own = replace(one.incumbents["default"], median_us=own_us)
+        found.append(published(DECODE_PROBLEM, replace(one, incumbents={"default": own})))
+    room = rows(estimate(profile, found), Phase.DECODE)["attention_decode"].headroom
+    assert room.gain == pytest.approx(336 / 48)
+
+
+def test_what_is_cached_at_a_step_counts_where_it_is_known(profile):
+    long = entry(point(Stage.DECODE, 8, 1, 9000))
+    own = replace(long.incumbents["default"], median_us=3 * long.median_us)
+    longer = published(DECODE_PROBLEM, replace(long, incumbents={"default": own}))
+    winners = [*decode_winners(), longer]
+
+    def gain(cached):
+        found = estimate(profile, winners, lengths=lambda _: [cached])
+        return rows(found, Phase.DECODE)["attention_decode"].headroom.gain
+
+    # 6 of 10 steps have 1 sequence, 4 have 8.
+    assert gain(1000) == pytest.approx(10 / (6 / 1.5 + 4), rel=0.02)
+    assert gain(9000) > 1.5
+
+
 def test_predicted_results_count_where_none_is_measured(profile):
     predicted = decode_winners(Status.PREDICTED)
     both = [*predicted, *decode_winners(us=149.0)]

@@ -17,7 +17,7 @@ from tuner.deploy.served.compare import METRICS, Gain, gains_of, interval
 from tuner.deploy.served.dummy_model import write_dummy_model
 from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load, parse_loads
-from tuner.deploy.served.measure import Speed, speed_of
+from tuner.deploy.served.measure import Speed, median_speed, speed_of
 from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
 from tuner.deploy.served.prove import fits_twice
 from tuner.deploy.served.report import ServedProof, Subject
@@ -57,6 +57,13 @@ def test_speed_of_arrivals():
     assert speed.tpot_ms == pytest.approx(500.0)
     # From 3.0 s to 4.0 s, each answered two more.
     assert speed.decode_tok_s == pytest.approx(4.0)
+    assert speed.total_s == pytest.approx(4.0)
+
+
+def test_the_median_of_runs_leaves_out_figures_that_a_run_lacks():
+    runs = [Speed(1.0, 9.0, None, None, 1.0), Speed(2.0, 8.0, 4.0, 3.0, 2.0)]
+    assert median_speed([*runs, Speed(9.0, 7.0, 6.0, 1.0, 3.0)]) == Speed(2.0, 8.0, 5.0, 2.0, 2.0)
+    assert median_speed(runs[:1]) == runs[0]
 
 
 def test_one_token_has_no_decode_speed():
@@ -73,8 +80,8 @@ def test_tokens_that_arrive_together_count_together():
 
 
 def test_gains_are_of_pairs_and_above_1_for_less_time():
-    before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0) for n in (1, 2, 4)]
-    after = [Speed(150.0 * n, 20.0 / n, 10.0, 16.0) for n in (1, 2, 4)]
+    before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4)]
+    after = [Speed(150.0 * n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4)]
     prefill, decode, ttft, tpot = gains_of(LOAD, before, after, {"ttft_ms": 1.9})
     assert (prefill.median, prefill.low, prefill.high, prefill.verdict) == (1.5, 1.5, 1.5, "faster")
     assert (ttft.median, ttft.predicted, ttft.verdict) == (2.0, 1.9, "faster")

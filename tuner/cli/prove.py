@@ -57,7 +57,7 @@ def prove(
         str,
         _option("loads, each SEQUENCESxPROMPT+ANSWER in tokens, with commas."),
     ] = "1x1024+128,1x8192+128,8x8192+32,16x1024+64",
-    rounds: Annotated[int, _option("how often each load is sent to each server.")] = 7,
+    rounds: Annotated[int, _option("how often each load is measured on each server.")] = 7,
     args: Annotated[str, _option("flags of both servers, as one word; default: none.")] = "",
     before_args: Annotated[
         str,
@@ -155,7 +155,9 @@ def _prove_server(request: Request, as_json: bool) -> None:
         )
         winners = [one for one in found if one.problem.spec() in shipped]
         traces = plan.traces(BEFORE)
-        proof = prove_served(plan, say, lambda load: expected_gains(traces, load, winners, say))
+        proof = prove_served(
+            plan, say, lambda load, before: expected_gains(traces, load, winners, before, say)
+        )
         write_report(proof, request.folder)
         ServedProofStore.sharing(store).add(proof.as_json())
     say(f"the report, logs and profiles are in {request.folder}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuner.problems.records import Winner
-from tuner.profile.families import kernel_families
+from tuner.profile.families import KernelFamily, kernel_families
 from tuner.profile.headroom import Headroom, headroom
+from tuner.profile.lookup import Lengths, unknown_lengths
 from tuner.profile.profile import GAPS, KernelTime, Phase, Profile
 
 OTHER = "kernels that no row knows"
@@ -54,6 +55,16 @@ class PhaseEstimate:
     def gain(self) -> float:
         """How many times as fast the phase can become, if all that can be tuned is tuned."""
         return 1 / (1 - sum(row.saved for row in self.rows))
+
+    @property
+    def saved_us(self) -> float:
+        """The time that tuning can save at most."""
+        return self.time_us * sum(row.saved for row in self.rows)
+
+    @property
+    def busy_us(self) -> float:
+        """The time in which a kernel ran."""
+        return sum(row.time_us for row in self.rows if row.family != GAPS)
 
 
 @dataclass(frozen=True)
@@ -125,23 +136,26 @@ def estimate(
     winners: Sequence[Winner] = (),
     in_use: Iterable[str] = (),
     tunable: Collection[str] | None = None,
+    lengths: Lengths = unknown_lengths,
 ) -> Estimate:
-    """What tuning can gain at most; see `headroom` for `winners` and `in_use`.
+    """What tuning can gain at most; see `headroom` for `winners`, `in_use` and `lengths`.
 
     `tunable` names the kinds of problems that this tool tunes for the server's engine; None: all.
     """
     known = frozenset(in_use)
-    phases = [_phase(profile, phase, winners, known, tunable) for phase in Phase]
+
+    def room(family: KernelFamily, phase: Phase) -> Headroom | None:
+        if tunable is not None and not set(family.tuned_as) & set(tunable):
+            return None
+        return headroom(family, profile, phase, winners, known, lengths)
+
+    phases = [_phase(profile, phase, room) for phase in Phase]
     found = [phase for phase in phases if phase.time_us]
     return Estimate(profile, tuple(sorted(found, key=lambda phase: -phase.time_us)))
 
 
 def _phase(
-    profile: Profile,
-    phase: Phase,
-    winners: Sequence[Winner],
-    in_use: frozenset[str],
-    tunable: Collection[str] | None,
+    profile: Profile, phase: Phase, room: Callable[[KernelFamily, Phase], Headroom | None]
 ) -> PhaseEstimate:
     times = profile.times(phase)
     total = sum(times.values())
@@ -149,7 +163,5 @@ def _phase(
     for name, us in times.items():
         family = kernel_families().get(name)
         title = family.title if family else "between kernels" if name == GAPS else OTHER
-        tuned = family and (tunable is None or set(family.tuned_as) & set(tunable))
-        room = headroom(family, profile, phase, winners, in_use) if family and tuned else None
-        rows.append(Row(name, title, us, us / total, room))
+        rows.append(Row(name, title, us, us / total, room(family, phase) if family else None))
     return PhaseEstimate(phase, total, tuple(rows))

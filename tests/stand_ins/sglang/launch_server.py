@@ -1,12 +1,23 @@
 """The command line, paths and answers of sglang's server."""
 
 import argparse
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from served_engine import chosen, log_files, logprob, main
+
+# A step of one sequence that launches one attention kernel of 50 us.
+DECODE_STEP = [
+    {"cat": "user_annotation", "name": "step[DECODE bs=1]", "ts": 1, "dur": 5},
+    {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "args": {"correlation": 1}},
+    {
+        **{"cat": "kernel", "name": "_fwd_grouped_kernel_stage1", "ts": 10, "dur": 50},
+        "args": {"correlation": 1, "device": 0},
+    },
+]
 
 
 def routes(args: argparse.Namespace) -> Any:
@@ -17,7 +28,8 @@ def routes(args: argparse.Namespace) -> Any:
 
     def answer(path: str, body: dict[str, Any]) -> Any:
         if path == "/start_profile":
-            Path(body["output_dir"], "1-TP-0.trace.json").write_text("{}")
+            trace = json.dumps({"traceEvents": DECODE_STEP})
+            Path(body["output_dir"], "1-TP-0.trace.json").write_text(trace)
             return "Start profiling."
         if path == "/stop_profile":
             return "Stop profiling."

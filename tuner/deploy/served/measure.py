@@ -24,6 +24,7 @@ class Speed:
     # None where no token was answered after the last sequence's first one.
     decode_tok_s: float | None  # while all sequences are answered at once
     tpot_ms: float | None  # between two tokens of a sequence
+    total_s: float  # until the last token of all
 
 
 def run_load(server: Server, port: int, load: Load, key: object, timeout_s: float) -> Speed:
@@ -56,6 +57,20 @@ def speed_of(load: Load, begun_s: float, answers: Sequence[Sequence[Arrival]]) -
         ttft_ms=1e3 * (median(firsts) - begun_s),
         decode_tok_s=_decode_tok_s(answers),
         tpot_ms=median(gaps_ms) if gaps_ms else None,
+        total_s=max(answer[-1].at_s for answer in answers) - begun_s,
+    )
+
+
+def median_speed(speeds: Sequence[Speed]) -> Speed:
+    """The median of each figure over runs of a load; a run without the figure does not count."""
+    decode = [speed.decode_tok_s for speed in speeds if speed.decode_tok_s is not None]
+    tpot = [speed.tpot_ms for speed in speeds if speed.tpot_ms is not None]
+    return Speed(
+        prefill_tok_s=median(speed.prefill_tok_s for speed in speeds),
+        ttft_ms=median(speed.ttft_ms for speed in speeds),
+        decode_tok_s=median(decode) if decode else None,
+        tpot_ms=median(tpot) if tpot else None,
+        total_s=median(speed.total_s for speed in speeds),
     )
 
 

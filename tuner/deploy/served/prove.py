@@ -11,8 +11,10 @@ from pathlib import Path
 from tuner.deploy.load_proof import prove_loads, read_deployed
 from tuner.deploy.served.advice import backend_advice
 from tuner.deploy.served.compare import Gain, gains_of
+from tuner.deploy.served.expected import Expected
 from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load
+from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.outputs import check_outputs
 from tuner.deploy.served.process import RunningServer, free_ports
 from tuner.deploy.served.report import ServedProof, Subject
@@ -22,8 +24,8 @@ from tuner.engines.server import Launch, Server
 from tuner.errors import NotEnoughMemory
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
-# The gains that are expected of a load, by the field of a metric.
-Predictor = Callable[[Load], Mapping[str, float]]
+# What is expected of a load that took so long in the rounds without the files.
+Predictor = Callable[[Load, Sequence[Speed]], Expected]
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,12 @@ def prove_served(
     Every process that was started has ended when this returns, raises or is killed.
     """
     results, sides, notes = _measured(plan, say)
-    gains = [
-        gain
-        for load in plan.loads
-        for gain in gains_of(
-            load,
-            results[BEFORE].speeds[load],
-            results[AFTER].speeds[load],
-            predictor(load) if predictor else {},
-        )
-    ]
+    gains: list[Gain] = []
+    for load in plan.loads:
+        old, new = (results[side].speeds[load] for side in SIDES)
+        expected = predictor(load, old) if predictor else Expected({})
+        gains += gains_of(load, old, new, expected.gains)
+        notes += expected.notes
     before, after = results[BEFORE].answers, results[AFTER].answers
     assert before is not None and after is not None  # each side was checked
     return ServedProof(

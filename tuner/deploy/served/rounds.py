@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 from tuner.deploy.served.client import ask
 from tuner.deploy.served.loads import Load
-from tuner.deploy.served.measure import Speed, run_load
+from tuner.deploy.served.measure import Speed, median_speed, run_load
 from tuner.deploy.served.outputs import Answers, answers_of
 from tuner.deploy.served.process import RunningServer
 from tuner.engines.server import Server
@@ -18,6 +19,8 @@ from tuner.errors import ServerUnavailable
 BEFORE, AFTER = "before", "after"
 SIDES = (BEFORE, AFTER)
 _WARM_UP = "warm up"
+_LEAST_S = 1.0  # of a load in a round, on each side
+_MOST_REPEATS = 8
 _PROFILED_ANSWER = 8  # tokens: a profile of more is large and says no more
 
 
@@ -38,6 +41,7 @@ class Rounds:
     rounds: int
     timeout_s: float  # of a request
     say: Callable[[str], None]
+    repeats: dict[Load, int] = field(default_factory=dict, init=False)  # of a load in a round
 
     def warm_up(self, running: RunningServer) -> None:
         """Send each load once, so that kernels are compiled and memory is there."""
@@ -52,15 +56,38 @@ class Rounds:
     ) -> None:
         """The rounds of these numbers, on servers that run side by side or on one.
 
-        Each round sends equal prompts to all. Which server is the first alternates.
+        Each round sends equal prompts to all. Which server is the first alternates. Within a round
+        a short load is repeated, because one short request says little.
         """
-        sides = list(zip(running, results, strict=True))
         for number in numbers:
             for load in self.loads:
-                for server, result in sides if number % 2 else sides[::-1]:
-                    speed = self._run(server, load, number)
+                speeds = self._round(running, load, number)
+                for result, speed in zip(results, speeds, strict=True):
                     result.speeds.setdefault(load, []).append(speed)
             self.say(f"round {number} of {self.rounds} done")
+
+    def _round(self, running: Sequence[RunningServer], load: Load, number: int) -> list[Speed]:
+        """The speed of each server, the median of the repeats of a load.
+
+        The first round says how many repeats there are, so that servers that run in turn get as
+        many.
+        """
+        runs = [self._once(running, load, number, 0)]
+        wanted = ceil(_LEAST_S / min(speed.total_s for speed in runs[0]))
+        repeats = self.repeats.setdefault(load, min(wanted, _MOST_REPEATS))
+        runs += [self._once(running, load, number, repeat) for repeat in range(1, repeats)]
+        return [median_speed(of_server) for of_server in zip(*runs, strict=True)]
+
+    def _once(
+        self, running: Sequence[RunningServer], load: Load, number: int, repeat: int
+    ) -> list[Speed]:
+        """The speed of each server with equal prompts."""
+        turns = list(range(len(running)))
+        found = {
+            at: self._run(running[at], load, (number, repeat))
+            for at in (turns if (number + repeat) % 2 else turns[::-1])
+        }
+        return [found[at] for at in turns]
 
     def check(self, running: RunningServer, result: SideResults) -> None:
         """Ask for the answers whose log-probabilities are compared."""

@@ -1,0 +1,47 @@
+"""The script that proves models on a GPU: the lengths that it tunes attention for."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from tuner.deploy.served.loads import parse_loads
+from tuner.families.attention.workloads import read_workload
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks/served_gpu.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_attention_is_tuned_at_the_lengths_of_the_loads(bench: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "workload.toml"
+    path.write_text(bench.workload(parse_loads("1x1024+64,64x1024+64,8x20000+32")))
+    sizes = [point.size for point in read_workload(path).points]
+    assert [size for size in sizes if size[1] == 1] == [(1, 1, 1056), (64, 1, 1056), (8, 1, 20016)]
+    assert [size for size in sizes if size[1] > 1] == [
+        *((1, 1024, 0), (8, 1024, 0)),
+        *((1, 8192, 0), (1, 8192, 8192), (1, 3616, 16384)),
+    ]
+
+
+def test_what_tunes_attention_gets_the_workload(bench: ModuleType, tmp_path: Path) -> None:
+    words = ["m --effort quick", "m --attention"]
+    args = SimpleNamespace(tune=words, device="H100", args="", loads="1x8+8", rounds=1)
+    moe, attention, *_ = bench.commands("qwen3-30b-a3b", tmp_path, args)
+    assert "--workload" not in moe
+    assert attention[-2:] == ["--workload", str(tmp_path / "workload.toml")]
+    (all_, *_) = bench.commands(
+        "qwen3-30b-a3b", tmp_path, SimpleNamespace(**{**vars(args), "tune": None})
+    )
+    assert "--all" in all_ and "--workload" in all_
