@@ -8,8 +8,9 @@ On the GPU's host:
 
 `prepare` does the R1 job's compile work and packs the shared cache. Each run of `measure` begins
 with an empty store and empty caches of its own. `warm` has the shared cache; `warm4` has it, and
-four cores; `cold` has none. OUT gets the report of each run, and `runs.json`: wall seconds of the
-whole command, GPU seconds, idle ones, CPU seconds, kernels compiled and taken from the cache.
+four cores; `cold` has none. OUT gets the report and the store of each run, which has every trial.
+`runs.json` has wall seconds of the whole command, GPU seconds, idle ones, CPU seconds, kernels
+compiled and taken from the cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -119,6 +121,7 @@ def _tune(options: argparse.Namespace, name: str, folder: Path) -> dict[str, flo
     )
     wall_s = time.perf_counter() - started
     (options.out / f"{name}.json").write_text(done.stdout)
+    shutil.copy(folder / "store.db", options.out / f"{name}.db")
     totals = json.loads(done.stdout)["totals"]
     return {
         "cores": len(cores),
