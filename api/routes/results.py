@@ -16,8 +16,8 @@ from api.errors import responses
 from api.exports import Wanted, is_named
 from api.paging import page_of, read_cursor
 from api.progress import progress_of
-from api.schemas_out import ProgressOut, ResultsOut, TrialsOut, WinnersOut
 from api.schemas_query import ExportIn, Page, ResultOf
+from api.schemas_results import ProgressOut, ResultsOut, TrialsOut, WinnersOut
 from api.state import Api, ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
