@@ -28,7 +28,8 @@ from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Environment, Trial, entry_json
 from tuner.store.current_winners import current_winners
 from tuner.store.lookups import parse_trial_cursor, trial_cursor
-from workers.coverage import WatchState, newest_environments, why_stale
+from workers.coverage import newest_environments, why_stale
+from workers.watch_status import WatchState
 
 log = logging.getLogger("tuner.api")
 
