@@ -23,7 +23,7 @@ from tuner.tuning.ahead import PASSES, FirstRound, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.request import Source
 from tuner.tuning.run import Request, TuningRun, open_run
-from tuner.tuning.tune import Plan, explore
+from tuner.tuning.tune import Plan, Unwatched, explore
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "recordings"
 RECORDINGS = ("h200_E256_N256_K7168_top8_fp8w8a8_b128", "h200_E256_N64_K7168_top8_int8w8a8")
@@ -92,7 +92,7 @@ def _measured(run: TuningRun, plan: Plan, recording: object) -> tuple[set[Kernel
     """The kernels of a run with recorded times, and the ones of its first round."""
     replay = Replay(recording)
     bench, search = Tried(SerialBench(replay, replay, run.points)), FirstRound(run._search())
-    explore(plan, search, bench, lambda finished: None, {})
+    explore(plan, search, bench, lambda finished: None, {}, Unwatched())
     first = kernels([*plan.incumbent_candidates(), *(search.candidates or ())])
     return bench.kernels, first
 
