@@ -27,7 +27,8 @@ from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
 from tuner.store.lookups import Lookups, StoredSummary
 from tuner.store.recent import SeenSoFar
-from workers.coverage import WatchState, stored_rows
+from workers.coverage import stored_rows
+from workers.watch_status import WatchState
 from workers.watches import Watch
 
 log = logging.getLogger("tuner.api")

@@ -55,17 +55,7 @@ def main() -> None:
 def predict(url: str) -> None:
     """Store a prediction for a card that nothing was measured on."""
     tuner = str(Path(sys.executable).with_name("tuner"))
-    command = [
-        tuner,
-        "tune",
-        "deepseek-r1",
-        "--tp",
-        "32",
-        "--dtype",
-        "int8_w8a8",
-        "--device",
-        "L40S",
-    ]
+    command = [tuner, "tune", "deepseek-r1", "--tp", "32", "--dtype", "int8_w8a8"]
     command += ["--device", "L40S", "--measure", "predict", "--batch-sizes", "1,64,1024"]
     environ = {**os.environ, "TUNER_DATABASE_URL": url}
     subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)

@@ -14,8 +14,8 @@ from api.errors import responses
 from api.matrix import counts_of, devices_of
 from api.paging import page_of, read_cursor, read_one, read_pair
 from api.requests import watch_of
+from api.schemas_coverage import HeldPageOut, MatrixOut, WatchedPageOut, WatchesOut, WatchOut
 from api.schemas_in import WatchIn
-from api.schemas_out import HeldPageOut, MatrixOut, WatchedPageOut, WatchesOut, WatchOut
 from api.schemas_query import MatrixPage, StoredPage, WatchedPage
 from api.state import ApiDep
 from tuner.devices.table import find_device

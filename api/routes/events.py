@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Reader
 from api.errors import responses
-from api.schemas_out import EventOut
+from api.schemas_jobs import EventOut
 from api.state import Api, ApiDep
 from api.streams import FollowedJob
 from api.text import JobId

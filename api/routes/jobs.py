@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from api.auth import Reader, Submitter
 from api.errors import responses
 from api.paging import job_position, page_of, read_job_cursor
-from api.schemas_out import JobOut, JobsOut
+from api.schemas_jobs import JobOut, JobsOut
 from api.schemas_query import JobPage
 from api.state import ApiDep
 from api.text import JobId

@@ -16,8 +16,8 @@ from api.errors import responses
 from api.exports import Wanted, is_named
 from api.paging import page_of, read_cursor
 from api.progress import progress_of
-from api.schemas_out import ProgressOut, ResultsOut, TrialsOut, WinnersOut
 from api.schemas_query import ExportIn, Page, ResultOf
+from api.schemas_results import ProgressOut, ResultsOut, TrialsOut, WinnersOut
 from api.state import Api, ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
@@ -28,7 +28,8 @@ from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Environment, Trial, entry_json
 from tuner.store.current_winners import current_winners
 from tuner.store.lookups import parse_trial_cursor, trial_cursor
-from workers.coverage import WatchState, newest_environments, why_stale
+from workers.coverage import newest_environments, why_stale
+from workers.watch_status import WatchState
 
 log = logging.getLogger("tuner.api")
 

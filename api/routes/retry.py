@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Submitter
 from api.errors import responses
-from api.schemas_out import JobOut
+from api.schemas_jobs import JobOut
 from api.state import ApiDep
 from api.text import JobId
 from tuner.store.keys import Scope

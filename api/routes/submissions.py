@@ -13,7 +13,7 @@ from api.bodies import JsonRoute
 from api.errors import problem_of, request_id, responses
 from api.requests import job_request
 from api.schemas_in import SubmitJob, SubmitJobs
-from api.schemas_out import BatchOut, SubmittedOut
+from api.schemas_jobs import BatchOut, SubmittedOut
 from api.state import Api, ApiDep
 from tuner.errors import BadInput, IdempotencyConflict
 from tuner.jobs.job import Priority, Submitted

@@ -20,7 +20,8 @@ from tuner.families.attention.workloads import WorkPoint
 from tuner.measure import recording_file
 from tuner.measure.recording import read_trials, write_trials
 from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import MeasureKind, Measurement, Status
+from tuner.problems.records import RunKey
+from tuner.problems.results import MeasureKind, Measurement, Status, Totals
 from tuner.store import Store
 from tuner.tuning.request import Effort, Source
 from tuner.tuning.run import Request, open_run
@@ -59,6 +60,10 @@ def store(tmp_path):
 def run(asked: Request, store: Store):
     with open_run(asked) as session:
         return session.run(store, progress=lambda trial: None)
+
+
+def configs(report) -> dict[Point, Config]:
+    return {entry.point: entry.config for entry in report.entries}
 
 
 def costs(report) -> dict:
@@ -419,15 +424,21 @@ def least_us(trials, points) -> float:
     return min(sum(best.values()) for best in by_numbers.values())
 
 
-def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, tmp_path):
-    text = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
-    sizes = [(n, cached) for n in (1, 64) for cached in (1024, 32768)]
-    work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in sizes))
-    asked = request(text, selection=work)
-    device, problem = asked.device, asked.problem
-    path = tmp_path / "splits.csv.gz"
-    with open_run(request(text, selection=work, source=Source(MeasureKind.PREDICT))) as run_:
+SPLITS = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
+SIZES = [(n, cached) for n in (1, 64) for cached in (1024, 32768)]
+
+
+def at_size(entry, sequences: int, cached: int) -> bool:
+    return (entry.point.batch_size, entry.point.cached_tokens) == (sequences, cached)
+
+
+def recorded_splits(path: Path) -> tuple[Request, list]:
+    """A request that replays a recording of the whole space at SIZES, and its trials."""
+    work = AttentionSelection(tuple(WorkPoint(n, 1, cached) for n, cached in SIZES))
+    asked = request(SPLITS, selection=work, source=Source(MeasureKind.PREDICT))
+    with open_run(asked) as run_:
         own = dict(run_._defaults)
+    device, problem = asked.device, asked.problem
     trials = [
         trial(point, config, formula(point, config))
         for point, default in own.items()
@@ -437,21 +448,25 @@ def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, 
         }
     ]
     write_trials(path, problem, trials)
-    asked = dataclasses.replace(asked, source=Source(MeasureKind.REPLAY, path))
+    return dataclasses.replace(asked, source=Source(MeasureKind.REPLAY, path)), trials
+
+
+def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, tmp_path):
+    asked, trials = recorded_splits(tmp_path / "splits.csv.gz")
     entries = run(asked, store).entries
     assert len(entries) == 8
-    for size in sizes:
-        both = [e for e in entries if (e.point.batch_size, e.point.cached_tokens) == size]
+    for size in SIZES:
+        both = [e for e in entries if at_size(e, *size)]
         assert len({(e.config["KV_SPLITS"], e.config["MAX_KV_SPLITS"]) for e in both}) == 1
         found_us = sum(entry.median_us for entry in both)
         assert found_us < sum(entry.incumbents["default"].median_us for entry in both)
     # A plan has one room and one set of constants for both lengths, so it may miss the least time.
     for n in (1, 64):
-        ratios = [
-            sum(e.median_us for e in entries if e.point in points) / least_us(trials, points)
-            for points in ([p for p in own if (p.batch_size, p.cached_tokens) == s] for s in sizes)
-            if points[0].batch_size == n
-        ]
+        ratios = []
+        for cached in (1024, 32768):
+            both = [e for e in entries if at_size(e, n, cached)]
+            least = least_us(trials, [e.point for e in both])
+            ratios.append(sum(e.median_us for e in both) / least)
         assert sum(ratios) / len(ratios) < 1.3
     for n in (1, 64):
         shared = {
@@ -462,9 +477,35 @@ def test_a_search_finds_splits_and_both_kernels_constants_in_a_recording(store, 
         assert len(shared) == 2  # of each kernel one, for all lengths
 
 
+def test_splits_and_constants_in_the_store_stay_unless_they_are_beaten(store, tmp_path):
+    asked, _ = recorded_splits(tmp_path / "splits.csv.gz")
+    first = run(asked, store)
+    alone = configs(first)
+
+    def stored(**changes):
+        """The store now has what was found, with other constants of the first kernel."""
+        entries = [
+            dataclasses.replace(one, config=one.config.replace(**changes))
+            if one.point.part is Stage.DECODE
+            else one
+            for one in first.entries
+        ]
+        points = tuple(entry.point for entry in entries)
+        key = RunKey(asked.problem, first.environment, MeasureKind.REPLAY, "", 0, points, "")
+        store.finish_run(store.begin_run(key), entries, Totals())
+        return {entry.point: entry.config for entry in entries}
+
+    slower = stored(num_warps=8)
+    assert slower != configs(run(asked, store)) == alone
+    as_fast = stored(num_stages=5)  # by the formula, stages make no difference to the best ones
+    again = run(asked, store)
+    assert configs(again) == as_fast != alone
+    assert all(entry.reason.endswith("the stored entry stays") for entry in again.entries)
+    assert configs(run(dataclasses.replace(asked, carry_over=False), store)) == alone
+
+
 @pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])
 def test_releases_without_plugins_have_their_own_number_of_splits(version):
-    text = "decode_attention:q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
-    asked = request(text, engine=find_engine(f"sglang=={version}"))
+    asked = request(SPLITS, engine=find_engine(f"sglang=={version}"))
     with pytest.raises(BadInput, match=r"loads no plugins, .*: name its own, .*kv_splits=8"):
         open_run(asked)

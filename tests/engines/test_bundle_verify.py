@@ -189,7 +189,7 @@ def test_provenance_that_does_not_fit_the_files() -> None:
 
 def test_a_flipped_byte_of_the_manifest() -> None:
     data = files_of(built(RAY))["MANIFEST.json"].data
-    said = "MANIFEST.json was changed: its digest is not that of what it says"
+    said = "MANIFEST.json was changed: its digest does not match its content"
     for old, new in (
         (b"run the sweep", b"run the sleep"),
         (b'"reason": "1.200x', b'"reason": "9.200x'),

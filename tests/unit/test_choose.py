@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.choose import Policy, choose, finalists
+from tuner.families.fused_moe.choose import Policy, choose
+from tuner.families.fused_moe.finalists import finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status, Trial

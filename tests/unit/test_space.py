@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
-from tuner.engines.sglang.fused_moe.binding import takes_tma
+from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.space import space_for

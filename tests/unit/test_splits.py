@@ -239,6 +239,96 @@ def test_a_plan_that_is_slower_at_one_length_is_not_chosen():
     assert all("as fast, within the noise" in entry.reason for entry in entries)
 
 
+# Plans by hand: the first kernel's times at both lengths; the second kernel takes no time
+
+
+def plan(room: int, splits: tuple[int, int], constants: Config = FAST) -> dict[Point, Config]:
+    """The configurations of a plan, whose second kernel has the engine's constants."""
+    by_stage = {Stage.DECODE: constants, Stage.REDUCE: OWN[Stage.REDUCE]}
+    return {
+        point: with_splits(by_stage[stage], n, room)
+        for stage in STAGES
+        for point, n in zip(SIZES[0].points(stage), splits, strict=True)
+    }
+
+
+def trials_of(*plans) -> list[Trial]:
+    """`plans`: the configurations of each, and the times at the two lengths."""
+    return [
+        Trial(
+            Candidate(point, config),
+            Compiled(Status.OK, shared_bytes=1024),
+            Measurement(Status.OK, us[at % 2] if point.part is Stage.DECODE else 0.0),
+        )
+        for configs, us in plans
+        for at, (point, config) in enumerate(configs.items())
+    ]
+
+
+LAST, LEAN = plan(16, (4, 16)), plan(32, (8, 32))
+
+
+def nights(*plans, previous=LAST):
+    """What a run chooses that finds `previous` in the store."""
+    trials = trials_of(*plans)
+    chooser = JointChooser(SIZES, ENGINE, noise=0.004, previous=previous)
+    entries = chooser.choose(trials)
+    timed = {trial.candidate: trial for trial in trials}
+    final = chooser.finalists(list(timed.values()), entries)
+    assert chooser.choose(final) == entries
+    return {entry.point: entry.config for entry in entries}, entries[0].reason
+
+
+def test_a_chosen_plan_is_timed_again_even_behind_plans_that_are_slower_at_one_length():
+    uneven = [
+        (plan(room, (8, 8), one), (150.0, 1.0))
+        for room in (16, 32, 64, 128)
+        for one in (FAST, OWN[Stage.DECODE])
+    ]
+    even = plan(8, (8, 8))
+    found, _ = nights((ENGINE, (100.0, 1000.0)), (even, (90.0, 900.0)), *uneven, previous={})
+    assert found == even
+
+
+def test_a_stored_plan_stays_unless_another_one_is_faster_by_more_than_the_noise():
+    for better, expected in ((0.998, LAST), (0.99, LEAN)):
+        rival = LEAN, (90 * better, 900 * better)
+        found, why = nights((ENGINE, (100.0, 1000.0)), (LAST, (90.0, 900.0)), rival)
+        assert found == expected
+        assert why.endswith("both kernels; the stored entry stays") is (expected is LAST)
+
+
+def test_a_stored_plan_stays_where_its_gain_has_shrunk_but_not_where_it_is_gone():
+    assert nights((ENGINE, (100.0, 1000.0)), (LAST, (99.9, 999.0)))[0] == LAST
+    assert nights((ENGINE, (100.0, 1000.0)), (LAST, (100.1, 1001.0)))[0] == ENGINE
+    at_one_length = LAST, (101.0, 500.0)
+    assert nights((ENGINE, (100.0, 1000.0)), at_one_length)[0] == ENGINE
+
+
+def test_stored_entries_that_are_no_plan_or_have_no_times_do_not_stay():
+    rivals = (ENGINE, (100.0, 1000.0)), (LAST, (90.0, 900.0)), (LEAN, (89.9, 899.0))
+    long = SIZES[0].stage_1.points[1]
+    two_rooms = {**LAST, long: LEAN[long]}
+    one_length = {point: config for point, config in LAST.items() if point != long}
+    never_timed = plan(64, (8, 8))
+    for stored in ({}, two_rooms, one_length, never_timed):
+        found, why = nights(*rivals, previous=stored)
+        assert found == LEAN
+        assert "stored" not in why
+
+
+def test_a_search_asks_the_same_whatever_the_store_has():
+    constants = OWN[Stage.DECODE], FAST
+    _, alone = strategy(*constants)
+    asked = explored(alone)
+    _, informed = strategy(*constants)
+    for point, config in LAST.items():
+        candidate = Candidate(point, config)
+        informed.tell(candidate, Measurement(Status.OK, formula(candidate)))
+    again = explored(informed)
+    assert {*again, *(Candidate(p, c) for p, c in LAST.items())} >= asked.keys() >= again.keys()
+
+
 def test_where_the_engines_own_cannot_run_the_best_that_runs_is_chosen():
     def without(candidate):
         own = constants_of(candidate.config) == OWN[Stage.DECODE]

@@ -5,14 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from cases import trial
 
-from tuner.families.fused_moe.choose import (
-    FINAL_BLOCKS,
-    FINALISTS,
-    MoeChooser,
-    Policy,
-    choose,
-    finalists,
-)
+from tuner.families.fused_moe.choose import MoeChooser, Policy, choose
+from tuner.families.fused_moe.finalists import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial

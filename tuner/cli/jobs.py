@@ -20,8 +20,8 @@ from tuner.render import printable
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.errors import TunerError
-    from tuner.jobs.client import Queue
     from tuner.jobs.job import Job, JobEvent
+    from tuner.jobs.queue import Queue
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long

@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
 
     from tuner.devices.table import Device
-    from tuner.jobs.client import Queue
     from tuner.jobs.job import Submitted
+    from tuner.jobs.queue import Queue
 
 
 @command

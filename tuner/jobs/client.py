@@ -16,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from tuner.errors import BadInput, ServerUnavailable, UnknownJob
 from tuner.jobs.api_key import KEY_VARIABLE
@@ -38,32 +38,6 @@ TIMEOUT_S = 30.0  # without a byte; an event stream has a ping every 15 s
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a submission is sent again, with its idempotency key
 LARGEST_ANSWER = 64 << 20  # bytes
 MOST_AT_ONCE = 100  # jobs of one request
-
-
-class Queue(Protocol):
-    """What a local store and a server have in common."""
-
-    def submit_all(
-        self, requests: Sequence[JobRequest], *, priority: Priority
-    ) -> Sequence[Submitted]: ...
-
-    def get(self, job_id: str) -> Job: ...
-
-    def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]: ...
-
-    def cancel(self, job_id: str, *, everyone: bool = False) -> Job: ...
-
-    def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent] | Iterator[JobEvent]: ...
-
-    def waiting(self, job: Job) -> str: ...
-
-    def workers(self) -> Sequence[WorkerStatus]: ...
-
-    def drain(self, name: str) -> None: ...
-
-    def resume(self, name: str) -> None: ...
-
-    def retry(self, job_id: str) -> Job: ...
 
 
 class RemoteQueue:

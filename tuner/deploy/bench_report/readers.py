@@ -7,14 +7,15 @@ file may hold several runs in several formats; each reader takes the lines that 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.deploy.bench_report.samples import Key, LoadKind, Sample, metric
+from tuner.deploy.bench_report.decode_log import Pauses, decode_line
+from tuner.deploy.bench_report.samples import Key, LoadKind, Sample
+from tuner.deploy.bench_report.values import mean, number_of, samples_of, serving_key, whole_number
 from tuner.errors import MalformedBenchmark
 
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
@@ -38,13 +39,6 @@ _CONCURRENCY_LABELS = (
 _RATE_LABELS = ("traffic request rate", "request rate configured (rps)")
 _JSON_NAMES = {"total_token_throughput": "total_throughput"}
 _JSON_LATENCY = re.compile(r"(mean|median|max|p[0-9]{1,2})_(ttft|tpot|itl|e2el|e2e_latency)_ms")
-_DECODE = re.compile(
-    r"Decode batch.*?#running-req: (\d{1,9}),.*gen throughput \(token/s\): ([0-9.]{1,20})"
-)
-# A prompt comes to an idle server. sglang divides the tokens of the next decode line by the time
-# since the last decode line, so its throughput counts the time without requests.
-_PREFILL = re.compile(r"Prefill batch\b.*?#running-req: (\d{1,9}),")
-_RANK = re.compile(r"\b(?:DP\d+ )?(?:TP|PP)\d+[^\]]*")
 _MARKDOWN = {
     "concurrency": "concurrency",
     "mean ttft (ms)": "mean_ttft_ms",
@@ -56,8 +50,6 @@ _MARKDOWN = {
     "mean input len": "input_len",
     "mean output len": "output_len",
 }
-# Numbers outside this range are damaged, whatever their unit.
-_SMALLEST, _LARGEST = 1e-6, 1e12
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ def read_results(path: Path) -> Results:
 
     Raises MalformedBenchmark where there is none, or where a file cannot be read.
     """
-    pauses = _Pauses()
+    pauses = Pauses()
     try:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
         samples = []
@@ -102,41 +94,14 @@ def read_results(path: Path) -> Results:
     return Results(samples, pauses.left_out)
 
 
-class _Pauses:
-    """Tells the decode lines that count time without requests, for each rank of a log."""
-
-    def __init__(self) -> None:
-        self.paused: set[str] = set()  # ranks whose next decode line is the first after a pause
-        self.left_out = 0
-
-    def feed(self, line: str) -> None:
-        match = _PREFILL.search(line)
-        if match and match.group(1) == "0":
-            self.paused.add(_rank(line))
-
-    def counts(self, line: str) -> bool:
-        """Whether a decode line counts a pause."""
-        rank = _rank(line)
-        if rank not in self.paused:
-            return False
-        self.paused.discard(rank)
-        self.left_out += 1
-        return True
-
-
-def _rank(line: str) -> str:
-    found = _RANK.search(line[:100])
-    return found.group() if found else ""
-
-
 def parse_samples(
-    lines: Iterable[str], name: str = "", pauses: _Pauses | None = None
+    lines: Iterable[str], name: str = "", pauses: Pauses | None = None
 ) -> list[Sample]:
     """Every value in the lines, whatever their format. Only a JSON document is kept whole.
 
     Left out are decode lines that count a pause; `pauses` counts them.
     """
-    pauses = pauses or _Pauses()
+    pauses = pauses or Pauses()
     pauses.paused.clear()  # another file may be another server's
     table = _ServingTable()
     header: list[str] = []  # of the markdown table that the line is in
@@ -151,7 +116,7 @@ def parse_samples(
             continue
         samples += table.feed(line, source)
         pauses.feed(line)
-        decoded = _decode_line(line, source)
+        decoded = decode_line(line, source)
         samples += [] if decoded and pauses.counts(line) else decoded
         if line.lstrip().startswith("{"):
             samples += parse_json(line, source)
@@ -192,11 +157,11 @@ class _ServingTable:
             return []
         concurrency = next((fields[x] for x in _CONCURRENCY_LABELS if x in fields), "")
         rate = next((fields[x] for x in _RATE_LABELS if x in fields), "inf")
-        requests = _number(fields.get("successful requests"))
-        key = _serving_key(
+        requests = number_of(fields.get("successful requests"))
+        key = serving_key(
             concurrency,
-            _mean(_number(fields.get("total input tokens")), requests),
-            _mean(_number(fields.get("total generated tokens")), requests),
+            mean(number_of(fields.get("total input tokens")), requests),
+            mean(number_of(fields.get("total generated tokens")), requests),
             rate,
         )
         values: dict[str, object] = {}
@@ -206,7 +171,7 @@ class _ServingTable:
                 values[_latency_name(*latency.groups())] = text
             elif label in _THROUGHPUT_LABELS:
                 values[_THROUGHPUT_LABELS[label]] = text
-        return _samples(key, values, source)
+        return samples_of(key, values, source)
 
 
 def parse_json(text: str, source: str) -> list[Sample]:
@@ -225,11 +190,11 @@ def parse_json(text: str, source: str) -> list[Sample]:
 def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
     if isinstance(run.get("samples"), list):  # as `save_runs` wrote it
         return [s for item in run["samples"] if (s := _saved(item, source))]
-    requests = _number(run.get("completed"))
-    key = _serving_key(
+    requests = number_of(run.get("completed"))
+    key = serving_key(
         run.get("max_concurrency"),
-        _mean(_number(run.get("total_input_tokens")), requests),
-        _mean(_number(run.get("total_output_tokens")), requests),
+        mean(number_of(run.get("total_input_tokens")), requests),
+        mean(number_of(run.get("total_output_tokens")), requests),
         run.get("request_rate"),
     )
     values: dict[str, object] = {}
@@ -239,7 +204,7 @@ def _json_run(run: dict[str, Any], source: str) -> list[Sample]:
             values[_latency_name(*latency.groups())] = value
         else:
             values[_JSON_NAMES.get(name, name)] = value
-    return _samples(key, values, source)
+    return samples_of(key, values, source)
 
 
 def _saved(item: object, source: str) -> Sample | None:
@@ -251,20 +216,14 @@ def _saved(item: object, source: str) -> Sample | None:
     rate = key.get("request_rate")
     rebuilt = Key(
         LoadKind(key["load"]),
-        _whole(key.get("concurrency")),
-        _whole(key.get("input_len")),
-        _whole(key.get("output_len")),
+        whole_number(key.get("concurrency")),
+        whole_number(key.get("input_len")),
+        whole_number(key.get("output_len")),
         rate if isinstance(rate, str) else "",
     )
-    return next(iter(_samples(rebuilt, {str(item.get("metric")): item.get("value")}, source)), None)
-
-
-def _decode_line(line: str, source: str) -> list[Sample]:
-    match = _DECODE.search(line)
-    if not match:
-        return []
-    key = Key(LoadKind.DECODE, int(match.group(1)))
-    return _samples(key, {"decode_throughput": match.group(2)}, source)
+    return next(
+        iter(samples_of(rebuilt, {str(item.get("metric")): item.get("value")}, source)), None
+    )
 
 
 def _markdown_row(
@@ -277,56 +236,16 @@ def _markdown_row(
     if not header or set("".join(cells)) <= set("-: "):
         return header, []
     row: dict[str, object] = {n: c for n, c in zip(header, cells, strict=False) if n}
-    key = _serving_key(
-        row.get("concurrency"), _number(row.get("input_len")), _number(row.get("output_len")), ""
+    key = serving_key(
+        row.get("concurrency"),
+        number_of(row.get("input_len")),
+        number_of(row.get("output_len")),
+        "",
     )
-    return header, _samples(key, row, source)
-
-
-def _serving_key(
-    concurrency: object, input_len: float | None, output_len: float | None, rate: object
-) -> Key:
-    number = _number(rate)
-    text = f"{number:g}" if number is not None else str(rate) if rate == "trace" else "inf"
-    return Key(
-        LoadKind.SERVING,
-        _whole(concurrency),
-        _whole(input_len),
-        _whole(output_len),
-        text if rate else "",
-    )
-
-
-def _samples(key: Key, values: dict[str, object], source: str) -> list[Sample]:
-    """Samples of the values that are a known metric and a number in the valid range."""
-    found = []
-    for name, value in values.items():
-        number = _number(value)
-        if number and _SMALLEST <= number <= _LARGEST and metric(name):
-            found.append(Sample(key, name, number, source))
-    return found
+    return header, samples_of(key, row, source)
 
 
 def _latency_name(statistic: str, quantity: str) -> str:
     """The name of a latency metric; sglang's E2E Latency and vLLM's E2EL are the same metric."""
     short = "e2e" if quantity.lower().startswith("e2e") else quantity.lower()
     return f"{statistic.lower()}_{short}_ms"
-
-
-def _mean(total: float | None, count: float | None) -> float | None:
-    return total / count if total and count else None
-
-
-def _whole(value: object) -> int:
-    number = _number(value)
-    return round(number) if number is not None and 0 <= number <= _LARGEST else 0
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None

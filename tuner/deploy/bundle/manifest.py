@@ -74,7 +74,7 @@ def read_manifest(data: bytes) -> dict[str, Any]:
     _check_format(value.get("format"))
     value.pop(_DIGEST, None)
     if not _is_text_of(value, data):
-        raise BundleRefused(f"{NAME} was changed: its digest is not that of what it says")
+        raise BundleRefused(f"{NAME} was changed: its digest does not match its content")
     _check_fields(value, _FIELDS, NAME)
     for row in value["files"]:
         _check_fields(row, _FILE_FIELDS, f"{NAME}: files")

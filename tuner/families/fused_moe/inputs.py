@@ -32,7 +32,7 @@ TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Weights:
-    """One gemm's weights in the engine's layout; `sglang/fused_moe/binding.py` has the shapes."""
+    """One gemm's weights in the engine's layout; `sglang/fused_moe/arguments.py` has the shapes."""
 
     problem: FusedMoe
     gemm: Gemm

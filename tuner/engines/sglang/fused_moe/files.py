@@ -10,7 +10,8 @@ from pathlib import Path
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA
 from tuner.engines.config_files import TILES, EntryFields, nearest_entry, read_lenient
-from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe, takes_tma
+from tuner.engines.sglang.fused_moe.arguments import takes_tma
+from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
 from tuner.engines.sglang.fused_moe.file_names import (
     engine_dtype,
     file_key,

@@ -14,8 +14,10 @@ from tuner.families.attention.joint.plans import STAGES, Plan, Sizes, Times
 from tuner.families.attention.problem import Stage
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.tuning.tune import STAYS
 
-FINALISTS = 5  # plans for each number of sequences, besides the engine's own
+# Plans for each number of sequences, besides the engine's own, the stored and the chosen one.
+FINALISTS = 5
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class JointChooser:
     own: Mapping[Point, Config]  # the engine's constants and rule
     noise: float  # relative; a smaller gain does not count
     slack: float | None = None  # relative: the largest slowdown at any length; None: `noise`
+    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """One entry per point. Raises NothingFits if nothing runs at all lengths."""
@@ -38,14 +41,15 @@ class JointChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The trials of the best plans and of the engine's own."""
+        """The trials of the best plans, the chosen, the stored and the engine's own one."""
         by_candidate = {trial.candidate: trial for trial in trials}
+        chosen = {entry.point: entry.config for entry in entries}
         us = _times(trials)
         found: dict[Candidate, Trial] = {}
         for sizes in self.sizes:
             times = Times(sizes, us, self.own)
-            best = [*times.plans()[:FINALISTS], *filter(None, [times.engines])]
-            for plan in best:
+            named = (times.plan_of(configs) for configs in (chosen, self.previous or {}, self.own))
+            for plan in [*times.plans()[:FINALISTS], *filter(None, named)]:
                 for stage in STAGES:
                     for at, point in enumerate(sizes.points(stage)):
                         candidate = Candidate(point, plan.config(stage, at))
@@ -56,11 +60,12 @@ class JointChooser:
         self, sizes: Sizes, times: Times, trials: Mapping[Candidate, Trial]
     ) -> Iterator[Entry]:
         own = times.engines
-        plans = times.plans(self.noise if self.slack is None else self.slack)
+        plans = times.plans(self._slack)
         if not plans and own is None:
             raise NothingFits(f"no configuration compiles and fits for {sizes.representative}")
         keep = own is not None and (not plans or plans[0].cost >= 1 - self.noise)
-        plan = own if keep and own is not None else plans[0]
+        stored = self._stored(times, plans)
+        plan = stored or (own if keep and own is not None else plans[0])
         for stage in STAGES:
             for at, point in enumerate(sizes.points(stage)):
                 trial = trials[Candidate(point, plan.config(stage, at))]
@@ -71,8 +76,24 @@ class JointChooser:
                     median_us=trial.measurement.median_us,
                     compiled=trial.compiled,
                     incumbents={"default": self._incumbent(point, trials)},
-                    reason=_reason(plan, own, at, trial),
+                    reason=_reason(plan, own, at, trial) + (f"; {STAYS}" if stored else ""),
                 )
+
+    @property
+    def _slack(self) -> float:
+        return self.noise if self.slack is None else self.slack
+
+    def _stored(self, times: Times, plans: Sequence[Plan]) -> Plan | None:
+        """The plan that the store has, unless another one is faster by more than the noise or the
+        engine's own is faster at all.
+        """
+        stored, own = times.plan_of(self.previous or {}), times.engines
+        if stored is None or stored == own or not times.no_slower(stored, self._slack):
+            return None
+        if own is not None and stored.cost > own.cost:
+            return None
+        beaten = plans and plans[0].cost < stored.cost * (1 - self.noise)
+        return None if beaten else stored
 
     def _incumbent(self, point: Point, trials: Mapping[Candidate, Trial]) -> Incumbent:
         config = self.own[point]

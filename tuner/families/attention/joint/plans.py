@@ -69,6 +69,7 @@ class Times:
         """`us`: microseconds by candidate; `own`: the engine's configuration of each point."""
         self._sizes = sizes
         self._own = own
+        self._by_candidate = us
         # room -> kernel -> length -> constants -> splits -> microseconds
         self._us: dict[int, list[list[dict[Config, dict[int, float]]]]] = {}
         for at, stage in enumerate(STAGES):
@@ -87,22 +88,39 @@ class Times:
     @cached_property
     def engines(self) -> Plan | None:
         """The engine's own rule and constants; None if a time is missing."""
-        own = [[self._own[p] for p in self._sizes.points(stage)] for stage in STAGES]
-        room, constants = own[0][0][MAX_KV_SPLITS], [constants_of(some[0]) for some in own]
-        kernels = self._us.get(room, [[], []])
-        us = []
-        for stage_1, reduce in zip(*kernels, strict=True):
-            times = [
-                some.get(one, {}).get(0)
-                for some, one in zip((stage_1, reduce), constants, strict=True)
-            ]
-            if None in times:
-                return None
-            us.append(sum(time for time in times if time is not None))
-        if not us:
+        return self.plan_of(self._own)
+
+    def plan_of(self, configs: Mapping[Point, Config]) -> Plan | None:
+        """The plan that these configurations are; None if they are none, or if a time is missing.
+
+        `configs` may have points of other numbers of sequences.
+        """
+        us = self._together(configs)
+        if us is None:
             return None
-        rule = (0,) * self._sizes.lengths
-        return Plan(1.0, room, rule, (constants[0], constants[1]), tuple(us))
+        stage_1, reduce = ([configs[p] for p in self._sizes.points(stage)] for stage in STAGES)
+        room, splits = stage_1[0][MAX_KV_SPLITS], tuple(one[KV_SPLITS] for one in stage_1)
+        constants = constants_of(stage_1[0]), constants_of(reduce[0])
+        plan = Plan(self.cost(us), room, splits, constants, us)
+        for stage, some in zip(STAGES, (stage_1, reduce), strict=True):
+            if any(plan.config(stage, at) != config for at, config in enumerate(some)):
+                return None
+        return plan
+
+    @cached_property
+    def _own_us(self) -> tuple[float, ...] | None:
+        return self._together(self._own)
+
+    def _together(self, configs: Mapping[Point, Config]) -> tuple[float, ...] | None:
+        """Microseconds of both kernels for each length; None if one has no time."""
+        found = []
+        for points in zip(*(self._sizes.points(stage) for stage in STAGES), strict=True):
+            here = (Candidate(point, configs[point]) for point in points if point in configs)
+            times = [self._by_candidate[one] for one in here if one in self._by_candidate]
+            if len(times) < len(STAGES):
+                return None
+            found.append(sum(times))
+        return tuple(found)
 
     def plans(self, slack: float = float("inf")) -> list[Plan]:
         """All plans whose times are known, the fastest first. A plan that is slower than the
@@ -115,12 +133,13 @@ class Times:
             for second in _common(kernels[1])
             if (plan := self._plan(room, (first, second)))
         )
-        own = self.engines
-        return sorted(
-            plan
-            for plan in found
-            if own is None
-            or all(us <= most * (1 + slack) for us, most in zip(plan.us, own.us, strict=True))
+        return sorted(plan for plan in found if self.no_slower(plan, slack))
+
+    def no_slower(self, plan: Plan, slack: float) -> bool:
+        """Whether a plan is slower than the engine's own at no length by more than `slack`."""
+        own = self._own_us
+        return own is None or all(
+            us <= most * (1 + slack) for us, most in zip(plan.us, own, strict=True)
         )
 
     def _plan(self, room: int, constants: tuple[Config, Config]) -> Plan | None:
@@ -138,8 +157,7 @@ class Times:
 
     def cost(self, us: Sequence[float]) -> float:
         """The weighted mean of the times in units of the engine's own, or in microseconds."""
-        own = self.engines
-        return self._sizes.stage_1.cost(us, own.us if own else [None] * len(us))
+        return self._sizes.stage_1.cost(us, self._own_us or [None] * len(us))
 
 
 def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:

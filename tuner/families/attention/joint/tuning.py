@@ -118,7 +118,10 @@ class JointRun(AttentionRun):
         return Plan(
             requested=self.points,
             incumbents={point: {"default": config} for point, config in self._defaults.items()},
-            chooser=JointChooser(self._sizes, self._defaults, *self._margins),
+            chooser=JointChooser(
+                self._sizes, self._defaults, *self._margins, previous=self._previous
+            ),
+            previous=self._previous,
         )
 
     def _check_request(self) -> None:

@@ -1,0 +1,100 @@
+"""The fields of answers about jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.errors import ProblemDetails
+from api.schemas_out import Next
+from tuner.jobs.job import JobState
+
+
+class RequestOut(BaseModel):
+    """What a job tunes; each family adds the fields that it was asked with."""
+
+    model_config = ConfigDict(extra="allow")
+
+    problem: str
+    device: str
+    engine: str
+    measure: str
+    effort: str
+    wide: bool | None
+    seed: int
+    model: str
+
+
+class CostOut(BaseModel):
+    """What a job cost, in seconds."""
+
+    gpu_s: float = Field(description="That its GPUs were its own, added up over them.")
+    gpu_idle_s: float = Field(description="Of these, neither checking nor timing anything.")
+    cpu_s: float = Field(description="Of compile processes, and of the one that searches.")
+
+
+class JobOut(BaseModel):
+    """A job and its state."""
+
+    id: str
+    state: JobState
+    priority: str
+    request: RequestOut
+    client: str = Field(description="Who posted it first: a key's name, nightly or local.")
+    clients: list[str] = Field(description="Who waits for it, without those that cancelled.")
+    attempts: int
+    cancel_requested: bool
+    run_id: int | None
+    error: str
+    after_id: str | None = Field(
+        description="The job that compiles its kernels, while it waits for that one."
+    )
+    cost: CostOut | None = Field(description="Null where it has not ended, or is not known.")
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = Field(description="When a worker first had it.")
+    finished_at: datetime | None
+    waiting: str = Field(
+        "", description="Why it stays queued: no living worker can do it. Not in lists."
+    )
+
+
+class SubmittedOut(JobOut):
+    """A job as it was accepted."""
+
+    created: bool = Field(description="False: this is an equal job from before.")
+    notes: list[str] = Field(description="What was assumed about the model.")
+    estimated_gpu_s: float | None = Field(
+        None, description="By earlier runs; null where it needs no GPU or nothing is known."
+    )
+
+
+class BatchItemOut(BaseModel):
+    """The answer to one job of a batch: the job, or why it was refused."""
+
+    job: SubmittedOut | None
+    problem: ProblemDetails | None
+
+
+class BatchOut(BaseModel):
+    """The answers to a batch, in the order of its jobs."""
+
+    jobs: list[BatchItemOut]
+
+
+class JobsOut(BaseModel):
+    """A page of jobs, in the order that was asked for."""
+
+    jobs: list[JobOut]
+    next: Next
+
+
+class EventOut(BaseModel):
+    """An event of a job: the `data` of an event stream."""
+
+    seq: int
+    kind: str
+    at: datetime
+    data: dict[str, Any]

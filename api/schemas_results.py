@@ -1,0 +1,143 @@
+"""The fields of answers about trials and winners. Times are in microseconds (`_us`)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.schemas_out import Next
+from tuner.problems.results import Status
+
+
+class PointOut(BaseModel):
+    """What a configuration is for: a gemm of a fused-MoE layer, or a stage of attention."""
+
+    model_config = ConfigDict(extra="allow")
+
+    gemm: str | None = Field(None, description="Only for a fused-MoE layer: up or down.")
+    part: str | None = Field(
+        None, description="Only for attention: extend, prefill, decode or reduce."
+    )
+    batch_size: int = Field(description="A layer's tokens, or attention's sequences.")
+    new_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
+    cached_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
+
+
+class ResultOut(PointOut):
+    """A configuration, compiled and perhaps timed."""
+
+    config: dict[str, int]
+    status: Status
+    median_us: float | None
+    shared_bytes: int | None
+    n_regs: int | None
+    n_spills: int | None
+
+
+class TrialOut(ResultOut):
+    """A configuration that was tried."""
+
+    min_us: float | None
+    samples: int
+    compile_status: Status
+    detail: str
+
+
+class IncumbentOut(BaseModel):
+    """What the engine would run without this tuner."""
+
+    config: dict[str, int]
+    status: Status
+    median_us: float | None
+
+
+class WinnerOut(ResultOut):
+    """A configuration that was chosen."""
+
+    incumbents: dict[str, IncumbentOut]
+    least_us: float = Field(
+        description="The roofline: the least time that the device's memory and tensor cores need."
+    )
+    reason: str
+    run_id: int = Field(description="The run that published it: the job's own, or a later one.")
+    published_at: datetime
+
+
+class TrialsOut(BaseModel):
+    """A page of trials, by gemm or stage, size and configuration."""
+
+    trials: list[TrialOut]
+    next: Next
+
+
+class WinnersOut(BaseModel):
+    """What is published for a job's problem, in the environment it ran in."""
+
+    problem: str
+    environment: EnvironmentOut | None = Field(description="Null until a worker has begun.")
+    winners: list[WinnerOut]
+
+
+class EnvironmentOut(BaseModel):
+    """What a time depends on. Fields are empty where nothing was measured on a GPU."""
+
+    device: str
+    engine: str
+    engine_version: str
+    triton: str
+    kernel_hash: str
+    torch: str
+    cuda: str
+    driver: str
+
+
+class ResultHistoryOut(BaseModel):
+    """What is published for a problem on a device in one environment."""
+
+    environment: EnvironmentOut
+    standing: str
+    why: str
+    winners: list[WinnerOut]
+    current: bool = Field(description="Whether an export would take some of these winners.")
+
+
+class ResultsOut(BaseModel):
+    """What is published for a problem on a device, the newest environment first."""
+
+    problem: str
+    family: str
+    models: list[str]
+    device: str
+    engine: str
+    environments: list[ResultHistoryOut]
+
+
+class BestOut(PointOut):
+    """The best time so far at a point."""
+
+    point: str = Field(description="As the events of the job name it.")
+    best_us: float
+
+
+class IncumbentTimesOut(PointOut):
+    """A point to tune, and what the engine would run there without this tuner."""
+
+    point: str = Field(description="As the events of the job name it.")
+    times_us: dict[str, float | None] = Field(
+        description="By name: default, and shipped if the engine has a file. Null: not timed yet."
+    )
+
+
+class ProgressOut(BaseModel):
+    """How far a job's run has come."""
+
+    trials: dict[str, int] = Field(description="Numbers of trials by their status.")
+    best: list[BestOut]
+    incumbents: list[IncumbentTimesOut] = Field([], description="Empty until the run has begun.")
+    to_try: int | None = Field(None, description="The most configurations that the run tries.")
+    left_s: float | None = Field(
+        None, description="Seconds until all are tried at this pace. Null: not known, or ended."
+    )
+    tried_a_minute: float | None = Field(None, description="The pace of the newest attempt.")
+    timed_a_minute: float | None = None
