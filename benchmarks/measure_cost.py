@@ -74,7 +74,13 @@ def main() -> None:
     assert isinstance(problem, FusedMoe)
     points = [Point(size, gemm) for gemm in Gemm for size in BATCH_SIZES]
     with tempfile.TemporaryDirectory() as folder:
-        request: Row = {"engine": options.engine, "lifted_dir": folder, "routing": None, "seed": 20}
+        request: Row = {
+            "engine": options.engine,
+            "lifted_dir": folder,
+            "routing": None,
+            "seed": 20,
+            "thorough": True,
+        }
         session = open_session(problem, {**request, "points": [point_fields(p) for p in points]})
         rows = [_row(session, point) | _certainty(session, point, options.few) for point in points]
     for row in rows:
@@ -110,7 +116,10 @@ def _certainty(session: MoeOnGpu, point: Point, few: int) -> Row:
             kernel = session._kernel(point, config)
             launches = session._layer.inputs(point).launches(kernel, config)
             graphs.append(timing.capture(kernel, [launches[at] for at in kept]))
-        times = [[time_graph(graph, None).median_us or 0.0 for graph in graphs] for _ in TIMES]
+        measured = [
+            [time_graph(graph, None, launches=len(kept)) for graph in graphs] for _ in TIMES
+        ]
+        times = [[one.median_us or 0.0 for one in row] for row in measured]
         logs = [[math.log(us) for us in column] for column in zip(*times, strict=True)]
         means[name] = [statistics.fmean(some) for some in logs]
         noise[f"noise, {name}"] = statistics.fmean(statistics.stdev(some) for some in logs)

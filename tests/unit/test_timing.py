@@ -26,10 +26,12 @@ Replayed = Callable[..., Measurement]
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
     """Times a graph whose replays take the given microseconds, after one to warm up."""
 
-    def measure(*times_us: float, best_us: float | None = BEST_US) -> Measurement:
+    def measure(
+        *times_us: float, best_us: float | None = BEST_US, launches: int = timing.LAUNCHES
+    ) -> Measurement:
         clock = iter([999.0, *times_us])
-        monkeypatch.setattr(timing, "replay_us", lambda graph, before=None: next(clock))
-        return timing.time_graph(SimpleNamespace(), best_us)
+        monkeypatch.setattr(timing, "replay_us", lambda graph, launches, before: next(clock))
+        return timing.time_graph(SimpleNamespace(), best_us, launches=launches)
 
     return measure
 
@@ -79,6 +81,10 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(timing, "launch", lambda *launched: streams.append(launched[-1]))
     return streams
+
+
+def test_a_graph_of_fewer_launches_is_replayed_more_often(replayed) -> None:
+    assert replayed(*[2000.0] * 5, best_us=None, launches=4).samples == 4
 
 
 def test_a_captured_graph_keeps_the_tensors_that_it_reads(no_device):

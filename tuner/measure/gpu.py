@@ -170,12 +170,14 @@ def open_gpu_bench(
     points: Collection[Point],
     limits: Limits = Limits(),
     workbench: Workbench | None = None,
+    thorough: bool = False,
 ) -> GpuBench:
     """Open a bench on some GPUs.
 
     `gpus` are CUDA device numbers; `engine` is name==version; only `points` are measured, other
     points are only compiled. `routing` holds captured routings of a fused-MoE layer. The workers
-    are the workbench's, which closes them, or without one the bench's own.
+    are the workbench's, which closes them, or without one the bench's own. `thorough`: every
+    candidate is timed with all routings, because others take a recording for the truth.
 
     Raises MeasurerUnavailable where a GPU is missing, BadInput where a GPU is not a `device` or
     the routings do not fit the problem, and NotEnoughMemory where the largest point's tensors do
@@ -187,6 +189,7 @@ def open_gpu_bench(
         "problem": problem.spec(),
         "routing": routing and {"path": str(routing.path), "sha256": routing.sha256},
         "seed": INPUT_SEED,
+        "thorough": thorough,
         "points": [point_fields(point) for point in points],
     }
     owner = workbench or Workbench()

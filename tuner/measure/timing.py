@@ -126,16 +126,18 @@ def time_graph(
     graph: Replayable,
     best_us: float | None,
     before: Callable[[], object] | None = None,
+    launches: int = LAUNCHES,
 ) -> Measurement:
-    """The median of up to REPLAYS replays. One that is surely slower than `best_us`, the median of
-    its point's best so far, gets no more.
+    """The median of up to REPLAYS replays of a graph with so many launches.
+
+    One that is surely slower than `best_us`, the median of its point's best so far, gets no more.
     """
-    replay_us(graph, before=before)  # warm-up
-    samples = [replay_us(graph, before=before)]
-    while len(samples) < REPLAYS and sum(samples) * LAUNCHES < ENOUGH_US:
+    replay_us(graph, launches, before)  # warm-up
+    samples = [replay_us(graph, launches, before)]
+    while len(samples) < REPLAYS and sum(samples) * launches < ENOUGH_US:
         if best_us is not None and min(samples) * (1 - SPREAD) > best_us:
             break
-        samples.append(replay_us(graph, before=before))
+        samples.append(replay_us(graph, launches, before))
     return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
 
 

@@ -62,6 +62,7 @@ class PointInputs:
     activations: Activations
     routings: Sequence[Routing]
     output: Tensor  # C (M * top_k, n)
+    read_bytes: int  # of weights, by the launch with the first routing
     _slots: dict[tuple[Argument, ...], list[Slots]] = field(default_factory=dict)
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
@@ -151,6 +152,7 @@ class Layer:
             ),
             routings,
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
+            routings[0].ids.unique().numel() * weights.b[0].nbytes,
         )
 
     def _routings(self, batch_size: int) -> list[Routing]:

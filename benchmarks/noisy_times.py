@@ -1,0 +1,76 @@
+"""What a search loses where its times are noisy, on the fused-MoE recordings.
+
+    .venv/bin/python benchmarks/noisy_times.py [--runs 10]
+
+The search sees each recorded time with an error that is drawn anew, and a race then picks the truly
+fastest of its FINALISTS. Prints the regret by the error's standard deviation, and writes all
+regrets to benchmarks/results/noisy_times.json. `tuner.families.fused_moe.gpu` chooses the number of
+launches in a graph by this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from held_out import RECORDINGS, SEEN, UNSEEN, Case, Found, cell, moe_case
+
+from tuner.problems.points import Candidate
+from tuner.problems.results import Measurement
+from tuner.tuning.search import Search
+
+NAMES = (SEEN[0], UNSEEN[0])
+ERRORS = (0.0, 0.005, 0.01, 0.02)
+FINALISTS = 6  # fewer than a run has
+RESULTS = Path("benchmarks/results/noisy_times.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=10)
+    runs = range(parser.parse_args().runs)
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for name in NAMES:
+        case = moe_case(RECORDINGS / f"{name}.csv.gz")
+        found[name] = {
+            str(error): [raced(case, searched(case, seed, error)) for seed in runs]
+            for error in ERRORS
+        }
+        print(name, {error: cell(some) for error, some in found[name].items()}, flush=True)
+    RESULTS.write_text(json.dumps({"runs": len(runs), "regrets": found}) + "\n")
+
+
+def searched(case: Case, seed: int, error: float) -> Found:
+    """The noisy microseconds of what a search tries."""
+    rng = random.Random(seed)
+    search = Search(case.spaces, list(case.at), case.seeds, case.budget, seed, case.at, case.model)
+    found: Found = {point: {} for point in case.at}
+    while asked := search.ask():
+        for candidate in asked:
+            told = noisy(case.measure(candidate), math.exp(rng.gauss(0, error)))
+            found[candidate.point][candidate.config] = told.median_us or math.inf
+            search.tell(candidate, told)
+    return found
+
+
+def noisy(measured: Measurement, factor: float) -> Measurement:
+    us = measured.median_us
+    return measured if us is None else replace(measured, median_us=us * factor)
+
+
+def raced(case: Case, found: Found) -> list[float]:
+    """By point, the regret of the truly fastest finalist."""
+    regrets = []
+    for point, times in found.items():
+        finalists = sorted(times, key=lambda config: times[config])[:FINALISTS]
+        true_us = [case.measure(Candidate(point, one)).median_us or math.inf for one in finalists]
+        regrets.append(min(true_us) / min(case.times(point).values()) - 1)
+    return regrets
+
+
+if __name__ == "__main__":
+    main()
