@@ -39,9 +39,11 @@ from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.space import space_for
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status, Trial
+from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Budget, Model, Search, budget_for
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
+from tuner.tuning.track import Model
 
 RECORDINGS = Path("tests/data/recordings")
 SEEN = (
