@@ -144,7 +144,13 @@ def gemm_case(path: Path) -> Case:
 
 def ours(case: Case, seed: int) -> Found:
     """The search as `tuner tune` runs it."""
-    search = Search(case.spaces, list(case.at), case.seeds, case.budget, seed, case.at, case.model)
+    points = list(case.at)
+    seeds, at = case.seeds, case.at
+    return tried(case, Search(case.spaces, points, seeds, case.budget, seed, at, case.model))
+
+
+def tried(case: Case, search: Search) -> Found:
+    """Everything that a search asks for, in order."""
     found: Found = {point: {} for point in case.at}
     while asked := search.ask():
         for candidate in asked:
