@@ -70,6 +70,7 @@ class TuningRun(RunProcesses):
     The constructor raises BadInput for a request that cannot be tuned.
     """
 
+    request: Request
     table: EntryTable  # how the entries are printed
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
 
