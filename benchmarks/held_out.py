@@ -39,9 +39,11 @@ from tuner.families.fused_moe.recording import read_recording
 from tuner.families.fused_moe.space import space_for
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status, Trial
+from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Budget, Model, Search, budget_for
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
+from tuner.tuning.track import Model
 
 RECORDINGS = Path("tests/data/recordings")
 SEEN = (
@@ -142,7 +144,13 @@ def gemm_case(path: Path) -> Case:
 
 def ours(case: Case, seed: int) -> Found:
     """The search as `tuner tune` runs it."""
-    search = Search(case.spaces, list(case.at), case.seeds, case.budget, seed, case.at, case.model)
+    points = list(case.at)
+    seeds, at = case.seeds, case.at
+    return tried(case, Search(case.spaces, points, seeds, case.budget, seed, at, case.model))
+
+
+def tried(case: Case, search: Search) -> Found:
+    """Everything that a search asks for, in order."""
     found: Found = {point: {} for point in case.at}
     while asked := search.ask():
         for candidate in asked:

@@ -33,8 +33,9 @@ from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for
 from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.problems.points import Candidate, Config, Point
+from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 
 RECORDING = Path("tests/data/recordings/h200_E256_N256_K7168_top8_fp8w8a8_b128.csv.gz")

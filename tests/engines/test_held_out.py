@@ -16,8 +16,9 @@ from tuner.families.fused_moe.space import space_for
 from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.measure.replay import Replay
 from tuner.problems.points import Candidate, Point
+from tuner.tuning.budget import budget_for
 from tuner.tuning.request import Effort
-from tuner.tuning.search import Search, budget_for
+from tuner.tuning.search import Search
 
 
 @pytest.fixture(scope="module")

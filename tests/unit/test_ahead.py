@@ -10,7 +10,8 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
 from tuner.tuning.ahead import Ahead, compile_ahead
-from tuner.tuning.search import Budget, Search
+from tuner.tuning.budget import Budget
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import Plan
 

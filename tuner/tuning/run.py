@@ -1,35 +1,29 @@
-"""Tuning runs: the processes, the store and the report that every family shares."""
+"""Tuning runs: the request, the store and the report that every family shares."""
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
-from tuner.compile import Farm, KernelCompiler
-from tuner.compile.candidates import Binder, Companions
-from tuner.compile.environment import TritonRelease, triton_for
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.errors import CompilerUnavailable, UnwritableOutput
-from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
-from tuner.measure.recording import RecordedTrials, read_trials, write_trials
+from tuner.errors import UnwritableOutput
+from tuner.measure.gpu import GpuBench
+from tuner.measure.recording import write_trials
 from tuner.measure.recording_file import prove_recordable
 from tuner.measure.replay import Replay
-from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Candidate, Config, Part, Point, Problem
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import Selection, family_of
-from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
+from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
 from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
+from tuner.tuning.processes import RunProcesses
 from tuner.tuning.report import EntryTable, Report, mark_untested
 from tuner.tuning.request import Effort, Source
 from tuner.tuning.revalidate import Revalidation
@@ -70,39 +64,24 @@ class Request:
         return self.selection or family_of(self.problem).read_selection(self.problem, {})
 
 
-class Kernels(Protocol):
-    """An engine's kernels of one family."""
-
-    @property
-    def hash(self) -> str:
-        """The kernels' identity in the store."""
-        ...
-
-
-class TuningRun(ABC):
+class TuningRun(RunProcesses):
     """One request, ready to run. Use it in a `with`, because it may own processes.
 
     The constructor raises BadInput for a request that cannot be tuned.
     """
 
+    request: Request
     table: EntryTable  # how the entries are printed
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
-    points: tuple[Point, ...]  # the points to tune
 
     def __init__(self, request: Request) -> None:
-        self.request = request
-        self._resources = contextlib.ExitStack()
-        self._shared: Workbench | None = None
+        super().__init__(request)
         self._previous: Mapping[Point, Config] = {}  # what the store had when the run began
 
     @property
     def notes(self) -> Sequence[str]:
         """What users should know before the run."""
         return ()
-
-    def share(self, workbench: Workbench) -> None:
-        """Use the processes of a workbench, which outlive this run. Call it before `run`."""
-        self._shared = workbench
 
     def __enter__(self) -> TuningRun:
         return self
@@ -117,10 +96,6 @@ class TuningRun(ABC):
         if self.request.source.kind is MeasureKind.GPU:
             self._start_children()
             self._compiler.compile_ahead(self._first_candidates())
-
-    def _start_children(self) -> None:
-        for gpu in self.request.source.gpus:
-            self._workbench.start(gpu, child_env(self._farm, gpu))
 
     def _first_candidates(self) -> Sequence[Candidate]:
         """What `run` will try first, as far as it is known before anything is measured."""
@@ -212,18 +187,6 @@ class TuningRun(ABC):
                 f"{error}; the run is done and its winners are stored: run it again to record it"
             ) from None
 
-    @cached_property
-    def environment(self) -> Environment:
-        request = self.request
-        return Environment(
-            device=request.device.name,
-            engine=request.engine.name,
-            engine_version=request.engine.version,
-            triton=self._triton,
-            kernel_hash=self._kernels.hash,
-            **self._measured_on(),
-        )
-
     # What each family implements
 
     @property
@@ -233,14 +196,7 @@ class TuningRun(ABC):
 
     @property
     @abstractmethod
-    def _kernels(self) -> Kernels: ...
-
-    @property
-    @abstractmethod
     def _spaces(self) -> Mapping[Part, Space]: ...
-
-    @abstractmethod
-    def _binder(self) -> Binder: ...
 
     @abstractmethod
     def _search(self) -> Strategy:
@@ -267,10 +223,6 @@ class TuningRun(ABC):
         """What predicts times, for any configurations."""
         return self._prediction()[0]
 
-    def _companions(self) -> Companions | None:
-        """The further kernels that a candidate launches besides the binder's."""
-        return None
-
     def _prepare(self) -> None:  # noqa: B027  # most have little to do
         """Do what takes seconds of CPU before the search, while the GPU's children start."""
 
@@ -285,18 +237,8 @@ class TuningRun(ABC):
         at = {w.entry.point: w.entry.config for w in stored if w.status is Status.OK}
         return {p: at[p] for p in self.points if p in at and self._spaces[p.part].legal(at[p])}
 
-    @cached_property
-    def _recording(self) -> RecordedTrials | None:
-        """The recording that is replayed; None where times are not recorded ones."""
-        path = self.request.source.recording
-        return read_trials(path, self.request.problem) if path else None
-
     def _write_recording(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
         write_trials(path, self.request.problem, trials, add)
-
-    @property
-    def _recording_sha256(self) -> str:
-        return self._recording.sha256 if self._recording else ""
 
     def _prove_recordable(self, path: Path, add: bool) -> None:
         """Raise UnwritableOutput where the recording cannot be written to `path`."""
@@ -304,58 +246,6 @@ class TuningRun(ABC):
         replayed = self.request.source.recording
         if replayed is not None and replayed.resolve() == path.resolve():
             raise UnwritableOutput(f"{path} is being replayed: record to another file")
-
-    def _measured_on(self) -> dict[str, str]:
-        if self._recording_sha256:
-            return {"driver": f"recording {self._recording_sha256}"}
-        return self._gpu.environment if self.request.source.kind is MeasureKind.GPU else {}
-
-    @cached_property
-    def _workbench(self) -> Workbench:
-        return self._shared or self._resources.enter_context(Workbench())
-
-    @cached_property
-    def _farm(self) -> Farm:
-        # Leave one core to the process that owns the GPU.
-        spare = 1 if self.request.source.kind is MeasureKind.GPU else 0
-        return self._workbench.farm(spare, self._release)
-
-    @cached_property
-    def _release(self) -> TritonRelease:
-        return triton_for(self.request.engine)
-
-    @cached_property
-    def _compiler(self) -> KernelCompiler:
-        return KernelCompiler(self._farm, self._binder(), self.request.device, self._companions())
-
-    @cached_property
-    def _gpu(self) -> GpuBench:
-        request = self.request
-        bench = open_gpu_bench(
-            self._compiler,
-            self._farm,
-            engine=f"{request.engine.name}=={request.engine.version}",
-            problem=request.problem,
-            device=request.device,
-            gpus=request.source.gpus,
-            routing=self._routing,
-            points=self.points,
-            workbench=self._workbench,
-        )
-        self._resources.callback(bench.close)
-        return bench
-
-    @cached_property
-    def _routing(self) -> RoutingFile | None:
-        path = self.request.source.routing
-        return find_routing_file(path) if path else None
-
-    @cached_property
-    def _triton(self) -> str:
-        try:
-            return self._release.version
-        except CompilerUnavailable:
-            return "none"  # a replay needs no triton; the compile farm raises without it
 
     def _run_key(self) -> RunKey:
         request = self.request

@@ -14,23 +14,18 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Measurement, Status
-from tuner.tuning.request import Effort
+from tuner.tuning.budget import Budget
 from tuner.tuning.space import Space
 from tuner.tuning.suggest import suggestions
 from tuner.tuning.surrogate import Surrogate
-
-# Predicted microseconds of the configurations at a point that will probably fit.
-Model = Callable[[Point, Sequence[Config]], Mapping[Config, float]]
+from tuner.tuning.track import Model, Track
 
 # A kernel that fails to compile or to fit fails at every batch size.
 _FAILS_EVERYWHERE = {Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES}
-GRID_SIZE = 1_920  # configurations of sglang's own tuning grid
 # A point's rounds look at a sample of the space, and at the neighbours of the fastest so far. A
 # sample, because a prediction takes the parent 0.1 ms; sglang's own grid is smaller.
 _POOL, _BEST = 1_300, 8
@@ -41,79 +36,6 @@ _LEARN_FROM = 2  # points on either side of a point whose times a round learns f
 # The surrogate learns log(time / best time at the point). Above this value all are equally slow:
 # what is hopeless must not decide how much the good ones may differ.
 _HOPELESS = 0.4
-# How much an octave counts: of a parameter, of the predicted time, of the point's size. They were
-# chosen on three of the recordings; docs/benchmarks.md says which, and what the others show.
-_PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much a search may spend."""
-
-    per_point: int  # configurations tried at a point, including failures
-    kernels: int  # kernels compiled in total; a configuration counts once for each part
-    seeds: int  # tries in a point's first round: seeds, then random configurations
-    wave: int = 5  # tries in each later round
-    nearby: int = 1  # how many of the best at each neighbouring point a round tries first
-
-
-def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
-    """The budget of an effort for a number of points and of configurations in the space."""
-    if effort is Effort.QUICK:
-        return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
-    if effort is Effort.STANDARD:
-        per_point = 34 if space_size <= GRID_SIZE else 40
-        return Budget(per_point, kernels=max(250, 25 * points), seeds=12)
-    return Budget(space_size, kernels=points * space_size, seeds=space_size)
-
-
-@dataclass(eq=False)
-class _Track:
-    """One point's rounds."""
-
-    point: Point
-    space: Space
-    seeds: Sequence[Config]
-    sample: Sequence[Config]  # of the space; each round looks at these
-    model: Model | None
-    rounds: list[list[Config]] = field(default_factory=list)
-    _predicted: dict[Config, float | None] = field(default_factory=dict)
-    _places: dict[Config, list[float]] = field(default_factory=dict)
-
-    def before(self, round_: int) -> list[Config]:
-        """Everything proposed before a round, in order."""
-        return list(itertools.chain.from_iterable(self.rounds[:round_]))
-
-    def likely(self, configs: Iterable[Config]) -> list[Config]:
-        """The configurations that will fit, as far as the model knows."""
-        some = list(configs)
-        if self.model is None:
-            return some
-        new = [config for config in some if config not in self._predicted]
-        found = self.model(self.point, new) if new else {}
-        self._predicted.update((config, found.get(config)) for config in new)
-        return [config for config in some if self._predicted[config]]
-
-    def place(self, config: Config) -> list[float]:
-        """Where the surrogate puts a configuration of this point, once its first round is known."""
-        if config not in self._places:
-            self._places[config] = self._place(config)
-        return self._places[config]
-
-    def _place(self, config: Config) -> list[float]:
-        place = [_PER_OCTAVE * at for at in self.space.place(config)]
-        place += [_PER_SIZE * math.log2(max(size, 1)) for size in _sizes(self.point)]
-        if self.model is not None:
-            best = self._best_of_first
-            us = self._predicted[config] if self.likely([config]) else best
-            place.append(_PER_PREDICTED * math.log2(us / best) if us and best else 0.0)
-        return place
-
-    @cached_property
-    def _best_of_first(self) -> float | None:
-        """The least predicted time in the first round."""
-        first = [self._predicted[c] for c in self.likely(self.rounds[0])]
-        return min((us for us in first if us), default=None)
 
 
 class Search:
@@ -140,7 +62,7 @@ class Search:
         self._seed = seed
         at = {point: spaces[point.part] for point in points} | dict(narrowed or {})
         self._tracks = [
-            _Track(point, at[point], seeds.get(point, ()), self._sample(point, at[point]), model)
+            Track(point, at[point], seeds.get(point, ()), self._sample(point, at[point]), model)
             for point in sorted(set(points))
         ]
         self._results: dict[Candidate, Measurement] = {}
@@ -163,7 +85,7 @@ class Search:
         """Take a result. The candidate need not have been proposed yet."""
         self._results.setdefault(candidate, measurement)
 
-    def _is_ready(self, track: _Track) -> bool:
+    def _is_ready(self, track: Track) -> bool:
         """Whether all results that the track's next round depends on are there."""
         finished = min(len(other.rounds) for other in self._tracks)  # rounds of every point
         if finished and not any(other.rounds[finished - 1] for other in self._tracks):
@@ -174,10 +96,10 @@ class Search:
         return all(c in self._results for c in self._candidates(track, last))
 
     @staticmethod
-    def _candidates(track: _Track, configs: Sequence[Config]) -> Iterator[Candidate]:
+    def _candidates(track: Track, configs: Sequence[Config]) -> Iterator[Candidate]:
         return (Candidate(track.point, config) for config in configs)
 
-    def _wave(self, track: _Track) -> list[Config]:
+    def _wave(self, track: Track) -> list[Config]:
         """The track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
@@ -204,7 +126,7 @@ class Search:
         return wave
 
     def _sources(
-        self, track: _Track, round_: int, passed_over: Collection[Config]
+        self, track: Track, round_: int, passed_over: Collection[Config]
     ) -> Iterator[Config]:
         """Configurations worth trying, best first, including tried and unaffordable ones.
 
@@ -224,19 +146,19 @@ class Search:
     def _random(self, point: Point, round_: int) -> random.Random:
         return random.Random(f"{self._seed}/{point}/{round_}")  # noqa: S311 (no secret)
 
-    def _winners_nearby(self, track: _Track, round_: int) -> Iterator[Config]:
+    def _winners_nearby(self, track: Track, round_: int) -> Iterator[Config]:
         """The best so far at the next smaller and the next larger point of the part."""
         for other in self._around(track, 1):
             if other is not track:
                 yield from itertools.islice(self._times(other, round_ - 1), self._budget.nearby)
 
-    def _around(self, track: _Track, most: int) -> list[_Track]:
+    def _around(self, track: Track, most: int) -> list[Track]:
         """A point and up to `most` points of its part on either side of it."""
         others = [other for other in self._tracks if other.point.part is track.point.part]
         here = others.index(track)
         return others[max(here - most, 0) : here + most + 1]
 
-    def _known(self, track: _Track, round_: int) -> Iterator[tuple[list[float], float]]:
+    def _known(self, track: Track, round_: int) -> Iterator[tuple[list[float], float]]:
         """Places and values at the point and at its neighbours, for the surrogate."""
         for other in self._around(track, _LEARN_FROM):
             # Without the other point's last round, which may still be running.
@@ -246,13 +168,13 @@ class Search:
                 slower = math.log(time_us / best)
                 yield other.place(config), min(slower, _HOPELESS)
 
-    def _times(self, track: _Track, round_: int) -> dict[Config, float]:
+    def _times(self, track: Track, round_: int) -> dict[Config, float]:
         """The microseconds of what was timed at a point before a round, the fastest first."""
         results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
         timed = [(m.median_us, c) for c, m in results.items() if m.median_us is not None]
         return {config: time_us for time_us, config in sorted(timed)}
 
-    def _pool(self, track: _Track, round_: int) -> dict[Config, None]:
+    def _pool(self, track: Track, round_: int) -> dict[Config, None]:
         """Configurations that a round looks at: what is near the best so far, and a sample.
 
         The last rounds look at the neighbours of the very best alone.
@@ -271,7 +193,7 @@ class Search:
         rng = random.Random(f"{self._seed}/{point}")  # noqa: S311 (no secret)
         return rng.sample(space.configs(), min(_POOL, len(space)))
 
-    def _broken(self, track: _Track, round_: int) -> set[Config]:
+    def _broken(self, track: Track, round_: int) -> set[Config]:
         """Configurations of the space that failed, or that are sure not to fit."""
         kernels = {
             config: self._results[Candidate(other.point, config)].status
@@ -283,7 +205,7 @@ class Search:
         too_large = [c for c, status in kernels.items() if status is Status.OUT_OF_RESOURCES]
         return broken.union(*map(track.space.as_large_as, too_large))
 
-    def _credit(self, track: _Track, round_: int) -> int:
+    def _credit(self, track: Track, round_: int) -> int:
         """How many kernels the track may add in a round: its share of what is left.
 
         Two points that propose the same kernel in the same round both pay for it and get one
@@ -294,7 +216,7 @@ class Search:
         share, extra = divmod(left, len(active))
         return share + ((active.index(track) + round_) % len(active) < extra)
 
-    def _most(self, track: _Track) -> int:
+    def _most(self, track: Track) -> int:
         return min(self._budget.per_point, len(track.space))
 
     def _compiled(self, round_: int) -> frozenset[tuple[Part, Config]]:
@@ -304,7 +226,3 @@ class Search:
             fresh = ((t.point.part, config) for t in self._tracks for config in t.rounds[last])
             self._kernels.append(self._kernels[last].union(fresh))
         return self._kernels[round_]
-
-
-def _sizes(point: Point) -> tuple[int, int, int]:
-    return point.batch_size, point.new_tokens, point.cached_tokens

@@ -17,9 +17,10 @@ from tuner.problems.results import (
     Trial,
 )
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.budget import budget_for
 from tuner.tuning.report import EntryTable
 from tuner.tuning.run import Request, TuningRun
-from tuner.tuning.search import Search, budget_for
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 

@@ -18,10 +18,11 @@ from tuner.families.attention.workloads import Workload, WorkPoint, usual_worklo
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Entry, MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, Request, TuningRun
-from tuner.tuning.search import Budget, Search, budget_for
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 

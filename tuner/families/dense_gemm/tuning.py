@@ -19,11 +19,12 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.budget import Budget
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
 from tuner.tuning.run import Request, TuningRun
-from tuner.tuning.search import Budget, Search
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 

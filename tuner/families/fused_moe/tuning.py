@@ -21,12 +21,14 @@ from tuner.families.fused_moe.space import space_for
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind, Trial
 from tuner.tuning.bench import Bench, SerialBench
+from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.journal import RunStore
 from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, TIE, Request, TuningRun
-from tuner.tuning.search import Budget, Model, Search, budget_for
+from tuner.tuning.search import Search
 from tuner.tuning.space import Space
+from tuner.tuning.track import Model
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
 # Kernels compiled for a prediction; each takes one core about 0.4 s.
