@@ -19,11 +19,11 @@ from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point, Problem
 from tuner.problems.results import Environment, MeasureKind
-from tuner.tuning.request import Source
+from tuner.tuning.request import Effort, Source
 
 
 class Setting(Protocol):
-    """The part of a request that says what is compiled and measured, and where."""
+    """The part of a request that says what is compiled and measured, where, and how surely."""
 
     @property
     def problem(self) -> Problem: ...
@@ -36,6 +36,9 @@ class Setting(Protocol):
 
     @property
     def source(self) -> Source: ...
+
+    @property
+    def effort(self) -> Effort: ...
 
 
 class Kernels(Protocol):
@@ -138,6 +141,7 @@ class RunProcesses(ABC):
             routing=self._routing,
             points=self.points,
             workbench=self._workbench,
+            thorough=request.effort is Effort.EXHAUSTIVE,
         )
         self._resources.callback(bench.close)
         return bench
