@@ -23,7 +23,7 @@ from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
-from tuner.tuning import run as base
+from tuner.tuning import processes
 from tuner.tuning.bench import SerialBench
 from tuner.tuning.request import Effort, Source, parse_source
 from tuner.tuning.run import Request, open_run
@@ -143,7 +143,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[RoutingFile | None]:
         opened.append(routing)
         return RecordedGpu()
 
-    monkeypatch.setattr(base, "open_gpu_bench", open_bench)
+    monkeypatch.setattr(processes, "open_gpu_bench", open_bench)
     return opened
 
 
@@ -165,6 +165,24 @@ def measured(store: Store, routing: Path | None) -> int:
     )
     with open_run(request) as session:
         return session.run(store, lambda trial: None).totals.measurements
+
+
+@pytest.mark.parametrize("effort", Effort)
+def test_only_exhaustive_runs_time_every_candidate_with_all_routings(
+    monkeypatch: pytest.MonkeyPatch, effort: Effort
+) -> None:
+    asked: list[bool] = []
+
+    def open_bench(*args: object, thorough: bool, **others: object) -> RecordedGpu:
+        asked.append(thorough)
+        return RecordedGpu()
+
+    monkeypatch.setattr(processes, "open_gpu_bench", open_bench)
+    source = Source(MeasureKind.GPU)
+    device, engine = find_device("H200"), find_engine("sglang==0.5.16")
+    with open_run(Request(RECORDED.problem, device, engine, source, effort=effort)) as run:
+        assert run.environment.torch
+    assert asked == [effort is Effort.EXHAUSTIVE]
 
 
 def test_a_run_with_a_routing_is_not_answered_from_trials_of_another(
