@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -158,6 +158,25 @@ def tried(case: Case, search: Search) -> Found:
             found[candidate.point][candidate.config] = measured.median_us or math.inf
             search.tell(candidate, measured)
     return found
+
+
+def off_by(case: Case, deviation: float, seed: str) -> Case:
+    """The case with recorded times that are off by random factors.
+
+    `deviation` is the standard deviation of a factor's logarithm. Configurations that run the same
+    way at a point share a factor.
+    """
+    rng, factors = random.Random(seed), dict[tuple[Point, Config], float]()
+
+    def moved(candidate: Candidate, trial: Trial) -> Trial:
+        if trial.measurement.median_us is None:
+            return trial
+        same = candidate.point, case.same(candidate.point, candidate.config)
+        factor = factors.setdefault(same, math.exp(rng.gauss(0, deviation)))
+        us = trial.measurement.median_us * factor
+        return replace(trial, measurement=replace(trial.measurement, median_us=us))
+
+    return replace(case, trials={c: moved(c, t) for c, t in case.trials.items()})
 
 
 def at_random(case: Case, seed: int) -> Found:

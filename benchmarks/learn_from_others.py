@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,15 +32,15 @@ from held_out import (
     cell,
     gemm_case,
     moe_case,
+    off_by,
     ours,
     regrets,
     tried,
 )
 
-from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Trial
+from tuner.problems.points import Config, Point
 from tuner.tuning.search import _HOPELESS, Search
-from tuner.tuning.track import Track
+from tuner.tuning.track import _PER_PREDICTED, _PER_SIZE, Track
 
 RESULTS = Path("benchmarks/results/learn_from_others.json")
 SHARES = (0.6, 1.0)  # of the tries and kernels that `tune` has
@@ -57,7 +56,6 @@ SHAPES = {
 }
 # How much an octave between two keys counts in the surrogate's distance. Chosen on the seen keys.
 PER_OCTAVE = 0.5
-PER_SIZE, PER_PREDICTED = 0.4, 1.6  # as in tuner/tuning/track.py
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,8 @@ class Knowing(Search):
         for one in chain.from_iterable(self._stored[track.point]):
             if track.space.legal(one.config):
                 place = track.place(one.config)[: len(track.space.axes)]
-                place += [PER_SIZE * math.log2(one.batch_size), 0.0, 0.0]
-                place += [PER_PREDICTED * one.predicted, PER_OCTAVE * one.away]
+                place += [_PER_SIZE * math.log2(one.batch_size), 0.0, 0.0]
+                place += [_PER_PREDICTED * one.predicted, PER_OCTAVE * one.away]
                 yield place, min(one.slower, _HOPELESS)
 
 
@@ -108,17 +106,7 @@ def case_of(name: str, off: float, run: int) -> Case:
     """A recording; with `off`, its times as they are in this run."""
     path = RECORDINGS / f"{name}.csv.gz"
     case = moe_case(path) if "_E" in name else gemm_case(path)
-    rng, factors = random.Random(f"{name} {run}"), dict[tuple[Point, Config], float]()
-
-    def moved(candidate: Candidate, trial: Trial) -> Trial:
-        if trial.measurement.median_us is None:
-            return trial
-        same = candidate.point, case.same(candidate.point, candidate.config)
-        factor = factors.setdefault(same, math.exp(rng.gauss(0, off)))
-        us = trial.measurement.median_us * factor
-        return replace(trial, measurement=replace(trial.measurement, median_us=us))
-
-    return replace(case, trials={c: moved(c, t) for c, t in case.trials.items()}) if off else case
+    return off_by(case, off, f"{name} {run}") if off else case
 
 
 @cache
@@ -128,7 +116,7 @@ def found_at(name: str, off: float, run: int) -> Found:
 
 
 def stored_at(name: str, point: Point, off: float, run: int) -> Iterator[list[Stored]]:
-    """Of each other key of the family: its trials at the nearest batch size, the best one first."""
+    """The trials of each other key of the family at its nearest batch size, the best one first."""
     for other in (*SEEN, *UNSEEN):
         if other == name or ("_E" in other) != ("_E" in name):
             continue

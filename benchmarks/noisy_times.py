@@ -13,15 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
-from dataclasses import replace
 from pathlib import Path
 
-from held_out import RECORDINGS, SEEN, UNSEEN, Case, Found, cell, moe_case
+from held_out import RECORDINGS, SEEN, UNSEEN, Case, Found, cell, moe_case, off_by, ours
 
 from tuner.problems.points import Candidate
-from tuner.problems.results import Measurement
-from tuner.tuning.search import Search
 
 NAMES = (SEEN[0], UNSEEN[0])
 ERRORS = (0.0, 0.005, 0.01, 0.02)
@@ -37,29 +33,11 @@ def main() -> None:
     for name in NAMES:
         case = moe_case(RECORDINGS / f"{name}.csv.gz")
         found[name] = {
-            str(error): [raced(case, searched(case, seed, error)) for seed in runs]
+            str(error): [raced(case, ours(off_by(case, error, str(seed)), seed)) for seed in runs]
             for error in ERRORS
         }
         print(name, {error: cell(some) for error, some in found[name].items()}, flush=True)
     RESULTS.write_text(json.dumps({"runs": len(runs), "regrets": found}) + "\n")
-
-
-def searched(case: Case, seed: int, error: float) -> Found:
-    """The noisy microseconds of what a search tries."""
-    rng = random.Random(seed)
-    search = Search(case.spaces, list(case.at), case.seeds, case.budget, seed, case.at, case.model)
-    found: Found = {point: {} for point in case.at}
-    while asked := search.ask():
-        for candidate in asked:
-            told = noisy(case.measure(candidate), math.exp(rng.gauss(0, error)))
-            found[candidate.point][candidate.config] = told.median_us or math.inf
-            search.tell(candidate, told)
-    return found
-
-
-def noisy(measured: Measurement, factor: float) -> Measurement:
-    us = measured.median_us
-    return measured if us is None else replace(measured, median_us=us * factor)
 
 
 def raced(case: Case, found: Found) -> list[float]:

@@ -59,7 +59,7 @@ def test_sequences_and_new_tokens_choose_the_size_as_in_engines():
         point(Stage.EXTEND, 1, 4096, 20_000): (60.0, 30.0),
     }
     assert gain_at(extends, CHUNK, [24576]) == pytest.approx(1.25)
-    # Of two equally near sizes the smaller counts.
+    # Where two sizes are equally near, the smaller one counts.
     pair = {point(Stage.DECODE, 16, 1, 1000): LONG, point(Stage.DECODE, 4, 1, 1000): SHORT}
     assert gain_at(pair, DECODE, [1000]) == pytest.approx(1.25)
 
