@@ -43,7 +43,7 @@ from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.gpu import INPUT_SEED
-from tuner.measure.timing import replay_us
+from tuner.measure.timing import Captured, replay_us
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point
 from tuner.problems.results import Entry
@@ -270,11 +270,12 @@ def at_point(
     q = torch.randn_like(graphs[0].q)
     own, ours = (graph.results(lengths, q) for graph in graphs)
     samples: list[list[float]] = [[], []]
-    for graph in graphs:
-        replay_us(graph.graph, LAYERS)
+    timed = [Captured(graph.graph, graph.outputs) for graph in graphs]
+    for graph in timed:
+        replay_us(graph)
     for turn in range(RACE_ROUNDS):
         for at in (0, 1) if turn % 2 else (1, 0):
-            samples[at].append(replay_us(graphs[at].graph, LAYERS))
+            samples[at].append(replay_us(timed[at]))
     engine_us, plugin_us = map(statistics.median, samples)
     return {
         "sequences": sequences,

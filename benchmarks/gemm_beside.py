@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tuner.measure.timing import LAUNCHES, race
+from tuner.measure.timing import LAUNCHES, Captured, race
 
 Calls = list[Callable[[], object]]
 ROUNDS = 15
@@ -24,12 +24,11 @@ def versions() -> dict[str, str]:
 def other_times(N: int, K: int, M: int) -> tuple[dict[str, float], dict[str, str]]:
     """Microseconds by kernel, timed in turn, and why a kernel is absent."""
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    weights, graphs, absent, kept = N * K, {}, {}, []
+    weights, graphs, absent = N * K, {}, {}
     for name, make in KERNELS.items():
         try:
             calls = make(N, K, M, 1 if weights > 2 * l2 else LAUNCHES)
             graphs[name] = _captured(calls)
-            kept.append(calls)  # the graph reads their tensors
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             absent[name] = str(error).splitlines()[0][:200]
             torch.cuda.synchronize()
@@ -38,7 +37,7 @@ def other_times(N: int, K: int, M: int) -> tuple[dict[str, float], dict[str, str
     return dict(zip(graphs, map(statistics.median, samples), strict=True)), absent
 
 
-def _captured(calls: Calls) -> torch.cuda.CUDAGraph:
+def _captured(calls: Calls) -> Captured:
     for call in calls[:2]:
         call()  # cuBLAS makes its workspace before a capture
     torch.cuda.synchronize()
@@ -46,7 +45,7 @@ def _captured(calls: Calls) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         for at in range(LAUNCHES):
             calls[at % len(calls)]()
-    return graph
+    return Captured(graph, [calls[at % len(calls)] for at in range(LAUNCHES)])
 
 
 def _cublas_bf16(N: int, K: int, M: int, copies: int) -> Calls:

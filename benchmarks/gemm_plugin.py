@@ -30,7 +30,7 @@ from tuner.families.dense_gemm.batch import Batch, Batches
 from tuner.families.dense_gemm.inputs import OUTPUT_TYPES
 from tuner.families.dense_gemm.problem import DenseGemm, parse_dense_gemm
 from tuner.measure.gpu import INPUT_SEED
-from tuner.measure.timing import LAUNCHES, replay_us
+from tuner.measure.timing import LAUNCHES, Captured, replay_us
 
 ROUNDS = 31
 
@@ -112,14 +112,14 @@ def compared(problem: DenseGemm, sizes: list[dict[str, Any]], plain: Call, tuned
         }
 
 
-def graph(problem: DenseGemm, batch: Batch, call: Call) -> torch.cuda.CUDAGraph:
+def graph(problem: DenseGemm, batch: Batch, call: Call) -> Captured:
     launch(problem, batch, call, 0)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         for at in range(LAUNCHES):
             launch(problem, batch, call, at)
-    return captured
+    return Captured(captured, [batch] * LAUNCHES)
 
 
 def launch(problem: DenseGemm, batch: Batch, call: Call, at: int) -> torch.Tensor:

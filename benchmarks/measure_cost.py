@@ -5,7 +5,8 @@
 Compiles a few configurations of a fused-MoE layer, and measures each of them at each batch size in
 this process, as a run's measuring process does. The kernels are in Triton's cache by then. Prints
 the milliseconds of a measurement at each point, and how many of them each step takes: `replays` is
-the GPU's own work, the rest is what surrounds it. OUT.json has the same figures.
+the GPU's own work, the rest is what surrounds it. `race` is what a race takes for each finalist.
+OUT.json has the same figures.
 
 A graph has ten launches. `--few` asks what fewer would cost in certainty: each configuration is
 timed ten times with a graph of all launches and with one of so many, spread evenly over them.
@@ -22,6 +23,7 @@ import math
 import pstats
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from tuner.measure.messages import point_fields
 from tuner.measure.timing import LAUNCHES, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
+from tuner.tuning.tune import RACE_ROUNDS
 
 R1 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 CONFIGS = [
@@ -98,12 +101,21 @@ def _row(session: MoeOnGpu, point: Point) -> dict[str, Any]:
     profile.runcall(_measure, session, point, CONFIGS)
     stats: dict[tuple[str, int, str], tuple[Any, ...]] = vars(pstats.Stats(profile))["stats"]
     seconds: dict[str, float] = {}
+    own = _measure.__code__.co_filename
     for (file, _, name), (*_, cumulative, _) in stats.items():
-        if "tuner" in file or file == __file__:  # PyTorch has functions of these names too
+        if "tuner" in file or file == own:  # PyTorch has functions of these names too
             seconds[name] = max(cumulative, seconds.get(name, 0.0))
     found = {step: 1e3 * seconds.get(name, 0.0) / len(CONFIGS) for step, name in STEPS.items()}
     whole = 1e3 * seconds["_measure"] / len(CONFIGS)
-    return {"point": str(point), "whole": whole, **found}
+    return {"point": str(point), "whole": whole, **found, "race": _race_ms(session, point)}
+
+
+def _race_ms(session: MoeOnGpu, point: Point) -> float:
+    """The milliseconds that a race of the configurations takes, for each of them."""
+    configs = [dict(config) for config in CONFIGS]
+    started = time.perf_counter()
+    session.race({**point_fields(point), "configs": configs, "rounds": RACE_ROUNDS})
+    return 1e3 * (time.perf_counter() - started) / len(CONFIGS)
 
 
 def _certainty(session: MoeOnGpu, point: Point, few: int) -> Row:
@@ -115,10 +127,9 @@ def _certainty(session: MoeOnGpu, point: Point, few: int) -> Row:
         for config in CONFIGS:
             kernel = session._kernel(point, config)
             launches = session._layer.inputs(point).launches(kernel, config)
-            graphs.append(timing.capture(kernel, [launches[at] for at in kept]))
-        measured = [
-            [time_graph(graph, None, launches=len(kept)) for graph in graphs] for _ in TIMES
-        ]
+            some = [launches[at] for at in kept]
+            graphs.append(timing.capture(kernel, some, least=len(some)))
+        measured = [[time_graph(graph, None) for graph in graphs] for _ in TIMES]
         times = [[one.median_us or 0.0 for one in row] for row in measured]
         logs = [[math.log(us) for us in column] for column in zip(*times, strict=True)]
         means[name] = [statistics.fmean(some) for some in logs]

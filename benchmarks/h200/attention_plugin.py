@@ -32,7 +32,7 @@ from tuner.families.attention.lengths import ragged
 from tuner.families.attention.problem import Attention, Phase, parse_attention
 from tuner.kernels.launcher import TensorSpec as Outside
 from tuner.measure.gpu import INPUT_SEED
-from tuner.measure.timing import LAUNCHES, race
+from tuner.measure.timing import LAUNCHES, Captured, race
 from tuner.problems.points import Point
 
 ROUNDS = 15
@@ -54,14 +54,14 @@ class Case:
         inputs = self.inputs[copy % len(self.inputs)]
         function(**{**self.arguments, **inputs.tensors})
 
-    def graph(self, function: Callable[..., object]) -> torch.cuda.CUDAGraph:
+    def graph(self, function: Callable[..., object]) -> Captured:
         self.call(function, 0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for i in range(LAUNCHES):
                 self.call(function, i)
-        return graph
+        return Captured(graph, [self] * LAUNCHES)
 
     def host_us(self, function: Callable[..., object]) -> float:
         """Microseconds that a call keeps the host, the GPU left to itself; the median."""
@@ -128,7 +128,7 @@ def main() -> None:
     before = [(c.graph(plain[c.problem.phase]), c.host_us(plain[c.problem.phase])) for c in found]
     outputs = []
     for case, (graph, _) in zip(found, before, strict=True):
-        graph.replay()
+        graph.graph.replay()
         outputs.append(case.inputs[(LAUNCHES - 1) % len(case.inputs)].output.clone())
     line = apply_files(root, None)
     print(line)

@@ -30,8 +30,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
         *times_us: float, best_us: float | None = BEST_US, launches: int = timing.LAUNCHES
     ) -> Measurement:
         clock = iter([999.0, *times_us])
-        monkeypatch.setattr(timing, "replay_us", lambda graph, launches, before: next(clock))
-        return timing.time_graph(SimpleNamespace(), best_us, launches=launches)
+        monkeypatch.setattr(timing, "replay_us", lambda graph, before: next(clock))
+        return timing.time_graph(timing.Captured(None, [None] * launches), best_us)
 
     return measure
 
@@ -58,6 +58,20 @@ def test_a_long_candidate_is_replayed_until_its_time_is_up(replayed) -> None:
     assert replayed(2000.0, 2000.0, best_us=None).samples == 2
 
 
+def test_a_long_replay_needs_none_to_warm_up(replayed, monkeypatch) -> None:
+    clock = iter([117_000.0])
+    monkeypatch.setattr(timing, "replay_us", lambda graph, before: next(clock))
+    measured = timing.time_graph(timing.Captured(None, [None]), None)
+    assert (measured.samples, measured.median_us) == (1, 117_000.0)
+
+
+@pytest.mark.parametrize(("graph_us", "rounds"), [(500.0, 9), (30_000.0, 5), (117_000.0, 3)])
+def test_long_graphs_are_raced_in_fewer_rounds(monkeypatch, graph_us: float, rounds: int) -> None:
+    monkeypatch.setattr(timing, "replay_us", lambda graph, before: graph_us / graph.launches)
+    graphs = [timing.Captured(None, [None] * launches) for launches in (1, 2)]
+    assert [len(samples) for samples in timing.race(graphs, 9)] == [rounds] * 2
+
+
 class OpenGraph:
     """A CUDA graph as far as a capture uses it; it has no device."""
 
@@ -76,7 +90,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The streams on which kernels were launched."""
     streams: list[int | None] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", OpenGraph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing, "elapsed_us", lambda work: work() or 20.0)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(timing, "launch", lambda *launched: streams.append(launched[-1]))
@@ -104,6 +118,19 @@ def test_the_first_launch_is_before_the_capture_and_all_are_in_it(no_device):
     captured = timing.capture(timing.BoundKernel(None, None, (1,)), [[], []])
     assert no_device == [None, 7, 7]
     assert captured.graph.said == ["begin", "end"]
+
+
+@pytest.mark.parametrize(
+    ("chain_us", "least", "launched"),
+    [(900.0, 1, 10), (2_000.0, 1, 5), (117_000.0, 1, 1), (117_000.0, 10, 10)],
+)
+def test_a_graph_of_long_launches_has_few(no_device, monkeypatch, chain_us, least, launched):
+    # The first run of a kernel loads it, which takes longer than a short launch.
+    clock = iter([chain_us + 5_000.0, chain_us])
+    monkeypatch.setattr(timing, "elapsed_us", lambda work: work() or next(clock))
+    kernel = timing.BoundKernel(None, None, (1,))
+    assert timing.capture(kernel, [[] for _ in range(10)], least).launches == launched
+    assert no_device.count(7) == launched
 
 
 def test_a_capture_ends_where_a_launch_fails(no_device, monkeypatch):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,11 +19,16 @@ from tuner.kernels.binding import Binding, Variant
 from tuner.problems.results import Measurement, Status
 
 LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from HBM
+# A graph that takes as long needs no more launches, and no replay to warm up: attention at a long
+# context takes over 100 ms a launch, and what another launch left in a cache matters no more.
+LONG_GRAPH_US = 10_000.0
 REPLAYS = 5
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
 # fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
 SPREAD = 0.05
+# Graphs are timed in turn until the fastest has taken this long, but at least so often.
+RACE_US, LEAST_ROUNDS = 150_000.0, 3
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,6 @@ def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: A
 Chain = Sequence[tuple[BoundKernel, list[Any]]]
 
 
-class Replayable(Protocol):
-    """What can be timed: a graph."""
-
-    def replay(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Captured:
     """A graph of launches, and their arguments.
@@ -70,25 +70,25 @@ class Captured:
     """
 
     graph: torch.cuda.CUDAGraph
-    chains: Sequence[Chain]
+    launched: Sequence[object]  # an item for each launch: what keeps its tensors
 
-    def replay(self) -> None:
-        self.graph.replay()
-
-
-def capture(kernel: BoundKernel, launches: Sequence[list[Any]]) -> Captured:
-    """Capture all launches in a graph. The first launch, before it, loads the kernel."""
-    return capture_chains([[(kernel, args)] for args in launches])
+    @property
+    def launches(self) -> int:
+        return len(self.launched)
 
 
-def capture_chains(chains: Sequence[Chain]) -> Captured:
-    """Capture chains of kernels in a graph. The first chain, before it, loads the kernels.
+def capture(kernel: BoundKernel, launches: Sequence[list[Any]], least: int = 1) -> Captured:
+    """Capture launches of a kernel in a graph, as `capture_chains` does."""
+    return capture_chains([[(kernel, args)] for args in launches], least)
 
-    `torch.cuda.graph` would give all unused memory back to the driver first, and the next check
-    would have to ask for it again.
+
+def capture_chains(chains: Sequence[Chain], least: int = 1) -> Captured:
+    """Capture chains of kernels in a graph: as many as take LONG_GRAPH_US, but `least` of them.
+
+    The first chain runs before, which loads the kernels. `torch.cuda.graph` would give all unused
+    memory back to the driver first, and the next check would have to ask for it again.
     """
-    run_chain(chains[0])
-    torch.cuda.synchronize()
+    chains = chains[: max(least, math.ceil(LONG_GRAPH_US / _chain_us(chains[0], len(chains))))]
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         graph.capture_begin()
@@ -100,62 +100,67 @@ def capture_chains(chains: Sequence[Chain]) -> Captured:
     return Captured(graph, chains)
 
 
+def _chain_us(chain: Chain, wanted: int) -> float:
+    """Microseconds of a chain, at most. They matter where `wanted` chains would take too long."""
+    first = elapsed_us(lambda: run_chain(chain))
+    if first * wanted < LONG_GRAPH_US:
+        return first
+    return elapsed_us(lambda: run_chain(chain))  # the first time may have loaded its kernels
+
+
 def run_chain(chain: Chain, stream: int | None = None) -> None:
     """Run a chain's kernels once, on a stream or on the current one."""
     for kernel, args in chain:
         kernel.launch(args, stream)
 
 
-def replay_us(
-    graph: Replayable,
-    launches: int = LAUNCHES,
-    before: Callable[[], object] | None = None,
-) -> float:
+def elapsed_us(work: Callable[[], object]) -> float:
+    """Microseconds that work takes on the current stream; the host waits for its end."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
+
+def replay_us(graph: Captured, before: Callable[[], object] | None = None) -> float:
     """Microseconds per launch of one replay. `before` runs first, untimed, on the same stream."""
     if before is not None:
         before()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / launches
+    return elapsed_us(graph.graph.replay) / graph.launches
 
 
 def time_graph(
-    graph: Replayable,
-    best_us: float | None,
-    before: Callable[[], object] | None = None,
-    launches: int = LAUNCHES,
+    graph: Captured, best_us: float | None, before: Callable[[], object] | None = None
 ) -> Measurement:
-    """The median of up to REPLAYS replays of a graph with so many launches.
+    """The median of up to REPLAYS replays.
 
     One that is surely slower than `best_us`, the median of its point's best so far, gets no more.
     """
-    replay_us(graph, launches, before)  # warm-up
-    samples = [replay_us(graph, launches, before)]
-    while len(samples) < REPLAYS and sum(samples) * launches < ENOUGH_US:
+    first = replay_us(graph, before)
+    warm = first * graph.launches >= LONG_GRAPH_US
+    samples = [first if warm else replay_us(graph, before)]
+    while len(samples) < REPLAYS and sum(samples) * graph.launches < ENOUGH_US:
         if best_us is not None and min(samples) * (1 - SPREAD) > best_us:
             break
-        samples.append(replay_us(graph, launches, before))
+        samples.append(replay_us(graph, before))
     return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
 
 
 def race(
-    graphs: Sequence[Replayable],
-    rounds: int,
-    before: Callable[[], object] | None = None,
+    graphs: Sequence[Captured], rounds: int, before: Callable[[], object] | None = None
 ) -> list[list[float]]:
-    """Microseconds per launch of each graph in each round.
+    """Microseconds per launch of each graph in each of up to `rounds` rounds.
 
     The order is another one in each round. A graph that heats the GPU slows the next one down, so
     none should always come after the same one.
     """
-    for graph in graphs:
-        replay_us(graph, before=before)
+    fastest_us = min(replay_us(graph, before) * graph.launches for graph in graphs)
+    rounds = min(rounds, max(LEAST_ROUNDS, int(RACE_US / fastest_us)))
     samples: list[list[float]] = [[] for _ in graphs]
     for turn in range(rounds):
         order = random.Random(turn).sample(range(len(graphs)), len(graphs))  # noqa: S311
         for i in order:
-            samples[i].append(replay_us(graphs[i], before=before))
+            samples[i].append(replay_us(graphs[i], before))
     return samples

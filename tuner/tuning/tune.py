@@ -17,11 +17,9 @@ from tuner.problems.results import Entry, Measurement, Trial
 from tuner.tuning.bench import Bench
 
 Progress = Callable[[Trial], None]
-# The median of this many interleaved times varies by about 0.1 % on an H200.
-RACE_ROUNDS = 15
-# Where an earlier result is raced again, its finalists are known, and few. Fewer rounds keep the
-# race of a layer's 36 points short; their medians are a third noisier.
-RACE_AGAIN_ROUNDS = 9
+# The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third
+# more. More rounds would take as long as the search does.
+RACE_ROUNDS = 9
 STAYS = "the stored entry stays"  # why an entry is what it was before the run
 
 
@@ -171,7 +169,7 @@ def tune(
         known = {trial.candidate.point for trial in final}
         finalists = plan.chooser.finalists(everything, entries)
         again = [trial for trial in finalists if trial.candidate.point not in known]
-        raced = _race(again, racer, RACE_AGAIN_ROUNDS if earlier else RACE_ROUNDS, watcher)
+        raced = _race(again, racer, watcher)
         untuned = [t for t in everything if t.candidate.point not in requested]
         entries = plan.chooser.choose([*final, *raced, *untuned])
         if earlier:
@@ -181,14 +179,14 @@ def tune(
     return entries
 
 
-def _race(trials: Sequence[Trial], racer: Racer, rounds: int, watcher: Watcher) -> list[Trial]:
+def _race(trials: Sequence[Trial], racer: Racer, watcher: Watcher) -> list[Trial]:
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
     raced = []
     for at, (point, some) in enumerate(by_point.items(), start=1):
         watcher.step(f"timing the best again, in turn: {at} of {len(by_point)} points")
-        times = racer.race(point, [trial.candidate.config for trial in some], rounds)
+        times = racer.race(point, [trial.candidate.config for trial in some], RACE_ROUNDS)
         raced += [
             replace(trial, measurement=times[trial.candidate.config])
             for trial in some

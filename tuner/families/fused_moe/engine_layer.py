@@ -20,7 +20,7 @@ from torch import Tensor
 from tuner.families.fused_moe.inputs import TORCH_TYPES, Weights, make_weights, random_routing
 from tuner.families.fused_moe.layer import SKEW, SKEWED
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, parse_fused_moe
-from tuner.measure.timing import LAUNCHES, race
+from tuner.measure.timing import LAUNCHES, Captured, race
 from tuner.problems.dtypes import Dtype
 
 ROUNDS = 21
@@ -110,7 +110,7 @@ def compare(layer: EngineLayer, batch_size: int, root: Path) -> dict[str, Any]:
     return {"batch_size": batch_size, "us": us, "error": errors}
 
 
-def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> torch.cuda.CUDAGraph:
+def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> Captured:
     for _ in range(2):  # compile, and let the engine do the set-up of its first call
         layer(*inputs[0])
     torch.cuda.synchronize()
@@ -118,7 +118,7 @@ def _capture(layer: Callable[..., Tensor], inputs: Sequence[LayerInputs]) -> tor
     with torch.cuda.graph(graph):
         for args in inputs:
             layer(*args)
-    return graph
+    return Captured(graph, inputs)
 
 
 def main(served: ServedLayer) -> None:

@@ -64,8 +64,8 @@ class MoeOnGpu:
         best_us = request.get("best_us")
         if not self._thorough and inputs.read_bytes / self._copy_rate > LONG_US:
             launches = spread_evenly(launches, FEW)
-        graph = capture(kernel, launches)
-        timed = time_graph(graph, best_us and best_us - extra_us, launches=len(launches))
+        graph = capture(kernel, launches, least=len(launches))
+        timed = time_graph(graph, best_us and best_us - extra_us)
         return _answer(replace(timed, detail=f"worst error {error:.2g}"), extra_us)
 
     def race(self, request: Fields) -> Fields:
@@ -76,7 +76,8 @@ class MoeOnGpu:
         for fields in request["configs"]:
             config = Config(fields)
             kernel = self._kernel(point, config)
-            graphs.append(capture(kernel, inputs.launches(kernel, config)))
+            launches = inputs.launches(kernel, config)
+            graphs.append(capture(kernel, launches, least=len(launches)))
         samples = race(graphs, request["rounds"])
         return {
             "measurements": [
