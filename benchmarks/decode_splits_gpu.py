@@ -2,6 +2,7 @@
 
     python benchmarks/decode_splits_gpu.py OUT [--shapes deepseek-r1,qwen3-30b-a3b]
                                                [--engine sglang==0.5.16] [--effort quick]
+    compute-sanitizer python benchmarks/decode_splits_gpu.py OUT --files FOLDER --batches 8
 
 For one rank of each shape it tunes decode at 1, 4, 16 and 64 sequences with 1,024, 8,192 and 32,768
 cached tokens, as `tuner tune` does, and then times the engine's rule and the tuned plan in turn, at
@@ -9,6 +10,8 @@ other rounds than those that chose. Then it exports the winners, builds the engi
 TritonAttnBackend without and with the plugin, captures its decode in CUDA graphs, and times both
 in turn at the same points. At 50 random ragged batches it compares what both give. All of it is in
 OUT/decode-splits.json, which is written anew after each part. OUT is a folder.
+
+With exported `--files` it only compares, so that a tool can watch the launches.
 
 The engine is looked for as `find_engine` does: TUNER_ENGINE_PATH names a folder of unpacked
 packages. What else the engine would import is answered by the stand-ins of tests/engines.
@@ -75,6 +78,8 @@ def main() -> None:
     parser.add_argument("--shapes", default="deepseek-r1,qwen3-30b-a3b")
     parser.add_argument("--engine", default="sglang==0.5.16")
     parser.add_argument("--effort", default="quick")
+    parser.add_argument("--files", type=Path, help="compare with these, and tune nothing")
+    parser.add_argument("--batches", type=int, default=RAGGED, help="ragged batches to compare")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
@@ -86,25 +91,21 @@ def main() -> None:
         "torch": torch.__version__,
         "shapes": {},
     }
-    database = args.out / "decode-splits.db"
-    database.unlink(missing_ok=True)
     names = args.shapes.split(",")
     problems = {name: parse_attention(f"decode_attention:{SHAPES[name]}") for name in names}
-    with Workbench() as workbench:
-        for name, problem in problems.items():
-            begun = time.perf_counter()
-            found["shapes"][name] = tuned(problem, device, engine, args.effort, database, workbench)
-            found["shapes"][name]["tune_s"] = time.perf_counter() - begun
-            path.write_text(json.dumps(found, indent=1) + "\n")
-            print(name, summary(found["shapes"][name]["points"], "tuner"), flush=True)
-    root = args.out / "configs"
-    with Store.open(f"sqlite:///{database.resolve()}") as store:
-        export_device(store, device, engine, root, allow_predicted=False)
-    served = list(serve(problems, engine, root))
+    root = args.files or args.out / "configs"
+    if not args.files:
+        tune_all(problems, device, engine, args, found, path)
+        with Store.open(f"sqlite:///{database_of(args)}") as store:
+            export_device(store, device, engine, root, allow_predicted=False)
+    served = list(serve(problems, engine, root, args.batches, timed=not args.files))
     for name, rows in served:
-        found["shapes"][name] |= rows
+        found["shapes"].setdefault(name, {}).update(rows)
         path.write_text(json.dumps(found, indent=1) + "\n")
-        print(name, summary(rows["served"], "plugin"), rows["ragged"], flush=True)
+        said = summary(rows["served"], "plugin") if rows["served"] else ""
+        print(name, said, rows["ragged"], flush=True)
+    if args.files:
+        return
     for name, shape in found["shapes"].items():
         shape["summary"] = {
             "tuner": summary(shape["points"], "tuner"),
@@ -112,6 +113,30 @@ def main() -> None:
         }
         print(name, json.dumps(shape["summary"]))
     path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def database_of(args: argparse.Namespace) -> Path:
+    return (args.out / "decode-splits.db").resolve()
+
+
+def tune_all(
+    problems: dict[str, Attention],
+    device: Device,
+    engine: Engine,
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    path: Path,
+) -> None:
+    """Tune each problem, and write what was found after each."""
+    database = database_of(args)
+    database.unlink(missing_ok=True)
+    with Workbench() as workbench:
+        for name, problem in problems.items():
+            begun = time.perf_counter()
+            found["shapes"][name] = tuned(problem, device, engine, args.effort, database, workbench)
+            found["shapes"][name]["tune_s"] = time.perf_counter() - begun
+            path.write_text(json.dumps(found, indent=1) + "\n")
+            print(name, summary(found["shapes"][name]["points"], "tuner"), flush=True)
 
 
 def summary(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
@@ -194,7 +219,7 @@ def raced(
 
 
 def serve(
-    problems: dict[str, Attention], engine: Engine, root: Path
+    problems: dict[str, Attention], engine: Engine, root: Path, batches: int, *, timed: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Times the engine's decode without and with the plugin, and compares the outputs."""
     sys.meta_path.insert(0, Stubs(engine.root, engine.version))
@@ -208,8 +233,9 @@ def serve(
         ours = Server(DEFAULTS, own.shape, beside=own)
         assert "get_num_kv_splits" in vars(ours.backend), "the plugin gave the backend no table"
         graphs = {n: [Graph(server, n) for server in (own, ours)] for n in SEQUENCES}
-        rows = [at_point(problem, graphs[n], n, cached) for n in SEQUENCES for cached in CACHED]
-        yield name, {"served": rows, "ragged": compared(graphs)}
+        points = [(n, cached) for n in SEQUENCES for cached in CACHED] if timed else []
+        rows = [at_point(problem, graphs[n], n, cached) for n, cached in points]
+        yield name, {"served": rows, "ragged": compared(graphs, batches)}
         del own, ours, graphs
         torch.cuda.empty_cache()
 
@@ -310,11 +336,11 @@ def difference(own: torch.Tensor, ours: torch.Tensor) -> float:
     return float((own - ours).abs().max() / own.square().mean().sqrt())
 
 
-def compared(graphs: dict[int, list[Graph]]) -> dict[str, Any]:
+def compared(graphs: dict[int, list[Graph]], batches: int) -> dict[str, Any]:
     """The largest difference of the outputs over random ragged batches."""
     rng = random.Random(INPUT_SEED)  # noqa: S311 (no secret)
     worst, most = 0.0, 0
-    for at in range(RAGGED):
+    for at in range(batches):
         sequences = SEQUENCES[at % len(SEQUENCES)]
         lengths = [round(math.exp(rng.uniform(0, math.log(max(CACHED))))) for _ in range(sequences)]
         q = torch.randn_like(graphs[sequences][0].q)
@@ -322,7 +348,7 @@ def compared(graphs: dict[int, list[Graph]]) -> dict[str, Any]:
         found = difference(own, ours)
         worst = found if math.isnan(found) else max(worst, found)
         most = max(most, int(graphs[sequences][1].metadata.num_kv_splits[:sequences].max()))
-    return {"batches": RAGGED, "worst_difference": worst, "most_splits": most}
+    return {"batches": batches, "worst_difference": worst, "most_splits": most}
 
 
 if __name__ == "__main__":

@@ -17,20 +17,22 @@ ratio of two configurations, at most; both are shares.
 from __future__ import annotations
 
 import argparse
-import cProfile
+import contextlib
 import json
 import math
-import pstats
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from gpu_runs import Row, Text
 
+from tuner.families.fused_moe import gpu
 from tuner.families.fused_moe.gpu import MoeOnGpu, open_session
+from tuner.families.fused_moe.layer import PointInputs
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.measure import timing
 from tuner.measure.messages import point_fields
@@ -55,14 +57,13 @@ CONFIGS = [
     for stages in (3, 4)
 ]
 TIMES = range(10)
-# The functions of a step; a measurement is in each of them once.
-STEPS = {
-    "bind": "bind",
-    "load": "load",
-    "arguments": "launches",
-    "check": "check",
-    "capture": "capture",
-    "replays": "time_graph",
+# Where the functions of a step are looked up. A measurement is in each of them once.
+STEPS: dict[str, tuple[Any, str]] = {
+    "load": (gpu, "load"),
+    "arguments": (PointInputs, "launches"),
+    "check": (gpu, "check"),
+    "capture": (gpu, "capture"),
+    "replays": (gpu, "time_graph"),
 }
 
 
@@ -97,17 +98,29 @@ def _row(session: MoeOnGpu, point: Point) -> dict[str, Any]:
     """The milliseconds of a measurement and of its steps, on average over the configurations."""
     _measure(session, point, CONFIGS)  # compiles, and makes the point's inputs and references
     timing._compiled.cache_clear()
-    profile = cProfile.Profile()
-    profile.runcall(_measure, session, point, CONFIGS)
-    stats: dict[tuple[str, int, str], tuple[Any, ...]] = vars(pstats.Stats(profile))["stats"]
-    seconds: dict[str, float] = {}
-    own = _measure.__code__.co_filename
-    for (file, _, name), (*_, cumulative, _) in stats.items():
-        if "tuner" in file or file == own:  # PyTorch has functions of these names too
-            seconds[name] = max(cumulative, seconds.get(name, 0.0))
-    found = {step: 1e3 * seconds.get(name, 0.0) / len(CONFIGS) for step, name in STEPS.items()}
-    whole = 1e3 * seconds["_measure"] / len(CONFIGS)
-    return {"point": str(point), "whole": whole, **found, "race": _race_ms(session, point)}
+    seconds = dict.fromkeys([*STEPS, "whole"], 0.0)
+    with contextlib.ExitStack() as patched:
+        for step, (owner, name) in STEPS.items():
+            counted = _counted(getattr(owner, name), seconds, step)
+            patched.enter_context(mock.patch.object(owner, name, counted))
+        _counted(_measure, seconds, "whole")(session, point, CONFIGS)
+    found = {step: 1e3 * taken / len(CONFIGS) for step, taken in seconds.items()}
+    return {"point": str(point), **found, "race": _race_ms(session, point)}
+
+
+def _counted(
+    function: Callable[..., object], seconds: dict[str, float], step: str
+) -> Callable[..., object]:
+    """The function, which adds what it takes to the step's seconds."""
+
+    def counted(*args: object, **named: object) -> object:
+        started = time.perf_counter()
+        try:
+            return function(*args, **named)
+        finally:
+            seconds[step] += time.perf_counter() - started
+
+    return counted
 
 
 def _race_ms(session: MoeOnGpu, point: Point) -> float:
