@@ -25,4 +25,5 @@ def assert_first_round_is_cached(run: TuningRun) -> None:
     while run._compiler.poll(wait=True):
         pass
     assert run._compiler.compiled_count == 0
-    assert run._compiler.cached_count > 0
+    # Sizes share kernels, which count as cached too.
+    assert 0 < run._compiler.shared_count <= run._compiler.cached_count

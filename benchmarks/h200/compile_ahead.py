@@ -1,24 +1,29 @@
 """What a run costs a GPU whose kernels were compiled ahead on another machine.
 
-On any machine with the same Triton, without a GPU:
+On any machine with the same wheel of Triton, so with the same Python, without a GPU:
     python benchmarks/h200/compile_ahead.py prepare ARCHIVE.tar --device H100
 On the GPU's host:
     python benchmarks/h200/compile_ahead.py measure OUT --archive ARCHIVE.tar --device H100 \
         --runs warm,warm4,cold
+Where `prepare` ran, with the store of a run:
+    python benchmarks/h200/compile_ahead.py hits OUT/cold.db --archive ARCHIVE.tar --device H100
 
 `prepare` does the R1 job's compile work and packs the shared cache. Each run of `measure` begins
 with an empty store and empty caches of its own. `warm` has the shared cache; `warm4` has it, and
 four cores; `cold` has none. OUT gets the report and the store of each run, which has every trial.
 `runs.json` has wall seconds of the whole command, GPU seconds, idle ones, CPU seconds, kernels
-compiled and taken from the cache.
+compiled and taken from the cache. A warm run that takes none from the shared cache is an error.
+`hits` says how many of the kernels of a run are in the archive.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -26,9 +31,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from tuner.compile.shared import SharedCache
+from tuner.compile.shared_results import SharedResults, triton_build
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
+from tuner.families.fused_moe.problem import Gemm
 from tuner.measure.workbench import Workbench
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.tuning.ahead import Ahead
@@ -43,10 +52,7 @@ FEW_CORES = 4
 
 def main() -> None:
     options = _options()
-    if options.step == "prepare":
-        _prepare(options)
-    else:
-        _measure(options)
+    {"prepare": _prepare, "measure": _measure, "hits": _hits}[options.step](options)
 
 
 def _options() -> argparse.Namespace:
@@ -59,7 +65,10 @@ def _options() -> argparse.Namespace:
     measure.add_argument("--archive", type=Path, required=True)
     measure.add_argument("--runs", default=",".join(RUNS))
     measure.add_argument("--gpu", default="0")
-    for step in (prepare, measure):
+    hits = steps.add_parser("hits")
+    hits.add_argument("store", type=Path)
+    hits.add_argument("--archive", type=Path, required=True)
+    for step in (prepare, measure, hits):
         step.add_argument("--device", default="H200")
         step.add_argument("--engine", default="sglang==0.5.16")
         step.add_argument("--problem", default=R1)
@@ -70,14 +79,18 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _prepare(options: argparse.Namespace) -> None:
-    request = Request(
+def _request(options: argparse.Namespace) -> Request:
+    return Request(
         parse_problem(options.problem),
         find_device(options.device),
         find_engine(options.engine),
         Source(MeasureKind.GPU),
         effort=Effort(options.effort),
     )
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    request = _request(options)
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= _environment(Path(folder), Path(folder, "shared"))
         with Workbench(publish=True) as workbench, open_run(request) as run:
@@ -99,6 +112,8 @@ def _measure(options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows.append({"run": name, **_tune(options, name, Path(folder))})
         print(rows[-1], flush=True)
+        if rows[-1].get("kernels_shared") == 0:
+            sys.exit(f"{options.archive} is of another build of Triton, or for another request")
     (options.out / "runs.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
@@ -130,6 +145,29 @@ def _tune(options: argparse.Namespace, name: str, folder: Path) -> dict[str, flo
         "compiled": totals["configs_compiled"],
         **totals["extra"],
     }
+
+
+def _hits(options: argparse.Namespace) -> None:
+    """Count a run's kernels that are in the archive, in the order in which it asked for them."""
+    request = _request(options)
+    with tarfile.open(options.archive) as archive:
+        there = {Path(name).name for name in archive.getnames()}
+    with contextlib.closing(sqlite3.connect(options.store)) as store:
+        asked_for = "SELECT part, batch_size, config FROM trials ORDER BY id"
+        trials = [
+            Candidate(Point(size, Gemm(part)), Config(json.loads(config)))
+            for part, size, config in store.execute(asked_for)
+        ]
+    with tempfile.TemporaryDirectory() as folder, open_run(request) as run:
+        cache = SharedCache(folder, KEY)
+        shared = SharedResults(cache, triton_build(run._release), run._farm.env)
+        bind, target = run._binder(), request.device.target
+        keys = [shared.key(k, one.variant(), target) for k, one in map(bind, trials)]
+    asked = {key: key in there for key in keys}
+    hits = list(asked.values())
+    fifths = [hits[at * len(hits) // 5 : (at + 1) * len(hits) // 5] for at in range(5)]
+    by_fifth = [round(sum(part) / len(part), 3) for part in fifths]
+    print(json.dumps({"kernels": len(hits), "ahead": sum(hits), "by_fifth": by_fifth}))
 
 
 def _environment(folder: Path, shared: Path | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuner.deploy.served import rounds
+from tuner.deploy.served import prove, rounds
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.measure import Speed
 from tuner.deploy.served.rounds import Rounds, SideResults
@@ -74,3 +74,16 @@ def test_servers_in_turn_get_equal_prompts_too(sent: Sent) -> None:
     measured([BEFORE], [2], of)
     for load in TAKES_S:
         assert sent.of(1, load) == sent.of(2, load)
+
+
+def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report() -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    said: list[str] = []
+    plan: Any = SimpleNamespace(profiles=True, traces=lambda side: side)
+    of: Any = SimpleNamespace(profile=interrupted)
+    server: Any = SimpleNamespace(name="before")
+    note = prove._profiled(plan, of, server, said.append)
+    assert note == "the profiles of the before server were interrupted"
+    assert said[-1] == "interrupted: the report is written without the other profiles"

@@ -68,8 +68,15 @@ def test_a_long_replay_needs_none_to_warm_up(replayed, monkeypatch) -> None:
 @pytest.mark.parametrize(("graph_us", "rounds"), [(500.0, 9), (30_000.0, 5), (117_000.0, 3)])
 def test_long_graphs_are_raced_in_fewer_rounds(monkeypatch, graph_us: float, rounds: int) -> None:
     monkeypatch.setattr(timing, "replay_us", lambda graph, before: graph_us / graph.launches)
-    graphs = [timing.Captured(None, [None] * launches) for launches in (1, 2)]
+    graphs = [timing.Captured(None, [None])] * 2
     assert [len(samples) for samples in timing.race(graphs, 9)] == [rounds] * 2
+
+
+def test_who_has_clearly_lost_is_raced_no_longer(monkeypatch) -> None:
+    times = {1: 100.0, 2: 101.5, 3: 103.0}  # by the number of launches
+    monkeypatch.setattr(timing, "replay_us", lambda graph, before: times[graph.launches])
+    graphs = [timing.Captured(None, [None] * launches) for launches in times]
+    assert [len(samples) for samples in timing.race(graphs, 9)] == [9, 9, 3]
 
 
 class OpenGraph:

@@ -82,7 +82,8 @@ class KernelCompiler:
         self._farm, self._bind, self._device = farm, bind, device
         self._companions = companions
         self._pending: dict[CompileJob, _Asked] = {}
-        self._before: tuple[int, int, float] | None = None  # the farm's counts at the first submit
+        # The farm's counts at the first submit.
+        self._before: tuple[int, int, int, float] | None = None
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
         """Queue candidates. Raises UnsupportedKernel for a config that the kernel does not take."""
@@ -131,12 +132,19 @@ class KernelCompiler:
         return self._farm.cached - (self._before or self._counts)[1]
 
     @property
-    def compile_s(self) -> float:
-        return self._farm.compile_s - (self._before or self._counts)[2]
+    def shared_count(self) -> int | None:
+        """Kernels that came from the shared cache; None without one."""
+        shared = self._farm.shared - (self._before or self._counts)[2]
+        return shared if self._farm.shares else None
 
     @property
-    def _counts(self) -> tuple[int, int, float]:
-        return self._farm.compiled, self._farm.cached, self._farm.compile_s
+    def compile_s(self) -> float:
+        return self._farm.compile_s - (self._before or self._counts)[3]
+
+    @property
+    def _counts(self) -> tuple[int, int, int, float]:
+        farm = self._farm
+        return farm.compiled, farm.cached, farm.shared, farm.compile_s
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

@@ -69,6 +69,7 @@ class Farm:
         self.triton = triton or TritonRelease(installed_triton())
         self.compiled = 0  # finished compiles, including failures
         self.cached = 0  # jobs answered without compiling
+        self.shared = 0  # kernels that came from the shared cache
         self.compile_s = 0.0  # summed over the processes
         self.processes = processes or max(1, len(os.sched_getaffinity(0)) - spare_cores)
         self._timeout_s = timeout_s
@@ -157,6 +158,11 @@ class Farm:
             yield from batch
 
     @property
+    def shares(self) -> bool:
+        """Whether there is a shared cache."""
+        return self._shared is not None
+
+    @property
     def failed(self) -> bool:
         """Whether nothing more can be compiled."""
         return self._failure is not None
@@ -193,6 +199,7 @@ class Farm:
             raise answer
         key, compiled, seconds = answer
         self.compiled += not compiled.cached
+        self.shared += compiled.cached
         self.compile_s += seconds
         jobs = self._waiting.pop(key)
         again = [compiled.cached or at > 0 for at, _ in enumerate(jobs)]

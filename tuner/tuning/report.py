@@ -86,8 +86,10 @@ class Report:
 
     def _cost(self) -> str:
         t = self.totals
-        cached = int(t.extra.get("kernels_cached", 0))
-        known = f" and {cached} from the cache" if cached else ""
+        cached, shared = (t.extra.get(f"kernels_{where}") for where in ("cached", "shared"))
+        known = f" and {cached:.0f} from the cache" if cached else ""
+        if shared is not None:  # 0 tells whoever set up a shared cache that it does not help
+            known += f" ({shared:.0f} from the shared one)"
         cost = (
             f"{t.configs_compiled} kernels compiled{known}, {t.measurements} times taken, "
             f"{t.wall_s:.1f} s in all"

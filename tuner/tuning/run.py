@@ -178,6 +178,8 @@ class TuningRun(RunProcesses):
     def _count_cached(self, totals: Totals) -> None:
         if "_compiler" in self.__dict__:  # a replay compiles nothing
             totals.extra["kernels_cached"] = self._compiler.cached_count
+            if (shared := self._compiler.shared_count) is not None:
+                totals.extra["kernels_shared"] = shared
 
     def _record(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
         try:

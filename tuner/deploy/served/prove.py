@@ -140,7 +140,7 @@ def _together(
         for server, result in zip(running, both, strict=True):
             rounds.check(server, result)
         rounds.measure(running, both, range(1, plan.rounds + 1))
-        return [note for server in running if (note := _profiled(plan, rounds, server))]
+        return [note for server in running if (note := _profiled(plan, rounds, server, say))]
 
 
 def _in_turn(
@@ -166,7 +166,7 @@ def _in_turn(
             if start == 1:
                 rounds.check(server, results[side])
             rounds.measure([server], [results[side]], numbers)
-            if start == 1 and (note := _profiled(plan, rounds, server)):
+            if start == 1 and (note := _profiled(plan, rounds, server, say)):
                 notes.append(note)
     return notes
 
@@ -188,8 +188,19 @@ def _ready(
         yield server
 
 
-def _profiled(plan: Plan, rounds: Rounds, server: RunningServer) -> str:
-    return rounds.profile(server, plan.traces(server.name)) if plan.profiles else ""
+def _profiled(plan: Plan, rounds: Rounds, server: RunningServer, say: Callable[[str], None]) -> str:
+    """Take a server's profiles. Returns a note where there are none or not all.
+
+    The rounds before took minutes. So whoever interrupts the profiles gets the rest of the report.
+    """
+    if not plan.profiles:
+        return ""
+    say(f"taking profiles of the {server.name} server")
+    try:
+        return rounds.profile(server, plan.traces(server.name))
+    except KeyboardInterrupt:
+        say("interrupted: the report is written without the other profiles")
+        return f"the profiles of the {server.name} server were interrupted"
 
 
 def _loading(plan: Plan) -> list[str]:

@@ -32,7 +32,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.families.fused_moe.slots import sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import worst_error
+from tuner.measure.accuracy import scale_of, worst_error
 from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -67,9 +67,13 @@ class PointInputs:
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
     @cached_property
-    def references(self) -> list[Tensor]:
-        """The expected output (M * top_k, n) float32, for each of the CHECKED routings."""
-        return [reference(self.weights[0], self.activations, self.routings[i]) for i in CHECKED]
+    def references(self) -> list[tuple[Tensor, Tensor]]:
+        """The expected output (M * top_k, n) float32 and the scale of its errors, for each of the
+        CHECKED routings.
+        """
+        routings = (self.routings[i] for i in CHECKED)
+        found = [reference(self.weights[0], self.activations, one) for one in routings]
+        return [(expected, scale_of(expected)) for expected in found]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
@@ -129,7 +133,8 @@ class Layer:
         weights = problem.E * 3 * problem.N * problem.K * problem.dtype.weight_bits // 8
         slots = batch_size * problem.top_k
         widest = max(2 * problem.N, problem.K)
-        outputs = slots * widest * (2 + 4 * (len(CHECKED) + 1))  # output, references, difference
+        # The output, references with scales, and a difference.
+        outputs = slots * widest * (2 + 6 * len(CHECKED) + 4)
         return weights + outputs
 
     def _make(self, point: Point) -> PointInputs:
@@ -180,10 +185,10 @@ class Layer:
 def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]]) -> float:
     """The worst error against the references, on outputs that were filled with NaN."""
     worst = 0.0
-    for expected, i in zip(inputs.references, CHECKED, strict=True):
+    for (expected, scale), i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
         kernel.launch(launches[i])
-        worst = max(worst, worst_error(inputs.output, expected))
+        worst = max(worst, worst_error(inputs.output, expected, scale))
     return worst
 
 
