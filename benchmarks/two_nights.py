@@ -35,8 +35,9 @@ from tuner.tuning.tune import Plan, tune
 
 # Standard deviations of a time's logarithm. On an H200, the first time of a winner or an incumbent
 # differs from its raced time by 0.3 % in the median (benchmarks/results/h200: r1.csv.gz, r1.json).
-TRIED = 0.0045
-RACED = 0.001  # the median of nine interleaved times is about as sure; see RACE_ROUNDS
+# On an H100 it is 0.42 % for the median of five replays (benchmarks/results/h100/measure-cost.json).
+TRIED = 0.005
+RACED = 0.0013  # the median of nine interleaved times; see RACE_ROUNDS
 RESULTS = Path("benchmarks/results/two_nights.json")
 Choices = Mapping[Point, Config]
 

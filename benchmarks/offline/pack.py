@@ -7,8 +7,9 @@ The host has torch, triton and numpy, and `--there` names other packages that it
 has site/, for PYTHONPATH behind a checkout, and engines/, for TUNER_ENGINE_PATH. These are the
 Python files of the `--engines`, which `tuner engines add` has put beside this Python.
 
-With `--served`, the servers of sglang 0.5.16 start there too: PYTHONPATH then also has
-benchmarks/sglang_stand_ins, before site/. Attention backends other than Triton's are left out.
+With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh.
+Attention backends other than Triton's are left out. Two of these programs at once would disturb each
+other's build of this project.
 """
 
 from __future__ import annotations

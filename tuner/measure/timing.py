@@ -22,7 +22,7 @@ LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from 
 # A graph that takes as long needs no more launches, and no replay to warm up: attention at a long
 # context takes over 100 ms a launch, and what another launch left in a cache matters no more.
 LONG_GRAPH_US = 10_000.0
-REPLAYS = 5
+REPLAYS = 3
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
 # fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
