@@ -27,7 +27,8 @@ from tuner.problems.records import EarlierRun, Run, RunState
 from tuner.problems.results import Compiled, MeasureKind, Trial, untimed
 from tuner.tuning.request import Source
 from tuner.tuning.revalidate import Revalidation
-from tuner.tuning.run import Request, TuningRun, open_run
+from tuner.tuning.run import TuningRun, open_run
+from tuner.tuning.run_request import Request
 
 RECORDING = Path("benchmarks/results/h200/r1.csv.gz")  # DeepSeek-R1 at TP 8, fp8, both gemms
 

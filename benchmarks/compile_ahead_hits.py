@@ -22,7 +22,8 @@ from tuner.render import table
 from tuner.tuning.ahead import PASSES, FirstRound, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request, TuningRun, open_run
+from tuner.tuning.run import TuningRun, open_run
+from tuner.tuning.run_request import Request
 from tuner.tuning.tune import Plan, Unwatched, explore
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "recordings"

@@ -52,7 +52,8 @@ from tuner.problems.points import Point
 from tuner.problems.results import Entry
 from tuner.store import Store
 from tuner.tuning.request import parse_effort, parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engines"))
 from attention_scheduler import Stubs

@@ -40,7 +40,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Trial
 from tuner.tuning.request import parse_effort, parse_source
-from tuner.tuning.run import Request
+from tuner.tuning.run_request import Request
 
 # (N, K) of one rank: DeepSeek-R1 at TP 8 with its shared experts, Qwen3-32B-FP8 at TP 2.
 MODELS = {

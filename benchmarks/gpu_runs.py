@@ -21,7 +21,8 @@ from tuner.problems.points import Point, Problem
 from tuner.problems.results import Entry
 from tuner.store import Store
 from tuner.tuning.report import Report
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 RACE_ROUNDS = 31  # of the last comparison; its times chose nothing
 Row = dict[str, Any]

@@ -24,7 +24,8 @@ from tuner.problems.points import Candidate
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Measurement, Status
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 LAYER = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 

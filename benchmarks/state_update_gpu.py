@@ -30,7 +30,8 @@ from tuner.measure.gpu import GpuBench
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point
 from tuner.tuning.request import parse_effort, parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 # One rank: 64 heads of 64 in 8 groups at TP 1 and TP 4, 128 heads in 1 group at TP 1.
 SIZES_OF_A_HEAD = "head_dim=64,state_size=128"

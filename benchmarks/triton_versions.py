@@ -26,7 +26,8 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, MeasureKind
 from tuner.render import table
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 CARDS = ("L40S", "H200", "B200", "RTX_PRO_6000_Blackwell_Server_Edition")  # sm_89, 90, 100, 120
 PROBLEMS = (

@@ -35,7 +35,7 @@ from tuner.tuning.tune import Plan, tune
 
 # Standard deviations of a time's logarithm. On an H200, the first time of a winner or an incumbent
 # differs from its raced time by 0.3 % in the median (benchmarks/results/h200: r1.csv.gz, r1.json).
-# On an H100 it is 0.42 % for the median of five replays (benchmarks/results/h100/measure-cost.json).
+# On an H100 it is 0.42 % for the median of five replays (results/h100/measure-cost.json).
 TRIED = 0.005
 RACED = 0.0013  # the median of nine interleaved times; see RACE_ROUNDS
 RESULTS = Path("benchmarks/results/two_nights.json")

@@ -51,7 +51,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry
 from tuner.store import Store
 from tuner.tuning.request import parse_effort, parse_source
-from tuner.tuning.run import Request
+from tuner.tuning.run_request import Request
 
 BLOCKS = "dtype=fp8_w8a8,block_shape=128x128"
 LAYERS = {

@@ -34,7 +34,8 @@ from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.problems.results import MeasureKind
 from tuner.store import Leases
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 from workers.ahead import compile_for_others
 from workers.child import GPU_VARIABLE, AttemptOutcome, AttemptResult
 from workers.settings import Settings, read_settings

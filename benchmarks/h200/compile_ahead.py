@@ -42,7 +42,8 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.tuning.ahead import Ahead
 from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 R1 = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 KEY = "of-a-benchmark-that-guards-nothing"  # both sides know it

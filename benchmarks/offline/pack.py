@@ -8,8 +8,8 @@ has site/, for PYTHONPATH behind a checkout, and engines/, for TUNER_ENGINE_PATH
 Python files of the `--engines`, which `tuner engines add` has put beside this Python.
 
 With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh.
-Attention backends other than Triton's are left out. Two of these programs at once would disturb each
-other's build of this project.
+Attention backends other than Triton's are left out. Do not run two of these at once: both build
+this project in the same folder.
 """
 
 from __future__ import annotations

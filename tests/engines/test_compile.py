@@ -32,7 +32,8 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
 from tuner.tuning.request import parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 SMALL = config(16, 64, 64, 4, 2)
 PROCESSES = 2

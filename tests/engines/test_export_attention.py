@@ -31,7 +31,8 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, MeasureKind, Status
 from tuner.store import Store
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 MOE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
 VARIABLE = "TUNER_ATTENTION_CONFIG_DIR"

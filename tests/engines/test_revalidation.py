@@ -14,7 +14,8 @@ from tuner.problems.points import Candidate
 from tuner.problems.results import MeasureKind, Status
 from tuner.store import Store
 from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 SIZES = (16, 256)
 ENTRIES = 2 * len(SIZES)

@@ -26,7 +26,8 @@ from tuner.store import Store
 from tuner.tuning import processes
 from tuner.tuning.bench import SerialBench
 from tuner.tuning.request import Effort, Source, parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 LAYER = FusedMoe(E=8, N=512, K=1024, top_k=2, dtype=Dtype.BFLOAT16)
 EXPECTED = r"expected \(tokens, 2\) expert ids from 0 to 7"

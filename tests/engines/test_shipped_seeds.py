@@ -13,7 +13,8 @@ from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.space import space_for
 from tuner.problems.points import Point
 from tuner.tuning.request import parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 
 @pytest.mark.parametrize(("problem", "device"), [(FP8, "H200"), (INT8, "L40S")])

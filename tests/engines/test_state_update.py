@@ -36,7 +36,8 @@ from tuner.problems.records import Winner
 from tuner.problems.results import Compiled, Entry, Environment, Status
 from tuner.store import Store
 from tuner.tuning.request import parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 PROGRAM = Path(__file__).with_name("interpret_state_update.py")
 READING = ("0.24.0", "0.33.0")

@@ -22,7 +22,8 @@ from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.store import Store
 from tuner.tuning.request import Effort, Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 RECORDINGS = {FP8.spec(): FP8_RECORDING, EXTEND: SWEEP}

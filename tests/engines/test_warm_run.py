@@ -24,7 +24,8 @@ from tuner.measure.gpu import child_env
 from tuner.problems.points import Problem
 from tuner.problems.results import Compiled, MeasureKind
 from tuner.tuning.request import Source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 KEY = "k" * 32
 # Engines that run three releases of Triton, with two ways to take a kernel's constants.

@@ -19,7 +19,8 @@ from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Status
 from tuner.store import Store
 from tuner.tuning.request import Effort, parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 pytestmark = pytest.mark.gpu
 

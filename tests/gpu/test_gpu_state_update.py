@@ -22,7 +22,8 @@ from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Status
 from tuner.store import Store
 from tuner.tuning.request import parse_source
-from tuner.tuning.run import Request, open_run
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 pytestmark = pytest.mark.gpu
 

@@ -93,7 +93,8 @@ def tune(
     from tuner.measure.workbench import Workbench
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_effort, parse_source
-    from tuner.tuning.run import Request, open_run
+    from tuner.tuning.run import open_run
+    from tuner.tuning.run_request import Request
 
     card, found_engine = device_or_here(device), find_engine(engine)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)

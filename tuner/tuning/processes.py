@@ -10,35 +10,15 @@ from typing import Protocol
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
 from tuner.compile.environment import TritonRelease, triton_for
-from tuner.devices.table import Device
-from tuner.engines.engine import Engine
 from tuner.errors import CompilerUnavailable
 from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.recording import RecordedTrials, read_trials
 from tuner.measure.routing_file import RoutingFile, find_routing_file
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Point, Problem
+from tuner.problems.points import Point
 from tuner.problems.results import Environment, MeasureKind
-from tuner.tuning.request import Effort, Source
-
-
-class Setting(Protocol):
-    """The part of a request that says what is compiled and measured, where, and how surely."""
-
-    @property
-    def problem(self) -> Problem: ...
-
-    @property
-    def device(self) -> Device: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def source(self) -> Source: ...
-
-    @property
-    def effort(self) -> Effort: ...
+from tuner.tuning.request import Effort
+from tuner.tuning.run_request import Request
 
 
 class Kernels(Protocol):
@@ -55,7 +35,7 @@ class RunProcesses(ABC):
 
     points: tuple[Point, ...]  # the points to tune
 
-    def __init__(self, request: Setting) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self._resources = contextlib.ExitStack()
         self._shared: Workbench | None = None

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from tuner.devices.table import Device
-from tuner.engines.engine import Engine
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
 from tuner.measure.recording_file import prove_recordable
 from tuner.measure.replay import Replay
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Candidate, Config, Part, Point, Problem
+from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.records import Outlook, RunKey, RunState
-from tuner.problems.registry import Selection, family_of
+from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
 from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
@@ -25,8 +23,8 @@ from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
 from tuner.tuning.processes import RunProcesses
 from tuner.tuning.report import EntryTable, Report, mark_untested
-from tuner.tuning.request import Effort, Source
 from tuner.tuning.revalidate import Revalidation
+from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space, space_identity
 from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
 
@@ -42,35 +40,12 @@ _BEFORE = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to tune, for which device and engine, and how."""
-
-    problem: Problem
-    device: Device
-    engine: Engine
-    source: Source
-    selection: Selection | None = None  # which points; None: the family's default points
-    effort: Effort = Effort.STANDARD
-    wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
-    seed: int = 0
-    # Take over what holds of a run with an older engine or Triton, and keep stored entries unless
-    # something is clearly faster.
-    carry_over: bool = True
-
-    @property
-    def selected(self) -> Selection:
-        """The selection, or the family's default."""
-        return self.selection or family_of(self.problem).read_selection(self.problem, {})
-
-
 class TuningRun(RunProcesses):
     """One request, ready to run. Use it in a `with`, because it may own processes.
 
     The constructor raises BadInput for a request that cannot be tuned.
     """
 
-    request: Request
     table: EntryTable  # how the entries are printed
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
 

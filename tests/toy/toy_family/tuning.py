@@ -19,7 +19,8 @@ from tuner.problems.results import (
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.budget import budget_for
 from tuner.tuning.report import EntryTable
-from tuner.tuning.run import Request, TuningRun
+from tuner.tuning.run import TuningRun
+from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy

@@ -21,7 +21,8 @@ from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
-from tuner.tuning.run import NOISE, Request, TuningRun
+from tuner.tuning.run import NOISE, TuningRun
+from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy

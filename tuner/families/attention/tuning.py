@@ -5,7 +5,8 @@ from __future__ import annotations
 from tuner.families.attention.joint.tuning import JointRun
 from tuner.families.attention.problem import Attention
 from tuner.families.attention.run import AttentionRun
-from tuner.tuning.run import Request, TuningRun
+from tuner.tuning.run import TuningRun
+from tuner.tuning.run_request import Request
 
 
 def open_run(request: Request) -> TuningRun:

@@ -23,7 +23,8 @@ from tuner.tuning.budget import Budget
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
-from tuner.tuning.run import Request, TuningRun
+from tuner.tuning.run import TuningRun
+from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy

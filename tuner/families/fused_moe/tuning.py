@@ -25,7 +25,8 @@ from tuner.tuning.budget import Budget, budget_for
 from tuner.tuning.journal import RunStore
 from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import Effort
-from tuner.tuning.run import NOISE, TIE, Request, TuningRun
+from tuner.tuning.run import NOISE, TIE, TuningRun
+from tuner.tuning.run_request import Request
 from tuner.tuning.search import Search
 from tuner.tuning.space import Space
 from tuner.tuning.track import Model

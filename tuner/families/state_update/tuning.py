@@ -16,7 +16,8 @@ from tuner.problems.points import Candidate, Part, Point
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
-from tuner.tuning.run import Request, TuningRun
+from tuner.tuning.run import TuningRun
+from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
 
