@@ -77,13 +77,17 @@ def test_servers_in_turn_get_equal_prompts_too(sent: Sent) -> None:
 
 
 def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report() -> None:
-    def interrupted(*_: object) -> str:
+    profiled = []
+
+    def interrupted(server: Any, folder: object) -> str:
+        profiled.append(server.name)
         raise KeyboardInterrupt
 
     said: list[str] = []
-    plan: Any = SimpleNamespace(profiles=True, traces=lambda side: side)
+    plan: Any = SimpleNamespace(traces=lambda side: side)
     of: Any = SimpleNamespace(profile=interrupted)
-    server: Any = SimpleNamespace(name="before")
-    note = prove._profiled(plan, of, server, said.append)
-    assert note == "the profiles of the before server were interrupted"
+    servers: Any = [SimpleNamespace(name=name) for name in ("before", "after")]
+    notes = prove._profiles(plan, of, servers, said.append)
+    assert notes == ["the profiles of the before server: interrupted"]
+    assert profiled == ["before"]
     assert said[-1] == "interrupted: the report is written without the other profiles"

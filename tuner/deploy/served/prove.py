@@ -140,7 +140,7 @@ def _together(
         for server, result in zip(running, both, strict=True):
             rounds.check(server, result)
         rounds.measure(running, both, range(1, plan.rounds + 1))
-        return [note for server in running if (note := _profiled(plan, rounds, server, say))]
+        return _profiles(plan, rounds, running, say) if plan.profiles else []
 
 
 def _in_turn(
@@ -166,7 +166,7 @@ def _in_turn(
             if start == 1:
                 rounds.check(server, results[side])
             rounds.measure([server], [results[side]], numbers)
-            if start == 1 and (note := _profiled(plan, rounds, server, say)):
+            if plan.profiles and start == 1 and (note := _profiled(plan, rounds, server)):
                 notes.append(note)
     return notes
 
@@ -188,19 +188,26 @@ def _ready(
         yield server
 
 
-def _profiled(plan: Plan, rounds: Rounds, server: RunningServer, say: Callable[[str], None]) -> str:
-    """Take a server's profiles. Returns a note where there are none or not all.
+def _profiles(
+    plan: Plan, rounds: Rounds, servers: Sequence[RunningServer], say: Callable[[str], None]
+) -> list[str]:
+    """Take the servers' profiles. Returns notes where there are none or not all.
 
     The rounds before took minutes. So whoever interrupts the profiles gets the rest of the report.
     """
-    if not plan.profiles:
-        return ""
-    say(f"taking profiles of the {server.name} server")
-    try:
-        return rounds.profile(server, plan.traces(server.name))
-    except KeyboardInterrupt:
-        say("interrupted: the report is written without the other profiles")
-        return f"the profiles of the {server.name} server were interrupted"
+    notes = []
+    for server in servers:
+        say(f"taking profiles of the {server.name} server")
+        try:
+            notes.append(_profiled(plan, rounds, server))
+        except KeyboardInterrupt:
+            say("interrupted: the report is written without the other profiles")
+            return [*filter(None, notes), f"the profiles of the {server.name} server: interrupted"]
+    return [*filter(None, notes)]
+
+
+def _profiled(plan: Plan, rounds: Rounds, server: RunningServer) -> str:
+    return rounds.profile(server, plan.traces(server.name))
 
 
 def _loading(plan: Plan) -> list[str]:
