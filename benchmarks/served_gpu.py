@@ -1,6 +1,6 @@
 """What tuned files gain in sglang's servers, on a machine with one GPU and sglang 0.5.16.
 
-    python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,deepseek-r1-rank]
+    python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,qwen3-32b-fp8]
                                         [--rounds 7] [--loads 1x1024+128,...]
                                         [--tune "CONFIG --effort quick"]... [--args "..."]
                                         [--dry-run]
@@ -59,6 +59,7 @@ CASES = {
         6,
         "--attention-backend triton --moe-runner-backend triton --fp8-gemm-backend triton",
     ),
+    "qwen3-32b-fp8": Case(16, "--attention-backend triton --fp8-gemm-backend triton"),
 }
 
 

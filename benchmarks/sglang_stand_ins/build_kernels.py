@@ -24,6 +24,7 @@ KERNELS: list[tuple[str, str, tuple[object, ...]]] = [
     ("norm", "_jit_qknorm_module", (128, BF16)),
     ("norm", "_jit_rmsnorm_module", (2048, BF16)),
     ("norm", "_jit_rmsnorm_module", (128, BF16)),
+    ("norm", "_jit_rmsnorm_module", (5120, BF16)),
     ("norm", "_jit_rmsnorm_module", (7168, BF16)),
     ("norm", "_jit_rmsnorm_module", (1536, BF16)),
     ("norm", "_jit_rmsnorm_module", (512, BF16)),
