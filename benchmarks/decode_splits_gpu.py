@@ -46,7 +46,7 @@ from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.gpu import INPUT_SEED
-from tuner.measure.timing import Captured, replay_us
+from tuner.measure.timing import Captured, elapsed_us, replay_us
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point
 from tuner.problems.results import Entry
@@ -321,15 +321,13 @@ def written_us(graph: Graph, lengths: Sequence[int]) -> float:
     """Microseconds that writing the splits takes on the GPU, as a step of many."""
     backend, batch = graph.server.backend, graph.server.batch(list(lengths))
     numbers = graph.metadata.num_kv_splits[: len(lengths)]
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        backend.get_num_kv_splits(numbers, batch.seq_lens)
-    start.record()
-    for _ in range(100):
-        backend.get_num_kv_splits(numbers, batch.seq_lens)
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 10
+
+    def write(times: int) -> None:
+        for _ in range(times):
+            backend.get_num_kv_splits(numbers, batch.seq_lens)
+
+    write(3)
+    return elapsed_us(lambda: write(100)) / 100
 
 
 def difference(own: torch.Tensor, ours: torch.Tensor) -> float:

@@ -31,7 +31,7 @@ from unittest import mock
 from gpu_runs import Row, Text
 
 from tuner.families.fused_moe import gpu
-from tuner.families.fused_moe.gpu import MoeOnGpu, open_session
+from tuner.families.fused_moe.gpu import MoeOnGpu, open_session, spread_evenly
 from tuner.families.fused_moe.layer import PointInputs
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.measure import timing
@@ -133,15 +133,13 @@ def _race_ms(session: MoeOnGpu, point: Point) -> float:
 
 def _certainty(session: MoeOnGpu, point: Point, few: int) -> Row:
     """How sure times are with graphs of all launches and of `few`."""
-    spread = [round(at * (LAUNCHES - 1) / (few - 1)) for at in range(few)]
     means, noise = {}, {}
-    for name, kept in (("all", [*range(LAUNCHES)]), ("few", spread)):
+    for name, number in (("all", LAUNCHES), ("few", few)):
         graphs = []
         for config in CONFIGS:
             kernel = session._kernel(point, config)
             launches = session._layer.inputs(point).launches(kernel, config)
-            some = [launches[at] for at in kept]
-            graphs.append(timing.capture(kernel, some, least=len(some)))
+            graphs.append(timing.capture(kernel, spread_evenly(launches, number), least=number))
         measured = [[time_graph(graph, None) for graph in graphs] for _ in TIMES]
         times = [[one.median_us or 0.0 for one in row] for row in measured]
         logs = [[math.log(us) for us in column] for column in zip(*times, strict=True)]

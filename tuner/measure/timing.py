@@ -29,7 +29,7 @@ ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 SPREAD = 0.05
 # Graphs are timed in turn until the fastest has taken this long, but at least so often.
 RACE_US, LEAST_ROUNDS = 150_000.0, 3
-# After a third of the rounds, a graph is out whose median is slower than the best by so much. The
+# After a third of the rounds, a graph is out if its median is slower than the best by so much. The
 # medians of three rounds vary by less than 0.5 % on an H200.
 LOST = 0.02
 

@@ -166,7 +166,7 @@ def _in_turn(
             if start == 1:
                 rounds.check(server, results[side])
             rounds.measure([server], [results[side]], numbers)
-            if plan.profiles and start == 1 and (note := _profiled(plan, rounds, server)):
+            if plan.profiles and start == 1 and (note := rounds.profile(server, plan.traces(side))):
                 notes.append(note)
     return notes
 
@@ -193,21 +193,19 @@ def _profiles(
 ) -> list[str]:
     """Take the servers' profiles. Returns notes where there are none or not all.
 
-    The rounds before took minutes. So whoever interrupts the profiles gets the rest of the report.
+    An interrupt ends the profiles alone: the rounds were measured before, and must not be lost.
     """
-    notes = []
+    notes: list[str] = []
     for server in servers:
         say(f"taking profiles of the {server.name} server")
         try:
-            notes.append(_profiled(plan, rounds, server))
+            note = rounds.profile(server, plan.traces(server.name))
         except KeyboardInterrupt:
             say("interrupted: the report is written without the other profiles")
-            return [*filter(None, notes), f"the profiles of the {server.name} server: interrupted"]
-    return [*filter(None, notes)]
-
-
-def _profiled(plan: Plan, rounds: Rounds, server: RunningServer) -> str:
-    return rounds.profile(server, plan.traces(server.name))
+            return [*notes, f"the profiles of the {server.name} server: interrupted"]
+        if note:
+            notes.append(note)
+    return notes
 
 
 def _loading(plan: Plan) -> list[str]:

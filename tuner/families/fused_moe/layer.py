@@ -33,7 +33,7 @@ from tuner.families.fused_moe.slots import sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
 from tuner.measure.accuracy import scale_of, worst_error
-from tuner.measure.timing import LAUNCHES, BoundKernel
+from tuner.measure.timing import LAUNCHES, BoundKernel, elapsed_us
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
@@ -212,9 +212,4 @@ def copy_bytes_per_us() -> float:
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     target.copy_(source)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    target.copy_(source)
-    end.record()
-    end.synchronize()
-    return 2 * COPIED_BYTES / (float(start.elapsed_time(end)) * 1e3)
+    return 2 * COPIED_BYTES / elapsed_us(lambda: target.copy_(source))
