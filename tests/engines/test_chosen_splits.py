@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from bisect import bisect_right
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tuner.engines.sglang.plugin import launches
+from tuner.engines.sglang.plugin import launches, splits_kernel
 from tuner.engines.sglang.plugin.chosen_splits import ChosenSplits, choose_splits
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
@@ -54,6 +58,39 @@ class Backend:
 RUNNER = SimpleNamespace(
     dtype="torch.float16", kv_cache_dtype="torch.float16", is_draft_worker=False
 )
+
+
+class PlainKernel:
+    """Writes what the kernel does, without Triton, which decides on import whether to interpret."""
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(
+        self, splits, seq_lens, rows, lengths, numbers, sequences, most, ROWS, LENGTHS, BLOCK
+    ):
+        assert numbers.shape == (ROWS + 1, LENGTHS + 1) and sequences <= BLOCK
+        for place, held in enumerate(seq_lens.tolist()):
+            row = bisect_right(rows.tolist(), seq_lens.sum().item() / held)
+            column = bisect_right(lengths.tolist(), held)
+            splits[place] = min(numbers[row][column].item(), most)
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    if not INTERPRETED:
+        monkeypatch.setattr(splits_kernel, "write_splits", PlainKernel())
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this runs it")
+def test_the_kernel_itself_passes_all_these_tests():
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def install(table=TABLE, most=1024, **changes):

@@ -119,37 +119,41 @@ class ChosenSplits:
         self._engines = int(backend.max_kv_splits)
         self._write, self._launch = backend.get_num_kv_splits, backend.decode_attention_fwd
         self._names = tuple(inspect.signature(self._launch).parameters)
-        self._rooms: dict[int, int] = {}
+        self._rows: dict[int, tuple[int, bool]] = {}  # by the number of sequences
         self._failed = False
 
     def install(self) -> None:
         """Replace the backend's methods."""
-        from torch import compiler  # noqa: PLC0415  # this process belongs to sglang
+        import torch  # noqa: PLC0415  # this process belongs to sglang
 
-        _ = self._grid  # on the device before a graph is captured
+        # The table is on the device, and the kernel is compiled, before a graph is captured.
+        one = torch.ones(1, dtype=torch.int32, device=self._backend.device)
+        self._choose(one, one, 1)
         self._backend.get_num_kv_splits = self.write
-        self._backend.decode_attention_fwd = compiler.disable(self.launch)
+        self._backend.decode_attention_fwd = torch.compiler.disable(self.launch)
 
     def room(self, sequences: int) -> int:
         """The most splits of a sequence that a launch has room for."""
-        if sequences not in self._rooms:
+        return self._row(sequences)[0]
+
+    def _row(self, sequences: int) -> tuple[int, bool]:
+        """(`room`, whether the table chooses the splits of so many sequences)"""
+        if sequences not in self._rows:
             row = self._table.row(max(1, sequences))
             limit = room_limit(self._problem, max(1, sequences), self._engines)
-            self._rooms[sequences] = (
-                self._engines if row.engines else min(row.room, limit, self._most)
-            )
-        return self._rooms[sequences]
+            room = self._engines if row.engines else min(row.room, limit, self._most)
+            self._rows[sequences] = room, not row.engines
+        return self._rows[sequences]
 
     def write(self, num_kv_splits: Any, seq_lens: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401
         """Write the splits of each sequence. Both are tensors on the device, one value each.
 
         It may be captured in a CUDA graph, so it waits for nothing and makes no tensor of a
-        Python value.
+        Python value. A server's step waits for it, so it is one launch, as in the engine.
         """
         sequences = num_kv_splits.shape[0]
-        room = self.room(sequences)
-        chosen = not self._failed and not self._table.row(max(1, sequences)).engines
-        if chosen and seq_lens.shape == num_kv_splits.shape:
+        room, chosen = self._row(sequences)
+        if chosen and not self._failed and seq_lens.shape == num_kv_splits.shape:
             try:
                 self._choose(num_kv_splits, seq_lens, room)
                 return
@@ -170,32 +174,27 @@ class ChosenSplits:
             self._launch(**given)
 
     def _choose(self, num_kv_splits: Any, seq_lens: Any, room: int) -> None:  # noqa: ANN401
-        import torch  # noqa: PLC0415
+        from tuner.engines.sglang.plugin.splits_kernel import LEAST_BLOCK, write_splits  # noqa: PLC0415
 
-        rows, lengths, numbers, columns = self._grid
-        # It runs before each step of the server, where each operation takes some microseconds.
-        index = torch.bucketize(seq_lens.to(lengths.dtype), lengths, right=True)
-        if len(seq_lens) > 1 and len(rows):
-            # A sequence counts as one of so many of its length as would make up the batch. So one
-            # that is much longer than the others gets as many splits as in a small batch. A batch
-            # of one is in the first row.
-            alike = torch.bucketize(seq_lens.sum() / seq_lens, rows, right=True)
-            index.add_(alike, alpha=columns)
-        torch.take(numbers, index, out=num_kv_splits)
-        if room < self._table.most:
-            num_kv_splits.clamp_(max=room)
+        sequences = len(seq_lens)
+        rows, lengths, numbers = self._grid
+        write_splits[(1,)](
+            *(num_kv_splits, seq_lens, rows, lengths, numbers, sequences, room),
+            ROWS=len(rows),
+            LENGTHS=len(lengths),
+            BLOCK=max(LEAST_BLOCK, 1 << (sequences - 1).bit_length()),
+        )
 
     @cached_property
-    def _grid(self) -> tuple[Any, Any, Any, int]:
-        """(thresholds of sequences, thresholds of lengths, numbers by row and length, columns)."""
+    def _grid(self) -> tuple[Any, Any, Any]:
+        """Tensors on the device: thresholds of sequences and of lengths, numbers by both."""
         import torch  # noqa: PLC0415
 
         grid, device = self._table.grid(), self._backend.device
         # Half a sequence less: the ratio of lengths is rounded.
         rows = torch.tensor([n - 0.5 for n in grid.rows], dtype=torch.float32, device=device)
         lengths = torch.tensor(grid.lengths, dtype=torch.int64, device=device)
-        numbers = torch.tensor(grid.numbers, dtype=torch.int32, device=device)
-        return rows, lengths, numbers, len(grid.lengths) + 1
+        return rows, lengths, torch.tensor(grid.numbers, dtype=torch.int32, device=device)
 
     def _buffers(self, given: Mapping[str, Any], room: int) -> dict[str, Any]:
         """The launcher's buffers for the splits' results, with another room.

@@ -1,0 +1,50 @@
+"""The kernel that writes the KV splits of each sequence, once before each decode step.
+
+It is one launch, as in the engine. The same in torch's operations is seven launches, and a server
+whose steps wait for the host became slower by more than the splits gained.
+"""
+
+# Triton reads the annotations of a kernel, so its arguments have none.
+# ruff: noqa: ANN001
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LEAST_BLOCK = 256  # so that batches of up to so many sequences share one compiled kernel
+
+
+@triton.jit(do_not_specialize=["sequences", "most"])
+def write_splits(
+    splits,
+    seq_lens,
+    rows,
+    lengths,
+    numbers,
+    sequences,
+    most,
+    ROWS: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Write `splits` of `sequences` sequences with so many cached tokens each.
+
+    A sequence counts as one of so many of its length as would make up the batch. So one that is
+    much longer than the others gets as many splits as in a small batch. `rows` has the ROWS
+    thresholds of that number, `lengths` the LENGTHS thresholds of tokens, and `numbers` the splits
+    by both. One program does all; BLOCK is at least the number of sequences.
+    """
+    places = tl.arange(0, BLOCK)
+    there = places < sequences
+    held = tl.load(seq_lens + places, mask=there, other=0).to(tl.int64)
+    alike = tl.sum(held).to(tl.float32) / tl.maximum(held, 1).to(tl.float32)
+    row = tl.zeros([BLOCK], tl.int32)
+    for at in tl.static_range(ROWS):
+        row += (alike >= tl.load(rows + at)).to(tl.int32)
+    column = tl.zeros([BLOCK], tl.int32)
+    for at in tl.static_range(LENGTHS):
+        column += (held >= tl.load(lengths + at)).to(tl.int32)
+    chosen = tl.load(numbers + row * (LENGTHS + 1) + column, mask=there, other=1)
+    tl.store(splits + places, tl.minimum(chosen, most), mask=there)
