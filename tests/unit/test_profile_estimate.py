@@ -97,6 +97,28 @@ def test_what_is_cached_at_a_step_counts_where_it_is_known(profile):
     assert gain(9000) > 1.5
 
 
+@pytest.mark.parametrize(
+    ("call_us", "gain"),
+    [
+        (3200.0, 2.1),  # it reads prompts by the first problem alone
+        (10_100.0, 1.1),
+        (6700.0, (3200 + 10_200) / (3200 / 2.1 + 10_200 / 1.1)),  # it runs one after the other
+    ],
+)
+def test_the_time_of_a_call_tells_which_of_a_models_problems_ran(tmp_path, call_us, gain):
+    """Latent attention reads prompts in two ways, and a step takes one of them."""
+    trace = TraceWriter()
+    trace.step(*[(EXTEND, call_us)] * 4, mark="step[EXTEND bs=1 toks=8192]")
+    found = []
+    for heads, own_us, faster in ((2, 3200.0, 2.1), (4, 10_200.0, 1.1)):
+        one = replace(entry(point(Stage.EXTEND, 1, 8192, 0)), median_us=own_us / faster)
+        own = replace(one.incumbents["default"], median_us=own_us)
+        problem = replace(EXTEND_PROBLEM, q_heads=heads * EXTEND_PROBLEM.kv_heads)
+        found.append(published(problem, replace(one, incumbents={"default": own})))
+    known = estimate(read([trace.write(tmp_path / "b.trace.json")]), found)
+    assert rows(known, Phase.PREFILL)["attention_extend"].headroom.gain == pytest.approx(gain)
+
+
 def test_predicted_results_count_where_none_is_measured(profile):
     predicted = decode_winners(Status.PREDICTED)
     both = [*predicted, *decode_winners(us=149.0)]

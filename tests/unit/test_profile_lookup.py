@@ -9,13 +9,17 @@ from tuner.families.attention.problem import Stage
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Point
 from tuner.profile import Phase, Step
-from tuner.profile.lookup import gain_at
+from tuner.profile.lookup import ratio, times_at
 
 DECODE = Step(Phase.DECODE, 8, 0, 1, 100.0)
 CHUNK = Step(Phase.PREFILL, 1, 8192, 4, 100.0)
 # Decode becomes 1.25 times as fast after 1,000 tokens, and 3 times after 9,000.
 SHORT, LONG = (10.0, 8.0), (90.0, 30.0)
 DECODES = {point(Stage.DECODE, 8, 1, 1000): SHORT, point(Stage.DECODE, 8, 1, 9000): LONG}
+
+
+def gain_at(timed, step, cached):
+    return ratio(times_at(timed, step, cached))
 
 
 def test_decode_is_looked_up_at_its_cached_tokens():

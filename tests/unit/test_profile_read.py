@@ -3,12 +3,14 @@
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from profile_traces import COPY, CUBLAS, DECODE, EXTEND, FLASH, MOE, NCCL, REDUCE, TraceWriter
 
 from tuner.errors import MalformedTrace
 from tuner.profile import GAPS, Phase, Step, read
+from tuner.profile.profile import FamilyTime
 
 PREFILL_STEP = ((CUBLAS, 10.0), (EXTEND, 100.0), (MOE, 50.0))
 DECODE_STEP = ((CUBLAS, 3.0), (DECODE, 20.0), (REDUCE, 2.0), (MOE, 30.0), (NCCL, 4.0), (COPY, 1.0))
@@ -39,10 +41,27 @@ def test_a_marked_trace_gives_times_by_family_and_phase(tmp_path, name):
          "copies": 3, GAPS: 24}
     )  # fmt: skip
     assert sum(profile.shares().values()) == pytest.approx(1)
-    assert profile.steps == (
+    assert [replace(step, families={}) for step in profile.steps] == [
         Step(Phase.DECODE, 8, 0, 3, pytest.approx(187.5)),
         Step(Phase.PREFILL, 1, 512, 1, pytest.approx(160)),
-    )
+    ]
+    decode = profile.steps[0].families
+    assert decode["fused_moe"] == FamilyTime(3, pytest.approx(90))
+    assert "sampling" not in decode  # it runs between two steps
+    # Half a microsecond between the kernels of a graph; more before the graph's first one.
+    assert profile.graph_gap_us == {Phase.DECODE: pytest.approx(0.5 * 3 * (len(DECODE_STEP) - 1))}
+
+
+def test_a_step_counts_once_where_something_is_launched_outside_of_its_mark(tmp_path):
+    """An H100 ran it while it drew the step's mark."""
+    trace = TraceWriter()
+    for _ in range(8):
+        trace.step(*DECODE_STEP, mark="step[DECODE bs=8]", graph=True)
+        trace.now -= 5  # while the step is drawn
+        trace.step((SAMPLING, 3.0))
+        trace.now += 50
+    (step,) = read([trace.write(tmp_path / "a.trace.json")]).steps
+    assert step.count == 8
 
 
 def test_phases_are_told_by_kernels_where_the_engine_marks_no_steps(tmp_path):

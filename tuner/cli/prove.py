@@ -155,9 +155,7 @@ def _prove_server(request: Request, as_json: bool) -> None:
         )
         winners = [one for one in found if one.problem.spec() in shipped]
         traces = plan.traces(BEFORE)
-        proof = prove_served(
-            plan, say, lambda load, before: expected_gains(traces, load, winners, before, say)
-        )
+        proof = prove_served(plan, say, lambda before: expected_gains(traces, winners, before, say))
         write_report(proof, request.folder)
         ServedProofStore.sharing(store).add(proof.as_json())
     say(f"the report, logs and profiles are in {request.folder}")

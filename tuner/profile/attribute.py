@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tuner.profile.families import ATTENTION, family_of, phase_told_by
-from tuner.profile.profile import Phase, Step
+from tuner.profile.profile import FamilyTime, Phase, Step
 from tuner.profile.steps import Mark, Marks
 from tuner.profile.timeline import Timeline
 
 # A longer gap is no part of a step: the server had no request. Microseconds.
 IDLE_US = 100_000.0
+
+Size = tuple[Phase, int, int]  # of a step: `Mark.size`
 
 _UNKNOWN = Phase.UNKNOWN
 _BY_MARKS = "the engine's marks of its steps"
@@ -26,8 +28,10 @@ class Totals:
 
     kernels: dict[tuple[str, str, Phase], tuple[int, float]] = field(default_factory=dict)
     gap_us: dict[Phase, float] = field(default_factory=dict)
+    graph_gap_us: dict[Phase, float] = field(default_factory=dict)
     idle_us: float = 0.0
-    steps: dict[tuple[Phase, int, int], tuple[int, float]] = field(default_factory=dict)
+    steps: dict[Size, tuple[int, float]] = field(default_factory=dict)
+    families: dict[Size, dict[str, FamilyTime]] = field(default_factory=dict)
     ways: list[str] = field(default_factory=list)
     engine: str = ""
 
@@ -35,7 +39,10 @@ class Totals:
         return "; ".join(dict.fromkeys(self.ways))
 
     def merged_steps(self) -> tuple[Step, ...]:
-        steps = [Step(*size, count, us) for size, (count, us) in self.steps.items()]
+        steps = [
+            Step(*size, count, us, self.families.get(size, {}))
+            for size, (count, us) in self.steps.items()
+        ]
         return tuple(sorted(steps, key=lambda step: (-step.time_us, step.phase, step.sequences)))
 
 
@@ -47,14 +54,16 @@ def attribute(timeline: Timeline, totals: Totals) -> None:
     if marks:
         totals.ways.append(_BY_MARKS)
         totals.engine = marks[0].engine
-        of_mark = [mark.phase for mark in marks]
-        phases = [None if position < 0 else of_mark[position] for position in at]
+        of_mark = [mark.size for mark in marks]
+        sizes = [None if position < 0 else of_mark[position] for position in at]
+        phases = [size and size[0] for size in sizes]
         _add_steps(timeline, order, marks, at, totals)
     else:
         phases = list(_told_by_kernels(timeline, order))
+        sizes = [None] * len(phases)
         totals.ways.append(_BY_KERNELS if any(phases) else _BY_NOTHING)
     for device in sorted(set(timeline.devices)):
-        _add_device(timeline, device, order, phases, totals)
+        _add_device(timeline, device, order, phases, sizes, totals)
 
 
 def _add_device(
@@ -62,6 +71,7 @@ def _add_device(
     device: int,
     order: Sequence[int],
     phases: Sequence[Phase | None],
+    sizes: Sequence[Size | None],
     totals: Totals,
 ) -> None:
     """Add the kernels of one GPU, in the order of their starts.
@@ -73,36 +83,46 @@ def _add_device(
     phase = next((told for i, told in pairs if told and timeline.devices[i] == device), _UNKNOWN)
     reached = min(start for start, d in zip(timeline.starts, timeline.devices, strict=True)
                   if d == device)  # fmt: skip
-    sums: dict[tuple[int, Phase], tuple[int, float]] = {}
-    for i, told in zip(order, phases, strict=True):
+    sums: dict[tuple[int, Phase, Size | None], tuple[int, float]] = {}
+    launch = -1  # of the kernel before
+    for i, told, size in zip(order, phases, sizes, strict=True):
         if timeline.devices[i] != device:
             continue
         phase = told or phase
         start, end = timeline.starts[i], timeline.ends[i]
         if start > reached:
-            _add_gap(start - reached, phase, totals)
-        key = timeline.names[i], phase
+            one_graph = timeline.correlations[i] == launch and launch in timeline.graphs
+            _add_gap(start - reached, phase, one_graph, totals)
+        launch = timeline.correlations[i]
+        key = timeline.names[i], phase, size
         calls, us = sums.get(key, (0, 0.0))
         begun = start if start > reached else reached
         sums[key] = calls + 1, us + (end - begun if end > begun else 0.0)
         reached = end if end > reached else reached
-    for (number, phase), (calls, us) in sums.items():
+    for (number, phase, size), (calls, us) in sums.items():
         name = timeline.known[number], families[number], phase
         before, before_us = totals.kernels.get(name, (0, 0.0))
         totals.kernels[name] = before + calls, before_us + us
+        if size is not None:
+            of_step = totals.families.setdefault(size, {})
+            had = of_step.get(families[number], FamilyTime(0, 0.0))
+            of_step[families[number]] = FamilyTime(had.calls + calls, had.time_us + us)
 
 
-def _add_gap(us: float, phase: Phase, totals: Totals) -> None:
+def _add_gap(us: float, phase: Phase, one_graph: bool, totals: Totals) -> None:
     if us > IDLE_US:
         totals.idle_us += us
-    else:
-        totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + us
+        return
+    totals.gap_us[phase] = totals.gap_us.get(phase, 0.0) + us
+    if one_graph:
+        totals.graph_gap_us[phase] = totals.graph_gap_us.get(phase, 0.0) + us
 
 
 def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], Sequence[int]]:
     """All marks, and for each kernel the position of the one that it belongs to, or -1.
 
-    What a launch's mark says counts before the mark that is drawn on the GPU: it is exact.
+    What a launch's mark says is exact. A mark that is drawn on the GPU counts where launches are
+    not known, or have no marks: otherwise a step would count twice.
     """
     launches = Marks(timeline.cpu_marks)
     devices = sorted({mark.device for mark in timeline.gpu_marks})
@@ -117,7 +137,7 @@ def _marked(timeline: Timeline, order: Sequence[int]) -> tuple[Sequence[Mark], S
         launched = timeline.launched_at.get(timeline.correlations[i])
         found = None if launched is None else launches.at(launched)
         device = timeline.devices[i]
-        if found is None and device in drawn:
+        if device in drawn and (launched is None or not launches.marks):
             found = drawn[device].at(timeline.starts[i])
             found = None if found is None else found + first[device]
         at.append(-1 if found is None else found)

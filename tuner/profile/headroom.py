@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tuner.problems.points import Point
+from tuner.problems.points import Point, Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Status
 from tuner.profile.families import KernelFamily
-from tuner.profile.lookup import Lengths, Times, gain_at, ratio, unknown_lengths
+from tuner.profile.lookup import Lengths, Times, ratio, times_at, unknown_lengths
 from tuner.profile.profile import Phase, Profile, Step
+
+_ALIKE = 1.5  # times as long: a step's other calls and another run of the GPU may differ so much
 
 
 class Basis(str, Enum):
@@ -51,44 +54,64 @@ def headroom(
     if set(family.tuned_as) & set(in_use):
         return Headroom(1.0, Basis.IN_USE)
     ours = [winner for winner in winners if winner.problem.family in family.tuned_as]
-    steps = [step for step in profile.steps if step.phase is phase]
+    steps = [step for step in profile.steps if step.phase is phase and family.name in step.families]
     for status, basis in ((Status.OK, Basis.MEASURED), (Status.PREDICTED, Basis.PREDICTED)):
-        gain = _gain([w for w in ours if w.status is status], steps, lengths)
-        if gain is not None:
-            return Headroom(gain, basis)
+        timed = _by_problem(w for w in ours if w.status is status)
+        if timed:
+            return Headroom(_gain(timed, family, steps, lengths), basis)
     return Headroom(family.gained_elsewhere, Basis.ELSEWHERE)
 
 
-def _gain(winners: Sequence[Winner], steps: Sequence[Step], lengths: Lengths) -> float | None:
-    """How many times as fast the tuned kernels are as the engine's choice; None without times.
+def _gain(
+    timed: Sequence[Mapping[Point, Times]],
+    family: KernelFamily,
+    steps: Sequence[Step],
+    lengths: Lengths,
+) -> float:
+    """How many times as fast the tuned kernels are as the engine's choice.
 
-    Each problem counts alike: the profile does not tell their layers apart.
+    Each step counts with the time of its kernels; without steps, all sizes of all problems count
+    alike.
     """
-    gains = []
-    for problem in {winner.problem: None for winner in winners}:
-        timed = _timed(winner for winner in winners if winner.problem == problem)
-        if timed:
-            # Parts are chosen together, so one of them may be slower, but not all of them.
-            gains.append(max(1.0, _at_steps(timed, steps, lengths)))
-    return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else None
+    if not steps:
+        gains = [max(1.0, ratio(times.values())) for times in timed]
+        return math.exp(sum(map(math.log, gains)) / len(gains))
+    left = total = 0.0
+    for step in steps:
+        took = step.families[family.name]
+        at = [times_at(times, step, lengths(step)) for times in timed]
+        # Parts are chosen together, so one of them may be slower, but not all of them.
+        left += took.time_us / max(1.0, ratio(_that_ran(at, took.time_us / took.calls)))
+        total += took.time_us
+    return total / left if left else 1.0
 
 
-def _timed(winners: Iterable[Winner]) -> dict[Point, Times]:
-    found: dict[Point, Times] = {}
+def _that_ran(problems: Sequence[Sequence[Times]], call_us: float) -> Sequence[Times]:
+    """The times of the problems whose kernels a step ran, where a call took so long.
+
+    A model's dense GEMMs run one after the other, so all of them did. But of latent attention's two
+    ways to read prompts a step takes one, and a trace does not say which. So the mean of all counts
+    unless one problem alone explains the time and the mean does not.
+    """
+    together = [*itertools.chain(*problems)]
+    if _off(together, call_us) <= math.log(_ALIKE):
+        return together
+    return min([together, *problems], key=lambda times: _off(times, call_us))
+
+
+def _off(times: Sequence[Times], call_us: float) -> float:
+    """How far a call's time lies from the engine's own, as a logarithm."""
+    engines_us = sum(before for before, _ in times) / len(times)
+    return abs(math.log(call_us / engines_us)) if call_us and engines_us else math.inf
+
+
+def _by_problem(winners: Iterable[Winner]) -> list[dict[Point, Times]]:
+    """The times of the engine's choice and of the winner, where there are both."""
+    found: dict[Problem, dict[Point, Times]] = {}
     for winner in winners:
         entry = winner.entry
         engines = entry.incumbents.get("shipped") or entry.incumbents.get("default")
         if entry.median_us and engines and engines.median_us:
-            found[entry.point] = engines.median_us, entry.median_us
-    return found
-
-
-def _at_steps(timed: Mapping[Point, Times], steps: Sequence[Step], lengths: Lengths) -> float:
-    """The gain at the steps' sizes, each weighted by its time; without steps, at all sizes."""
-    if not steps:
-        return ratio(timed.values())
-    left = total = 0.0
-    for step in steps:
-        left += step.time_us / gain_at(timed, step, lengths(step))
-        total += step.time_us
-    return total / left if left else 1.0
+            times = engines.median_us, entry.median_us
+            found.setdefault(winner.problem, {})[entry.point] = times
+    return list(found.values())

@@ -18,8 +18,8 @@ def unknown_lengths(_: Step) -> Sequence[int]:
     return ()
 
 
-def gain_at(timed: Mapping[Point, Times], step: Step, cached: Sequence[int]) -> float:
-    """How many times as fast a step's kernels become, by the times at the nearest tuned size.
+def times_at(timed: Mapping[Point, Times], step: Step, cached: Sequence[int]) -> list[Times]:
+    """The times of each of a problem's kernels at a step, by the nearest tuned size.
 
     Sequences and new tokens choose the size, as in engines; how much a size gains depends on the
     cached tokens. Between two lengths that were tuned, times are interpolated; beyond the longest
@@ -31,10 +31,15 @@ def gain_at(timed: Mapping[Point, Times], step: Step, cached: Sequence[int]) -> 
     for point, times in timed.items():
         if (point.batch_size, point.new_tokens) == nearest:
             by_part.setdefault(point.part, {})[point.cached_tokens] = times
-    found: list[Times] = []
-    for by_length in by_part.values():
-        found += [_interpolated(by_length, length) for length in cached] or by_length.values()
-    return ratio(found)
+    return [
+        _mean([_interpolated(by_length, length) for length in cached] or [*by_length.values()])
+        for by_length in by_part.values()
+    ]
+
+
+def _mean(times: Sequence[Times]) -> Times:
+    before, after = (sum(column) / len(times) for column in zip(*times, strict=True))
+    return before, after
 
 
 def ratio(times: Iterable[Times]) -> float:

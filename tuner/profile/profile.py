@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 GAPS = "gaps"  # the name under which `shares` counts the time in which no kernel ran
@@ -31,6 +31,14 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
+class FamilyTime:
+    """The kernels of a family at the steps of one size."""
+
+    calls: int
+    time_us: float  # as in `KernelTime`
+
+
+@dataclass(frozen=True)
 class Step:
     """Steps of equal size, which the engine itself marked in the trace."""
 
@@ -39,6 +47,8 @@ class Step:
     new_tokens: int  # of prompts; 0 for decode, and where the mark does not say
     count: int
     time_us: float  # of all of them, from the first kernel's start to the last one's end
+    # By family. What runs between two steps is in none of them.
+    families: Mapping[str, FamilyTime] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,8 @@ class Profile:
     told_by: str  # how phases were told apart, for people
     engine: str = ""  # whose marks the trace has; "" where it has none
     idle_us: float = 0.0  # gaps in which the server had no request; no part of any other figure
+    # The part of `gap_us` between two kernels of one CUDA graph: there the GPU waits for no host.
+    graph_gap_us: Mapping[Phase, float] = field(default_factory=dict)
 
     def time_us(self, phase: Phase | None = None) -> float:
         """Microseconds of kernels and gaps, of a phase or of all."""

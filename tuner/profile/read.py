@@ -43,6 +43,7 @@ def read(paths: Sequence[Path]) -> Profile:
         totals.told_by(),
         totals.engine,
         totals.idle_us,
+        totals.graph_gap_us,
     )
 
 

@@ -1,9 +1,10 @@
-"""The gain that is expected of a load: what the tuned kernels save, by a profile of the server
-without the files, of the time that the load took without a profiler.
+"""The gains that are expected of loads: what the tuned kernels save, by a profile of the server
+without the files, of the time that a load took without a profiler.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tuner.deploy.served.loads import Load
 from tuner.deploy.served.measure import Speed, median_speed
 from tuner.errors import BadInput
 from tuner.families.attention.problem import Attention
+from tuner.problems.points import Part, Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Incumbent, Status
 from tuner.profile import Phase, Profile, Step, read
@@ -20,6 +22,9 @@ from tuner.profile.lookup import Lengths
 
 _ATTENTION_OF = {Phase.PREFILL: "extend_attention", Phase.DECODE: "decode_attention"}
 _FAR = 1.25  # times the longest tuned length
+# Where a step takes so many times as long as the GPU works, it waits for the host. Engines prepare
+# a decode step while the GPU runs the one before. A prompt has to arrive and to be read as well.
+_WAITING = {Phase.PREFILL: 2.0, Phase.DECODE: 1.1}
 
 
 @dataclass(frozen=True)
@@ -32,30 +37,121 @@ class Expected:
 
 def expected_gains(
     folder: Path,
-    load: Load,
     winners: Sequence[Winner],
-    before: Sequence[Speed],
+    before: Mapping[Load, Sequence[Speed]],
     say: Callable[[str], None],
-) -> Expected:
-    """The expected gains of a load; none where no profile tells.
+) -> dict[Load, Expected]:
+    """What is expected of each load; nothing where no profile tells.
 
     `folder` holds the profiles of the server without the files, one folder for each load; `winners`
     are those of the exported problems, and `before` has the rounds without the files. Kernels of
     other problems are expected to stay as they are.
     """
     if not winners:
-        return Expected({})
+        return {}
+    found: dict[Load, _Profiled] = {}
+    for load, speeds in before.items():
+        try:
+            found[load] = _profiled(load, read([folder / str(load)]), winners, median_speed(speeds))
+        except BadInput as error:
+            say(f"no gain is expected of load {load}: {error}")
+    return {load: _expected(load, one, winners, found) for load, one in found.items()}
+
+
+@dataclass(frozen=True)
+class _PhaseTime:
+    """A phase of a load, in a profile and without a profiler. Times are microseconds."""
+
+    steps: int  # in the profile; 0: it does not count them
+    us: float  # of the profile's steps, without a profiler
+    gpu_us: float  # of these, at least: in kernels, and between the kernels of a CUDA graph
+    saved_us: float  # by the tuned kernels
+
+    def gain(self, host_us: float) -> float:
+        """How many times as fast it becomes if the host needs so long for a step."""
+        left_us = max(self.us - self.saved_us, host_us * self.steps)
+        return max(1.0, self.us / left_us)
+
+
+@dataclass(frozen=True)
+class _Profiled:
+    """A load, its profile, and its speed without the files."""
+
+    profile: Profile
+    lengths: Lengths
+    speed: Speed
+    phases: Mapping[Phase, _PhaseTime]
+
+    def host_us(self, phase: Phase) -> float | None:
+        """What a step takes that waits for the host; None where the GPU is what takes long."""
+        time = self.phases.get(phase)
+        if time is None or not time.steps or time.us <= _WAITING[phase] * time.gpu_us:
+            return None
+        return time.us / time.steps
+
+
+def _profiled(load: Load, profile: Profile, winners: Sequence[Winner], speed: Speed) -> _Profiled:
     tunable = {winner.problem.family for winner in winners}
-    try:
-        profile = read([folder / str(load)])
-    except BadInput as error:
-        say(f"no gain is expected of load {load}: {error}")
-        return Expected({})
     lengths = lengths_of(load, profile.steps)
     found = estimate(profile, [*_with_kept(winners)], tunable=tunable, lengths=lengths)
-    phases = {phase.phase: phase for phase in found.phases}
-    gains = _gains(load, profile, phases, median_speed(before))
-    return Expected(gains, [*_untuned(load, profile.steps, lengths, winners)])
+    times = {
+        one.phase: _phase_time(load, profile, one, speed)
+        for one in found.phases
+        if one.phase in _WAITING
+    }
+    return _Profiled(profile, lengths, speed, times)
+
+
+def _phase_time(load: Load, profile: Profile, phase: PhaseEstimate, speed: Speed) -> _PhaseTime:
+    """The time of a phase. A profile that counts no steps tells it with its own gaps."""
+    steps = [step for step in profile.steps if step.phase is phase.phase]
+    count = sum(step.count for step in steps)
+    gpu_us = phase.busy_us + profile.graph_gap_us.get(phase.phase, 0.0)
+    us = 0.0
+    if phase.phase is Phase.PREFILL:
+        us = sum(step.new_tokens * step.count for step in steps) * 1e6 / speed.prefill_tok_s
+    elif speed.decode_tok_s:
+        us = count * load.sequences * 1e6 / speed.decode_tok_s
+    if not count:
+        return _PhaseTime(0, phase.time_us, gpu_us, phase.saved_us)
+    # Where decode was not measured alone, what the GPU needs is the least that a step takes.
+    return _PhaseTime(count, max(us, gpu_us), gpu_us, phase.saved_us)
+
+
+def _expected(
+    load: Load, one: _Profiled, winners: Sequence[Winner], every: Mapping[Load, _Profiled]
+) -> Expected:
+    gains = {phase: time.gain(_host_us(load, phase, every)) for phase, time in one.phases.items()}
+    notes = _untuned(load, one.profile.steps, one.lengths, winners)
+    return Expected(_by_metric(load, one, gains), [*notes])
+
+
+def _host_us(load: Load, phase: Phase, every: Mapping[Load, _Profiled]) -> float:
+    """What the host needs for a step at least: what a step of the load with the most similar number
+    of sequences takes whose steps wait for the host. 0 where no load waits.
+    """
+    waiting = [
+        (abs(math.log(other.sequences / load.sequences)), us)
+        for other, one in every.items()
+        if (us := one.host_us(phase)) is not None
+    ]
+    return min(waiting, default=(0.0, 0.0))[1]
+
+
+def _by_metric(load: Load, one: _Profiled, gains: Mapping[Phase, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if (prefill := gains.get(Phase.PREFILL)) is not None:
+        found |= {"prefill_tok_s": prefill, "ttft_ms": prefill}
+    if (decode := gains.get(Phase.DECODE)) is not None:
+        found["decode_tok_s"] = found["tpot_ms"] = decode
+        time = one.phases[Phase.DECODE]
+        if one.speed.tpot_ms and time.steps:
+            # Between two tokens of a sequence there is also the prefill of other sequences.
+            tpot_us = 1e3 * one.speed.tpot_ms
+            own_us = min(time.us / time.steps, tpot_us)
+            others_us = (tpot_us - own_us) / found.get("prefill_tok_s", 1.0)
+            found["tpot_ms"] = tpot_us / (own_us / decode + others_us)
+    return found
 
 
 def lengths_of(load: Load, steps: Iterable[Step]) -> Lengths:
@@ -78,56 +174,27 @@ def lengths_of(load: Load, steps: Iterable[Step]) -> Lengths:
     return lengths
 
 
-def _gains(
-    load: Load, profile: Profile, phases: Mapping[Phase, PhaseEstimate], before: Speed
-) -> dict[str, float]:
-    found: dict[str, float] = {}
-    if prefill := phases.get(Phase.PREFILL):
-        steps = [step for step in profile.steps if step.phase is Phase.PREFILL]
-        tokens = sum(step.new_tokens * step.count for step in steps)
-        gain = _gain(prefill, tokens, 1e6 / before.prefill_tok_s)
-        found |= {"prefill_tok_s": gain, "ttft_ms": gain}
-    if decode := phases.get(Phase.DECODE):
-        count = sum(step.count for step in profile.steps if step.phase is Phase.DECODE)
-        # Where decode was not measured alone, the kernels' time is the least that a step takes.
-        step_us = decode.busy_us / max(1, count)
-        if before.decode_tok_s:
-            step_us = 1e6 * load.sequences / before.decode_tok_s
-        gain = _gain(decode, count, step_us)
-        found["decode_tok_s"] = found["tpot_ms"] = gain
-        if before.tpot_ms:
-            # Between two tokens of a sequence there is also the prefill of other sequences.
-            tpot_us = 1e3 * before.tpot_ms
-            own_us = min(step_us, tpot_us)
-            others_us = (tpot_us - own_us) / found.get("prefill_tok_s", 1.0)
-            found["tpot_ms"] = tpot_us / (own_us / gain + others_us)
-    return found
-
-
-def _gain(phase: PhaseEstimate, units: int, unit_us: float) -> float:
-    """How many times as fast a phase becomes that has so many steps, or tokens of prompts.
-
-    `unit_us` is what one of them takes without a profiler, which makes the gaps between kernels
-    longer. A profile that does not count them tells the gain with these gaps.
-    """
-    if not units:
-        return phase.gain
-    us = max(unit_us * units, phase.busy_us)
-    return us / (us - phase.saved_us)
-
-
 def _with_kept(winners: Sequence[Winner]) -> Iterator[Winner]:
     """The winners; entries that keep the engine's own choice count as not faster.
 
-    An engine finds them in the file too, so a tuned size beside them does not count there.
+    An engine finds them in the file too, so a tuned size beside them does not count there. Nobody
+    timed them, so they count as long as the nearest size of their problem that was timed.
     """
-    measured = {winner.problem for winner in winners if winner.status is Status.OK}
+    timed: dict[tuple[Problem, Part], dict[int, float]] = {}
+    for winner in winners:
+        if winner.status is Status.OK and winner.entry.median_us:
+            of_part = timed.setdefault((winner.problem, winner.entry.point.part), {})
+            of_part[winner.entry.point.batch_size] = winner.entry.median_us
+    measured = {problem for problem, _ in timed}
     for winner in winners:
         entry = winner.entry
         if entry.status is Status.INCUMBENT and not entry.point.new_tokens:
             status = Status.OK if winner.problem in measured else Status.PREDICTED
-            own = {"default": Incumbent(entry.config, status, 1.0)}
-            entry = replace(entry, status=status, median_us=1.0, incumbents=own)
+            size = entry.point.batch_size
+            near = timed.get((winner.problem, entry.point.part), {size: 1.0})
+            us = near[min(near, key=lambda n: abs(n - size))]
+            own = {"default": Incumbent(entry.config, status, us)}
+            entry = replace(entry, status=status, median_us=us, incumbents=own)
         yield replace(winner, entry=entry)
 
 

@@ -24,8 +24,8 @@ from tuner.engines.server import Launch, Server
 from tuner.errors import NotEnoughMemory
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
-# What is expected of a load that took so long in the rounds without the files.
-Predictor = Callable[[Load, Sequence[Speed]], Expected]
+# What is expected of the loads that had these speeds in the rounds without the files.
+Predictor = Callable[[Mapping[Load, Sequence[Speed]]], Mapping[Load, Expected]]
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,13 @@ def prove_served(
     Every process that was started has ended when this returns, raises or is killed.
     """
     results, sides, notes = _measured(plan, say)
+    expected = predictor(results[BEFORE].speeds) if predictor else {}
     gains: list[Gain] = []
     for load in plan.loads:
         old, new = (results[side].speeds[load] for side in SIDES)
-        expected = predictor(load, old) if predictor else Expected({})
-        gains += gains_of(load, old, new, expected.gains)
-        notes += expected.notes
+        of_load = expected.get(load, Expected({}))
+        gains += gains_of(load, old, new, of_load.gains)
+        notes += of_load.notes
     before, after = results[BEFORE].answers, results[AFTER].answers
     assert before is not None and after is not None  # each side was checked
     return ServedProof(
