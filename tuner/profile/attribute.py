@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tuner.profile.families import ATTENTION, family_of, phase_told_by
 from tuner.profile.profile import FamilyTime, Phase, Step
@@ -15,6 +16,7 @@ from tuner.profile.timeline import Timeline
 IDLE_US = 100_000.0
 
 Size = tuple[Phase, int, int]  # of a step: `Mark.size`
+_Key = TypeVar("_Key")
 
 _UNKNOWN = Phase.UNKNOWN
 _BY_MARKS = "the engine's marks of its steps"
@@ -31,7 +33,7 @@ class Totals:
     graph_gap_us: dict[Phase, float] = field(default_factory=dict)
     idle_us: float = 0.0
     steps: dict[Size, tuple[int, float]] = field(default_factory=dict)
-    families: dict[Size, dict[str, FamilyTime]] = field(default_factory=dict)
+    families: dict[tuple[Size, str], tuple[int, float]] = field(default_factory=dict)
     ways: list[str] = field(default_factory=list)
     engine: str = ""
 
@@ -40,10 +42,14 @@ class Totals:
 
     def merged_steps(self) -> tuple[Step, ...]:
         steps = [
-            Step(*size, count, us, self.families.get(size, {}))
-            for size, (count, us) in self.steps.items()
+            Step(*size, count, us, self._families(size)) for size, (count, us) in self.steps.items()
         ]
         return tuple(sorted(steps, key=lambda step: (-step.time_us, step.phase, step.sequences)))
+
+    def _families(self, size: Size) -> dict[str, FamilyTime]:
+        return {
+            family: FamilyTime(*sums) for (at, family), sums in self.families.items() if at == size
+        }
 
 
 def attribute(timeline: Timeline, totals: Totals) -> None:
@@ -55,15 +61,14 @@ def attribute(timeline: Timeline, totals: Totals) -> None:
         totals.ways.append(_BY_MARKS)
         totals.engine = marks[0].engine
         of_mark = [mark.size for mark in marks]
-        sizes = [None if position < 0 else of_mark[position] for position in at]
-        phases = [size and size[0] for size in sizes]
+        phases = [None if position < 0 else of_mark[position][0] for position in at]
         _add_steps(timeline, order, marks, at, totals)
     else:
+        of_mark = []
         phases = list(_told_by_kernels(timeline, order))
-        sizes = [None] * len(phases)
         totals.ways.append(_BY_KERNELS if any(phases) else _BY_NOTHING)
     for device in sorted(set(timeline.devices)):
-        _add_device(timeline, device, order, phases, sizes, totals)
+        _add_device(timeline, device, order, phases, at, of_mark, totals)
 
 
 def _add_device(
@@ -71,21 +76,25 @@ def _add_device(
     device: int,
     order: Sequence[int],
     phases: Sequence[Phase | None],
-    sizes: Sequence[Size | None],
+    at: Sequence[int],
+    of_mark: Sequence[Size],
     totals: Totals,
 ) -> None:
     """Add the kernels of one GPU, in the order of their starts.
 
-    A kernel outside of every step, such as sampling, belongs to the step before it.
+    A kernel outside of every step, such as sampling, belongs to the step before it. `at` has the
+    position of each kernel's mark in `of_mark`, or -1.
     """
     families = [family_of(name) for name in timeline.known]
     pairs = zip(order, phases, strict=True)
     phase = next((told for i, told in pairs if told and timeline.devices[i] == device), _UNKNOWN)
     reached = min(start for start, d in zip(timeline.starts, timeline.devices, strict=True)
                   if d == device)  # fmt: skip
-    sums: dict[tuple[int, Phase, Size | None], tuple[int, float]] = {}
+    sums: dict[tuple[int, Phase, int], tuple[int, float]] = {}
     launch = -1  # of the kernel before
-    for i, told, size in zip(order, phases, sizes, strict=True):
+    numbers = {size: number for number, size in enumerate(dict.fromkeys(of_mark))}
+    sizes, of_size = list(numbers), [numbers[size] for size in of_mark]
+    for i, told, position in zip(order, phases, at, strict=True):
         if timeline.devices[i] != device:
             continue
         phase = told or phase
@@ -94,19 +103,21 @@ def _add_device(
             one_graph = timeline.correlations[i] == launch and launch in timeline.graphs
             _add_gap(start - reached, phase, one_graph, totals)
         launch = timeline.correlations[i]
-        key = timeline.names[i], phase, size
+        key = timeline.names[i], phase, of_size[position] if position >= 0 else -1
         calls, us = sums.get(key, (0, 0.0))
         begun = start if start > reached else reached
         sums[key] = calls + 1, us + (end - begun if end > begun else 0.0)
         reached = end if end > reached else reached
-    for (number, phase, size), (calls, us) in sums.items():
-        name = timeline.known[number], families[number], phase
-        before, before_us = totals.kernels.get(name, (0, 0.0))
-        totals.kernels[name] = before + calls, before_us + us
-        if size is not None:
-            of_step = totals.families.setdefault(size, {})
-            had = of_step.get(families[number], FamilyTime(0, 0.0))
-            of_step[families[number]] = FamilyTime(had.calls + calls, had.time_us + us)
+    for (number, phase, size), added in sums.items():
+        family = families[number]
+        _add(totals.kernels, (timeline.known[number], family, phase), added)
+        if size >= 0:
+            _add(totals.families, (sizes[size], family), added)
+
+
+def _add(sums: dict[_Key, tuple[int, float]], key: _Key, added: tuple[int, float]) -> None:
+    calls, us = sums.get(key, (0, 0.0))
+    sums[key] = calls + added[0], us + added[1]
 
 
 def _add_gap(us: float, phase: Phase, one_graph: bool, totals: Totals) -> None:
@@ -158,9 +169,7 @@ def _add_steps(
             start, end = spans.get(position, (timeline.starts[i], timeline.ends[i]))
             spans[position] = min(start, timeline.starts[i]), max(end, timeline.ends[i])
     for position, (start, end) in spans.items():
-        size = marks[position].size
-        count, us = totals.steps.get(size, (0, 0.0))
-        totals.steps[size] = count + 1, us + end - start
+        _add(totals.steps, marks[position].size, (1, end - start))
 
 
 def _told_by_kernels(timeline: Timeline, order: Sequence[int]) -> Iterator[Phase | None]:
