@@ -127,15 +127,18 @@ def _expected(
 
 
 def _host_us(load: Load, phase: Phase, every: Mapping[Load, _Profiled]) -> float:
-    """What the host needs for a step at least: what a step of the load with the most similar number
-    of sequences takes whose steps wait for the host. 0 where no load waits.
+    """What the host needs for a step at least; 0 where no load tells.
+
+    A load whose steps wait for the host tells its own. For others it is what steps take that wait
+    for the host and have the most similar number of sequences.
     """
-    waiting = [
-        (abs(math.log(other.sequences / load.sequences)), us)
-        for other, one in every.items()
-        if (us := one.host_us(phase)) is not None
-    ]
-    return min(waiting, default=(0.0, 0.0))[1]
+    waiting = {load: us for load, one in every.items() if (us := one.host_us(phase)) is not None}
+    if load in waiting:
+        return waiting[load]
+    apart = {other: abs(math.log(other.sequences / load.sequences)) for other in waiting}
+    return min(
+        (us for other, us in waiting.items() if apart[other] == min(apart.values())), default=0.0
+    )
 
 
 def _by_metric(load: Load, one: _Profiled, gains: Mapping[Phase, float]) -> dict[str, float]:
