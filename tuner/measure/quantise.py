@@ -72,9 +72,9 @@ def quantise_unsigned(
 
 
 def spread(scale: Tensor, tile: tuple[int, int], shape: torch.Size) -> Tensor:
-    """Repeat one scale per tile to one per number of `shape`."""
-    full = scale.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
-    return full[: shape[-2], : shape[-1]]
+    """Repeat one scale per tile to one per number of `shape`, along the last two dimensions."""
+    full = scale.repeat_interleave(tile[0], -2).repeat_interleave(tile[1], -1)
+    return full[..., : shape[-2], : shape[-1]]
 
 
 def pack_nibbles(x: Tensor, dim: int) -> Tensor:

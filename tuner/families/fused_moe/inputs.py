@@ -1,12 +1,12 @@
 """Inputs of the fused-MoE kernels, and the float32 reference. This module imports torch.
 
-All functions take `device` "cpu" or "cuda". They process one expert at a time, so the float32
+All functions take `device` "cpu" or "cuda". They process some experts at a time, so the float32
 weights of a whole layer are never needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -27,6 +27,7 @@ from tuner.measure.quantise import (
 )
 from tuner.problems.dtypes import Dtype
 
+AT_ONCE = 1 << 26  # numbers in float32 that the reference works on at once, roughly
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -40,30 +41,30 @@ class Weights:
     scale: Tensor | None
     zero: Tensor | None
 
-    def dense(self, expert: int) -> Tensor:
-        """An expert's dequantised weights, (n, k) float32."""
-        b = self.b[expert]
+    def dense(self, experts: int | slice) -> Tensor:
+        """The dequantised weights of an expert, (n, k) float32, or of several, (experts, n, k)."""
+        b = self.b[experts]
         if self.problem.grouped:
-            return self._dense_grouped(expert, b)
+            return self._dense_grouped(experts, b)
         if self.scale is None:
             return b.float()
         shape = self.problem.gemm_shape(self.gemm)
         tile = _weight_tile(self.problem, shape)
-        scale = self.scale[expert].reshape(-(-shape[0] // tile[0]), -1)
+        scale = self.scale[experts].reshape(*b.shape[:-2], -(-shape[0] // tile[0]), -1)
         return b.float() * spread(scale, tile, b.shape)
 
-    def _dense_grouped(self, expert: int, b: Tensor) -> Tensor:
+    def _dense_grouped(self, experts: int | slice, b: Tensor) -> Tensor:
         assert self.scale is not None and self.problem.block_shape is not None
         tile = (1, self.problem.block_shape[1])
         int4 = self.problem.dtype is Dtype.INT4_W4A16
-        levels = unpack_nibbles(b, 1).float() if int4 else b.float()
+        levels = unpack_nibbles(b, b.dim() - 1).float() if int4 else b.float()
         if self.zero is None:
             zero: Tensor | float = 8.0 if int4 else 128.0
         else:
-            packed = self.zero[expert]
-            found = unpack_nibbles(packed, 0) if int4 else packed
+            packed = self.zero[experts]
+            found = unpack_nibbles(packed, packed.dim() - 2) if int4 else packed
             zero = spread(found.float(), tile, levels.shape)
-        return (levels - zero) * spread(self.scale[expert].float(), tile, levels.shape)
+        return (levels - zero) * spread(self.scale[experts].float(), tile, levels.shape)
 
 
 @dataclass(frozen=True)
@@ -257,13 +258,33 @@ def reference(
     rows = chosen // top_k if weights.gemm is Gemm.UP else chosen
     # A loop that asked for each expert's slots would wait for the GPU each time.
     order = experts[chosen].argsort(stable=True)
-    counts = experts[chosen].bincount(minlength=weights.problem.E).tolist()
-    for expert, at in enumerate(order.split(counts)):
-        if at.numel():
-            out[at] = a[rows[at]] @ weights.dense(expert).T
+    counts = experts[chosen].bincount(minlength=weights.problem.E)
+    starts, places = counts.cumsum(0) - counts, torch.arange(chosen.numel(), device=a.device)
+    for some, most in _groups(counts.tolist(), weights.problem.gemm_shape(weights.gemm)):
+        # An expert with fewer slots than another one of its group computes its last slot again.
+        last = (counts[some] - 1).unsqueeze(1)
+        at = order[starts[some].unsqueeze(1) + places[:most].minimum(last)]
+        out[at] = a[rows[at]] @ weights.dense(some).mT
     if weights.gemm is Gemm.DOWN:
         out *= routing.weights.flatten()[chosen].unsqueeze(1)
     return out
+
+
+def _groups(counts: Sequence[int], shape: tuple[int, int]) -> Iterator[tuple[slice, int]]:
+    """(experts with slots that follow one another, the most slots of one of them)
+
+    Few large operations take a GPU less time than many small ones.
+    """
+    begin, most = 0, 0
+    for expert, count in enumerate([*counts, 0]):
+        longest = max(most, count)
+        numbers = (expert + 1 - begin) * max(longest, shape[0]) * max(shape)
+        if most and (not count or numbers > AT_ONCE):
+            yield slice(begin, expert), most
+            most, longest = 0, count
+        if not most:
+            begin = expert
+        most = longest
 
 
 def _weight_tile(problem: FusedMoe, shape: tuple[int, int]) -> tuple[int, int]:

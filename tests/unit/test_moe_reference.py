@@ -1,0 +1,61 @@
+"""The reference of a fused-MoE gemm: groups of experts give what each slot alone gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tuner.families.fused_moe import inputs
+from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.problems.registry import parse_problem
+
+TYPES = (
+    "dtype=bfloat16",
+    "dtype=fp8_w8a8",
+    "dtype=fp8_w8a8,block_shape=128x128",
+    "dtype=int8_w8a8,per_channel_quant=true",
+    "dtype=int8_w8a16",
+    "dtype=int4_w4a16,block_shape=0x32",
+)
+
+
+def each_alone(
+    weights: inputs.Weights, activations: inputs.Activations, routing: inputs.Routing
+) -> torch.Tensor:
+    a, top_k = activations.dense(), routing.ids.shape[1]
+    found = []
+    for slot, expert in enumerate(routing.ids.flatten().tolist()):
+        up = weights.gemm is Gemm.UP
+        row = a[slot // top_k if up else slot] @ weights.dense(expert).T
+        found.append(row if up else row * routing.weights.flatten()[slot])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("at_once", [1, 100_000, 1 << 26])
+@pytest.mark.parametrize("gemm", Gemm)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_groups_of_experts_give_what_each_slot_alone_gives(
+    dtype: str, gemm: Gemm, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "AT_ONCE", at_once)
+    problem = parse_problem(f"fused_moe:E=16,N=128,K=256,top_k=4,{dtype}")
+    assert isinstance(problem, FusedMoe)
+    made = {"device": "cpu", "compute": "bf16"}
+    weights = inputs.make_weights(problem, gemm, seed=1, **made)
+    for batch_size, skew in ((1, 0.0), (5, 0.8), (40, 0.8)):
+        activations = inputs.make_activations(problem, gemm, batch_size, seed=2, **made)
+        routing = inputs.random_routing(problem, batch_size, device="cpu", seed=3, skew=skew)
+        found = inputs.reference(weights, activations, routing)
+        expected = each_alone(weights, activations, routing)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_group_has_experts_with_slots_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, shape = [0, 3, 2, 0, 1, 1, 9, 0], (4, 8)
+    assert list(inputs._groups(counts, shape)) == [(slice(1, 3), 3), (slice(4, 7), 9)]
+    monkeypatch.setattr(inputs, "AT_ONCE", 2 * 4 * 8)
+    assert list(inputs._groups(counts, shape)) == [
+        (slice(1, 3), 3),
+        (slice(4, 6), 1),
+        (slice(6, 7), 9),
+    ]
