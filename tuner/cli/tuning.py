@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from tuner.cli.targets import CheckReport
     from tuner.engines.engine import Engine
     from tuner.jobs.targets import TuningTarget
-    from tuner.problems.results import Totals
     from tuner.store import Store
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
@@ -92,6 +91,7 @@ def tune(
     from tuner.engines.engine import find_engine
     from tuner.measure.workbench import Workbench
     from tuner.problems.results import MeasureKind
+    from tuner.tuning.costs import work_line
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run import open_run
     from tuner.tuning.run_request import Request
@@ -137,7 +137,8 @@ def tune(
             if not as_json:  # what is done stays on the screen if a later problem fails
                 typer.echo("\n" * (at > 0) + _text(reports[-1], named=len(runs) > 1))
     if len(reports) > 1:
-        say(_cost([report.totals for report in reports]))
+        totals = [report.totals for report in reports]
+        say(f"{len(totals)} problems: {work_line(totals)}")
     if as_json:
         _print(reports, as_json)
 
@@ -193,18 +194,6 @@ def _say_other_triton(engine: Engine) -> None:
         return  # a replay compiles nothing, and whatever compiles will say it
     if note:
         say(note)
-
-
-def _cost(totals: Sequence[Totals]) -> str:
-    """What all problems of a command cost together. Problems may share kernels."""
-    compiled = sum(one.configs_compiled for one in totals)
-    cached = sum(int(one.extra.get("kernels_cached", 0)) for one in totals)
-    timed = sum(one.measurements for one in totals)
-    wall_s = sum(one.wall_s for one in totals)
-    return (
-        f"{len(totals)} problems: {compiled} kernels compiled, {cached} answered from the cache, "
-        f"{timed} times taken, {wall_s:.1f} s in all"
-    )
 
 
 def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:

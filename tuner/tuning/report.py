@@ -14,7 +14,7 @@ from tuner.engines.dispatch import what_runs
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
 from tuner.render import folded, gain_text, table
-from tuner.tuning.costs import cost_line
+from tuner.tuning.costs import cost_line, work_line
 from tuner.tuning.gains import closing_line, running
 
 
@@ -85,16 +85,7 @@ class Report:
         return [f"{n} of {len(entries)}: {reason}" for reason, n in counts.items() if reason]
 
     def _cost(self) -> str:
-        t = self.totals
-        cached, shared = (t.extra.get(f"kernels_{where}") for where in ("cached", "shared"))
-        known = f" and {cached:.0f} from the cache" if cached else ""
-        if shared is not None:  # 0 tells whoever set up a shared cache that it does not help
-            known += f" ({shared:.0f} from the shared one)"
-        cost = (
-            f"{t.configs_compiled} kernels compiled{known}, {t.measurements} times taken, "
-            f"{t.wall_s:.1f} s in all"
-        )
-        carried = t.extra.get("carried_over")
+        cost, carried = work_line([self.totals]), self.totals.extra.get("carried_over")
         if carried is not None:
             cost = f"{carried} of {len(self.entries)} entries carried over: {cost}"
         return cost
