@@ -16,7 +16,7 @@ from tuner.families.attention.inputs import compared, launch, make_inputs, outpu
 from tuner.families.attention.lengths import EDGES
 from tuner.families.attention.problem import parse_attention
 from tuner.kernels.lift import load_lifted
-from tuner.measure.accuracy import worst_error
+from tuner.measure.accuracy import Reference
 from tuner.problems.points import Config, Point
 
 GQA = "q_heads=4,kv_heads=2,Lq=32,Lv=32,dtype=float16"
@@ -62,7 +62,9 @@ def run(kernels, folder, text, changes):
         config = kernels.default_config(problem, point, TARGET)
         own = {name: value for name, value in changes.items() if name in config}
         launch(module, kernels, problem, point, Config({**config, **own}), TARGET, inputs.tensors)
-    return max(worst_error(output_of(inputs, i), reference(inputs, i)) for i in compared(inputs))
+    return max(
+        Reference(reference(inputs, i)).worst_error(output_of(inputs, i)) for i in compared(inputs)
+    )
 
 
 def main():

@@ -25,7 +25,7 @@ from tuner.families.state_update.inputs import (
 from tuner.families.state_update.problem import parse_state_update
 from tuner.kernels.lift import load_lifted
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import worst_error
+from tuner.measure.accuracy import Reference
 from tuner.problems.points import Config
 
 # name -> (problem, sequences, BLOCK_SIZE_M, warps)
@@ -69,8 +69,8 @@ def run(kernels, module, name: str) -> dict[str, float | bool]:
     getattr(module, launch.binding.function)[launch.grid](*values, **launch.binding.options)
     others = [slot for slot in range(len(states)) if slot not in used.tolist()]
     return {
-        "out": worst_error(step.out, out),
-        "state": worst_error(states[used], expected),
+        "out": Reference(out).worst_error(step.out),
+        "state": Reference(expected).worst_error(states[used]),
         "others_stay": bool(torch.equal(states[others], before[others])),
     }
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-def scale_of(expected: Tensor) -> Tensor:
-    """|expected| + root mean square of expected, in 16 bits, which errs by 0.4 % at most."""
-    return (expected.abs() + expected.square().mean().sqrt()).bfloat16()
+class Reference:
+    """What an output should be, and the scale of its errors, for many outputs."""
 
+    def __init__(self, expected: Tensor) -> None:
+        """`expected` is float32."""
+        self._expected = expected
 
-def worst_error(output: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
-    """Largest |difference| / scale; infinite for a NaN. `expected` is float32.
+    @cached_property
+    def _scale(self) -> Tensor:
+        """|expected| + root mean square of expected, in 16 bits, which errs by 0.4 % at most."""
+        expected = self._expected
+        return (expected.abs() + expected.square().mean().sqrt()).bfloat16()
 
-    `scale` is `scale_of(expected)`, for callers that compare many outputs with one reference.
-    """
-    difference = torch.sub(output, expected.float())
-    # The largest of numbers with a NaN is a NaN. Only this line waits for the GPU.
-    error = difference.div_(scale_of(expected) if scale is None else scale).abs_().amax().item()
-    return math.inf if math.isnan(error) else error
+    def worst_error(self, output: Tensor) -> float:
+        """Largest |difference| / scale; infinite for a NaN."""
+        difference = torch.sub(output, self._expected)
+        # The largest of numbers with a NaN is a NaN. Only this line waits for the GPU.
+        error = difference.div_(self._scale).abs_().amax().item()
+        return math.inf if math.isnan(error) else error

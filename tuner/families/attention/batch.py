@@ -21,7 +21,7 @@ from tuner.families.attention.lengths import EDGES, Lengths, ragged
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import worst_error
+from tuner.measure.accuracy import Reference
 from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.points import Config, Point
 
@@ -58,9 +58,9 @@ class Batch:
         )
 
     @cached_property
-    def expected(self) -> Tensor:
-        """The reference for the first sequence's last rows, (rows, q_heads, Lv) float32."""
-        return reference(self.inputs[0], 0, slice(-CHECKED_ROWS, None))
+    def expected(self) -> Reference:
+        """The first sequence's last rows, (rows, q_heads, Lv)."""
+        return Reference(reference(self.inputs[0], 0, slice(-CHECKED_ROWS, None)))
 
 
 class Batches:
@@ -103,10 +103,10 @@ class Batches:
         return Batch(point, [self._inputs(lengths)], self._cores)
 
     @cached_property
-    def edges_expected(self) -> dict[int, Tensor]:
-        """The references by sequence, (new tokens, q_heads, Lv) float32."""
+    def edges_expected(self) -> dict[int, Reference]:
+        """By sequence, (new tokens, q_heads, Lv)."""
         inputs = self.edges.inputs[0]
-        return {i: reference(inputs, i) for i in compared(inputs)}
+        return {i: Reference(reference(inputs, i)) for i in compared(inputs)}
 
     def needed_bytes(self, points: Sequence[Point]) -> int:
         """Bytes of device memory for the largest point, including its reference."""
@@ -157,10 +157,10 @@ def check(
     _run(edges, [pair[0] for pair in kernels.values()], config)
     found = edges.inputs[0]
     errors = [
-        worst_error(output_of(found, i), expected) for i, expected in batches.edges_expected.items()
+        expected.worst_error(output_of(found, i)) for i, expected in batches.edges_expected.items()
     ]
     _run(batch, [pair[1] for pair in kernels.values()], config)
-    errors.append(worst_error(output_of(batch.inputs[0], 0)[-CHECKED_ROWS:], batch.expected))
+    errors.append(batch.expected.worst_error(output_of(batch.inputs[0], 0)[-CHECKED_ROWS:]))
     return max(errors)
 
 

@@ -29,7 +29,7 @@ from tuner.families.dense_gemm.inputs import (
 )
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import worst_error
+from tuner.measure.accuracy import Reference
 from tuner.measure.cold import COLD, ColdCache
 from tuner.measure.timing import LAUNCHES, BoundKernel, Chain, run_chain
 from tuner.problems.dtypes import Dtype
@@ -89,14 +89,14 @@ class Batch:
         return found.round_().long()
 
     @cached_property
-    def _expected(self) -> Tensor:
-        return reference(self.activations[0], self.weights[0], self._rows)
+    def _expected(self) -> Reference:
+        return Reference(reference(self.activations[0], self.weights[0], self._rows))
 
     def error(self, chain: Chain) -> float:
         """The worst error of the first of `chains`, on an output that was filled with NaN."""
         self.output.fill_(float("nan"))
         run_chain(chain)
-        return worst_error(self.output[self._rows], self._expected)
+        return self._expected.worst_error(self.output[self._rows])
 
 
 class Batches:

@@ -32,7 +32,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.families.fused_moe.slots import sorted_slots
 from tuner.kernels.binding import Argument, Binding, Descriptor
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import scale_of, worst_error
+from tuner.measure.accuracy import Reference
 from tuner.measure.timing import LAUNCHES, BoundKernel, elapsed_us
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
@@ -67,13 +67,10 @@ class PointInputs:
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
     @cached_property
-    def references(self) -> list[tuple[Tensor, Tensor]]:
-        """The expected output (M * top_k, n) float32 and the scale of its errors, for each of the
-        CHECKED routings.
-        """
+    def references(self) -> list[Reference]:
+        """The expected output (M * top_k, n) for each of the CHECKED routings."""
         routings = (self.routings[i] for i in CHECKED)
-        found = [reference(self.weights[0], self.activations, one) for one in routings]
-        return [(expected, scale_of(expected)) for expected in found]
+        return [Reference(reference(self.weights[0], self.activations, one)) for one in routings]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
@@ -185,10 +182,10 @@ class Layer:
 def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]]) -> float:
     """The worst error against the references, on outputs that were filled with NaN."""
     worst = 0.0
-    for (expected, scale), i in zip(inputs.references, CHECKED, strict=True):
+    for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
         kernel.launch(launches[i])
-        worst = max(worst, worst_error(inputs.output, expected, scale))
+        worst = max(worst, expected.worst_error(inputs.output))
     return worst
 
 

@@ -24,7 +24,7 @@ from tuner.families.state_update.inputs import (
 )
 from tuner.families.state_update.problem import StateUpdate
 from tuner.kernels.values import launch_values
-from tuner.measure.accuracy import worst_error
+from tuner.measure.accuracy import Reference
 from tuner.measure.cold import COLD, ColdCache
 from tuner.measure.timing import LAUNCHES, BoundKernel, Chain, run_chain
 
@@ -78,8 +78,10 @@ class Batch:
         return self.states[self._slots].clone()
 
     @cached_property
-    def _expected(self) -> tuple[Tensor, Tensor]:
-        return reference(self.problem, self.layer, self.steps[0], self._before, self._rows)
+    def _expected(self) -> tuple[Reference, Reference]:
+        first, rows = self.steps[0], self._rows
+        out, states = reference(self.problem, self.layer, first, self._before, rows)
+        return Reference(out), Reference(states)
 
     @property
     def _slots(self) -> Tensor:
@@ -94,7 +96,7 @@ class Batch:
         first.out.fill_(float("nan"))
         out, states = self._expected
         run_chain(chain)
-        return max(worst_error(first.out[self._rows], out), worst_error(self.states[slots], states))
+        return max(out.worst_error(first.out[self._rows]), states.worst_error(self.states[slots]))
 
 
 class Batches:
