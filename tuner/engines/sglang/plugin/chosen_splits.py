@@ -127,8 +127,9 @@ class ChosenSplits:
         import torch  # noqa: PLC0415  # this process belongs to sglang
 
         # The table is on the device, and the kernel is compiled, before a graph is captured.
-        one = torch.ones(1, dtype=torch.int32, device=self._backend.device)
-        self._choose(one, one, 1)
+        # The engine's lengths have 64 bits, and its splits 32.
+        lengths = torch.ones(1, dtype=torch.int64, device=self._backend.device)
+        self._choose(lengths.int(), lengths, 1)
         self._backend.get_num_kv_splits = self.write
         self._backend.decode_attention_fwd = torch.compiler.disable(self.launch)
 
