@@ -141,12 +141,17 @@ def summary(reports: dict[str, Any]) -> str:
     """How many cells are slower, and how many predictions hold."""
     gains = [gain for report in reports.values() for gain in report["gains"]]
     told = [gain for gain in gains if gain["predicted"] is not None]
-    near = [gain for gain in told if abs(gain["predicted"] - gain["gain"]) <= POINTS]
+    near = [gain for gain in told if is_near(gain)]
     slower = sum(gain["verdict"] == "slower" for gain in gains)
     return (
         f"{len(gains)} cells, {slower} slower; predictions within {POINTS:g} of the gain: "
         f"{len(near)} of {len(told)}"
     )
+
+
+def is_near(gain: dict[str, Any]) -> bool:
+    """Whether the prediction of a report's cell holds."""
+    return bool(abs(gain["predicted"] - gain["gain"]) <= POINTS)
 
 
 if __name__ == "__main__":

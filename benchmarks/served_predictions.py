@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from served_gpu import POINTS
+from served_gpu import is_near, summary
 
 from tuner.deploy.served.compare import METRICS
 from tuner.deploy.served.expected import expected_gains
 from tuner.deploy.served.files import exported_problems
-from tuner.deploy.served.loads import Load, parse_loads
+from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.measure import Speed
 from tuner.store import Store
 
@@ -28,17 +27,19 @@ from tuner.store import Store
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="+", type=Path, metavar="CASE")
-    cells = near = 0
-    for case in parser.parse_args().cases:
-        for line, close in rows(case):
-            print(f"{case.name} {line}{'' if close else ' !'}")
-            cells, near = cells + 1, near + close
-    print(f"predictions within {POINTS:g} of the gain: {near} of {cells}")
+    reports = {case.name: predicted(case) for case in parser.parse_args().cases}
+    for name, report in reports.items():
+        for gain in report["gains"]:
+            if gain["predicted"] is not None:
+                cell = f"{name} {gain['load']:>12} {gain['title']:>7}"
+                mark = "" if is_near(gain) else " !"
+                print(f"{cell} {gain['gain']:.2f} / {gain['predicted']:.2f}{mark}")
+    print(summary(reports))
 
 
-def rows(case: Path) -> Iterator[tuple[str, bool]]:
-    """(a line about a cell, whether its prediction is near)"""
-    report = json.loads((case / "proof/report.json").read_text())
+def predicted(case: Path) -> dict[str, Any]:
+    """The report of a case, with the predictions that its profiles give now."""
+    report: dict[str, Any] = json.loads((case / "proof/report.json").read_text())
     shipped = exported_problems(case / "configs")
     with Store.open(f"sqlite:///{case / 'tuner.db'}") as store:
         found = store.winners(
@@ -47,27 +48,23 @@ def rows(case: Path) -> Iterator[tuple[str, bool]]:
             engine_version=report["engine_version"],
         )
     winners = [one for one in found if one.problem.spec() in shipped]
-    before = {load: speeds(report["gains"], load) for load in loads(report["gains"])}
+    loads = parse_loads(",".join(dict.fromkeys(gain["load"] for gain in report["gains"])))
+    before = {load: speeds(report["gains"], str(load)) for load in loads}
     expected = expected_gains(case / "proof/traces/before", winners, before, print)
+    told = {str(load): of_load.gains for load, of_load in expected.items()}
     for gain in report["gains"]:
-        (load,) = parse_loads(gain["load"])
-        told = expected[load].gains.get(gain["metric"]) if load in expected else None
-        if told is not None:
-            line = f"{gain['load']:>12} {gain['title']:>7} {gain['gain']:.2f} / {told:.2f}"
-            yield line, abs(told - gain["gain"]) <= POINTS
+        gain["predicted"] = told.get(gain["load"], {}).get(gain["metric"])
+    return report
 
 
-def loads(gains: list[dict[str, Any]]) -> list[Load]:
-    return list(dict.fromkeys(load for gain in gains for load in parse_loads(gain["load"])))
-
-
-def speeds(gains: list[dict[str, Any]], load: Load) -> list[Speed]:
+def speeds(gains: list[dict[str, Any]], load: str) -> list[Speed]:
     """The rounds without the files. A report does not have the whole time of a round."""
-    of_load = {g["metric"]: g["rounds"]["before"] for g in gains if g["load"] == str(load)}
-    rounds = len(next(iter(of_load.values())))
-    columns = [of_load.get(metric.field, [None] * rounds) for metric in METRICS]
-    prefill, decode, ttft, tpot = columns
-    return [Speed(prefill[i], ttft[i], decode[i], tpot[i], total_s=0.0) for i in range(rounds)]
+    columns = {gain["metric"]: gain["rounds"]["before"] for gain in gains if gain["load"] == load}
+    missing = dict.fromkeys(metric.field for metric in METRICS)
+    return [
+        Speed(**{**missing, **dict(zip(columns, row, strict=True))}, total_s=0.0)
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 if __name__ == "__main__":

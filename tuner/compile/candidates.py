@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tuner.compile.farm import CompileJob, Farm
 from tuner.devices.table import Device
@@ -69,6 +69,15 @@ class _Asked:
         return hashlib.sha256(json.dumps([codes, self.launches]).encode()).hexdigest()
 
 
+class _Counts(NamedTuple):
+    """What a farm counts."""
+
+    compiled: int
+    cached: int
+    shared: int
+    compile_s: float
+
+
 class KernelCompiler:
     """A `Compiler` of the kernels that `bind` gives. The caller closes the farm.
 
@@ -82,8 +91,7 @@ class KernelCompiler:
         self._farm, self._bind, self._device = farm, bind, device
         self._companions = companions
         self._pending: dict[CompileJob, _Asked] = {}
-        # The farm's counts at the first submit.
-        self._before: tuple[int, int, int, float] | None = None
+        self._before: _Counts | None = None  # at the first submit
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
         """Queue candidates. Raises UnsupportedKernel for a config that the kernel does not take."""
@@ -125,26 +133,26 @@ class KernelCompiler:
 
     @property
     def compiled_count(self) -> int:
-        return self._farm.compiled - (self._before or self._counts)[0]
+        return self._farm.compiled - (self._before or self._counts).compiled
 
     @property
     def cached_count(self) -> int:
-        return self._farm.cached - (self._before or self._counts)[1]
+        return self._farm.cached - (self._before or self._counts).cached
 
     @property
     def shared_count(self) -> int | None:
         """Kernels that came from the shared cache; None without one."""
-        shared = self._farm.shared - (self._before or self._counts)[2]
+        shared = self._farm.shared - (self._before or self._counts).shared
         return shared if self._farm.shares else None
 
     @property
     def compile_s(self) -> float:
-        return self._farm.compile_s - (self._before or self._counts)[3]
+        return self._farm.compile_s - (self._before or self._counts).compile_s
 
     @property
-    def _counts(self) -> tuple[int, int, int, float]:
+    def _counts(self) -> _Counts:
         farm = self._farm
-        return farm.compiled, farm.cached, farm.shared, farm.compile_s
+        return _Counts(farm.compiled, farm.cached, farm.shared, farm.compile_s)
 
 
 def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:

@@ -53,10 +53,11 @@ def _distance(size: tuple[int, int], step: Step) -> float:
     if not new_tokens:  # a size is a number of tokens
         return abs(batch_size - max(step.new_tokens, step.sequences))
     new = step.new_tokens // max(1, step.sequences)
-    return _apart(batch_size, step.sequences) + _apart(new_tokens, new)
+    return apart(batch_size, step.sequences) + apart(new_tokens, new)
 
 
-def _apart(one: int, other: int) -> float:
+def apart(one: int, other: int) -> float:
+    """How far two numbers lie apart by their ratio, in octaves; 0 counts as 1."""
     return abs(math.log2(max(1, one) / max(1, other)))
 
 

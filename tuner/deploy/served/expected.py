@@ -4,7 +4,6 @@ without the files, of the time that a load took without a profiler.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from tuner.problems.records import Winner
 from tuner.problems.results import Incumbent, Status
 from tuner.profile import Phase, Profile, Step, read
 from tuner.profile.estimate import PhaseEstimate, estimate
-from tuner.profile.lookup import Lengths
+from tuner.profile.lookup import Lengths, apart
 
 _ATTENTION_OF = {Phase.PREFILL: "extend_attention", Phase.DECODE: "decode_attention"}
 _FAR = 1.25  # times the longest tuned length
@@ -132,13 +131,12 @@ def _host_us(load: Load, phase: Phase, every: Mapping[Load, _Profiled]) -> float
     A load whose steps wait for the host tells its own. For others it is what steps take that wait
     for the host and have the most similar number of sequences.
     """
-    waiting = {load: us for load, one in every.items() if (us := one.host_us(phase)) is not None}
-    if load in waiting:
-        return waiting[load]
-    apart = {other: abs(math.log(other.sequences / load.sequences)) for other in waiting}
-    return min(
-        (us for other, us in waiting.items() if apart[other] == min(apart.values())), default=0.0
-    )
+    waiting = {other: us for other, one in every.items() if (us := one.host_us(phase)) is not None}
+
+    def rank(other: Load) -> tuple[bool, float, float]:
+        return other != load, apart(other.sequences, load.sequences), waiting[other]
+
+    return waiting[min(waiting, key=rank)] if waiting else 0.0
 
 
 def _by_metric(load: Load, one: _Profiled, gains: Mapping[Phase, float]) -> dict[str, float]:

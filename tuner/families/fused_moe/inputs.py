@@ -277,14 +277,13 @@ def _groups(counts: Sequence[int], shape: tuple[int, int]) -> Iterator[tuple[sli
     """
     begin, most = 0, 0
     for expert, count in enumerate([*counts, 0]):
-        longest = max(most, count)
-        numbers = (expert + 1 - begin) * max(longest, shape[0]) * max(shape)
+        numbers = (expert + 1 - begin) * max(most, count, shape[0]) * max(shape)
         if most and (not count or numbers > AT_ONCE):
             yield slice(begin, expert), most
-            most, longest = 0, count
+            most = 0
         if not most:
             begin = expert
-        most = longest
+        most = max(most, count)
 
 
 def _weight_tile(problem: FusedMoe, shape: tuple[int, int]) -> tuple[int, int]:
