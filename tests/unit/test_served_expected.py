@@ -127,6 +127,14 @@ def test_a_profile_without_marks_tells_shares_alone(tmp_path: Path) -> None:
     assert found["decode_tok_s"] == found["tpot_ms"] == pytest.approx(200 / 185, rel=0.01)
 
 
+def test_a_mark_without_tokens_tells_shares_of_prefill_alone(tmp_path: Path) -> None:
+    trace = TraceWriter()
+    for _ in range(3):
+        trace.step((MOE, 60.0), (CUBLAS, 40.0), mark="step[EXTEND bs=8]", gap=50.0)
+    found = expected(written(trace, tmp_path, LOAD), before(1.0, 125.0)).gains
+    assert found["prefill_tok_s"] == pytest.approx(200 / 190, rel=0.02)
+
+
 def test_without_a_profile_or_files_nothing_is_expected(tmp_path: Path) -> None:
     said: list[str] = []
     speeds = before(200.0, 125.0)

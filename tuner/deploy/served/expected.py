@@ -102,13 +102,15 @@ def _profiled(load: Load, profile: Profile, winners: Sequence[Winner], speed: Sp
 
 
 def _phase_time(load: Load, profile: Profile, phase: PhaseEstimate, speed: Speed) -> _PhaseTime:
-    """The time of a phase. A profile that counts no steps tells it with its own gaps."""
+    """The time of a phase. A profile that counts none of it tells it with its own gaps."""
     steps = [step for step in profile.steps if step.phase is phase.phase]
     count = sum(step.count for step in steps)
     gpu_us = phase.busy_us + profile.graph_gap_us.get(phase.phase, 0.0)
     us = 0.0
     if phase.phase is Phase.PREFILL:
-        us = sum(step.new_tokens * step.count for step in steps) * 1e6 / speed.prefill_tok_s
+        tokens = sum(step.new_tokens * step.count for step in steps)
+        count = count if tokens else 0
+        us = tokens * 1e6 / speed.prefill_tok_s
     elif speed.decode_tok_s:
         us = count * load.sequences * 1e6 / speed.decode_tok_s
     if not count:
