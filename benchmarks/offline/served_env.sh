@@ -14,4 +14,4 @@ SGLANG_DISABLED_MODEL_ARCHS=$(
 export SGLANG_DISABLED_MODEL_ARCHS
 export SGLANG_IS_FLASHINFER_AVAILABLE=false SGLANG_ENABLE_JIT_DEEPGEMM=0
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TVM_FFI_CACHE_DIR="$1/jit"
-SERVER_ARGS="--sampling-backend pytorch --grammar-backend none --cuda-graph-max-bs-decode 64"
+SERVER_ARGS="--sampling-backend pytorch --grammar-backend none --cuda-graph-max-bs-decode 64 --sleep-on-idle"

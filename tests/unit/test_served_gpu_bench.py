@@ -45,3 +45,19 @@ def test_what_tunes_attention_gets_the_workload(bench: ModuleType, tmp_path: Pat
         "qwen3-30b-a3b", tmp_path, SimpleNamespace(**{**vars(args), "tune": None})
     )
     assert "--all" in all_ and "--workload" in all_
+
+
+@pytest.mark.parametrize(
+    ("metric", "after", "repeats"),
+    [
+        ("decode_tok_s", [12.0, 12.1, 11.9, 14.0], True),  # half of them are near
+        ("decode_tok_s", [12.0, 13.0, 11.0, 14.0], False),
+        ("tpot_ms", [8.0, 8.01, 7.99, 5.0], True),  # a time: 10 / 8 is a gain of 1.25
+    ],
+)
+def test_says_where_rounds_repeat(
+    bench: ModuleType, metric: str, after: list[float], repeats: bool
+) -> None:
+    gain = 1.2 if metric == "decode_tok_s" else 1.25
+    rounds = {"before": [10.0] * 4, "after": after}
+    assert bench.repeats({"metric": metric, "gain": gain, "rounds": rounds}) is repeats
