@@ -118,7 +118,7 @@ def prepare(kernels, name, gemm):
     weights = make_weights(problem, gemm, compute=compute, zero_points=zero_points, **like)
     activations = make_activations(problem, gemm, BATCH_SIZE, compute=compute, **like)
     routing = random_routing(problem, BATCH_SIZE, skew=1.0, **like)
-    slots = slots_for(binding, routing, problem.E)
+    (slots,) = slots_for(binding, [routing], problem.E)
     rows = slots.sorted_ids.numel() if tma else routing.ids.numel()
     dtype = torch.float16 if compute == "fp16" else torch.bfloat16
     output = torch.full((rows, problem.gemm_shape(gemm)[0]), float("nan"), dtype=dtype)

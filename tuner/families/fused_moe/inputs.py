@@ -156,20 +156,29 @@ def random_routing(
     return Routing(ids.to(torch.int32), weights / weights.sum(1, keepdim=True))
 
 
-def align(routing: Routing, experts: int, block_m: int, slots: int) -> Slots:
-    """Sort a routing like `moe_align_block_size`. `slots`: EM, the allocated length."""
-    flat = routing.ids.flatten().long()
-    order = flat.argsort(stable=True)
-    expert = flat[order]
-    counts = flat.bincount(minlength=experts)
+def align(routings: Sequence[Routing], experts: int, block_m: int, slots: int) -> list[Slots]:
+    """Sort routings of one size like `moe_align_block_size`. `slots`: EM, the allocated length."""
+    flat = torch.stack([routing.ids.flatten() for routing in routings]).long()
+    on, count = {"device": flat.device}, flat.shape[1]
+    order = flat.argsort(dim=1, stable=True)
+    expert = flat.gather(1, order)
+    counts = torch.zeros((len(routings), experts), dtype=torch.long, **on)
+    counts.scatter_add_(1, flat, torch.ones_like(flat))
     padded = (counts + block_m - 1) // block_m * block_m
-    within = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[expert]
-    sorted_ids = torch.full((slots,), flat.numel(), dtype=torch.int32, device=flat.device)
-    sorted_ids[(padded.cumsum(0) - padded)[expert] + within] = order.to(torch.int32)
-    blocks = torch.arange(experts, device=flat.device).repeat_interleave(padded // block_m)
-    expert_ids = torch.zeros(-(-slots // block_m), dtype=torch.int32, device=flat.device)
-    expert_ids[: blocks.numel()] = blocks.to(torch.int32)
-    return Slots(sorted_ids, expert_ids, padded.sum().to(torch.int32).view(1))
+    ends = padded.cumsum(1)
+    within = torch.arange(count, **on) - (counts.cumsum(1) - counts).gather(1, expert)
+    places = (ends - padded).gather(1, expert) + within
+    sorted_ids = torch.full((len(routings), slots), count, dtype=torch.int32, **on)
+    sorted_ids.scatter_(1, places, order.to(torch.int32))
+    begins = torch.arange(0, slots, block_m, **on).expand(len(routings), -1).contiguous()
+    owners = torch.searchsorted(ends, begins, right=True)  # `experts` behind the last one's blocks
+    expert_ids = owners.where(owners < experts, 0).to(torch.int32)
+    used = ends[:, -1:].to(torch.int32)
+    # Each as a tensor of its own: kernels are compiled for addresses that 16 divides.
+    return [
+        Slots(*(row.clone() for row in rows))
+        for rows in zip(sorted_ids, expert_ids, used, strict=True)
+    ]
 
 
 def unsorted(routing: Routing, block_m: int) -> Slots:
@@ -179,12 +188,13 @@ def unsorted(routing: Routing, block_m: int) -> Slots:
     return Slots(None, ids, used)
 
 
-def slots_for(binding: Binding, routing: Routing, experts: int) -> Slots:
-    """A routing as a bound kernel wants it."""
+def slots_for(binding: Binding, routings: Sequence[Routing], experts: int) -> list[Slots]:
+    """Routings of one size as a bound kernel wants them."""
     numbers = _numbers(binding)
+    block_m = numbers["BLOCK_SIZE_M"]
     if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):
-        return unsorted(routing, numbers["BLOCK_SIZE_M"])
-    return align(routing, experts, numbers["BLOCK_SIZE_M"], numbers["EM"])
+        return [unsorted(routing, block_m) for routing in routings]
+    return align(routings, experts, block_m, numbers["EM"])
 
 
 def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:

@@ -54,29 +54,45 @@ WORST_ERROR = {
 
 
 @dataclass
+class Routings:
+    """The routings of a batch size, one for each launch, and their slots. Both gemms read them."""
+
+    experts: int
+    drawn: Sequence[Routing]
+    _slots: dict[tuple[Argument, ...], list[Slots]] = field(default_factory=dict)
+
+    def slots(self, binding: Binding) -> list[Slots]:
+        """The slots of each routing, as a bound kernel wants them."""
+        arguments = binding.arguments
+        key = tuple(arguments[n] for n in ("BLOCK_SIZE_M", "EM", "sorted_token_ids_ptr"))
+        if key not in self._slots:
+            self._slots[key] = slots_for(binding, self.drawn, self.experts)
+        return self._slots[key]
+
+
+@dataclass
 class PointInputs:
     """The inputs that the launches of one point share. Tensors are on the GPU."""
 
     point: Point
     weights: Sequence[Weights]  # several copies if one would stay in L2
     activations: Activations
-    routings: Sequence[Routing]
+    routings: Routings
     output: Tensor  # C (M * top_k, n)
     read_bytes: int  # of weights, by the launch with the first routing
-    _slots: dict[tuple[Argument, ...], list[Slots]] = field(default_factory=dict)
     _sorted: dict[int, list[Activations]] = field(default_factory=dict)
 
     @cached_property
     def references(self) -> list[Reference]:
         """The expected output (M * top_k, n) for each of the CHECKED routings."""
-        routings = (self.routings[i] for i in CHECKED)
+        routings = (self.routings.drawn[i] for i in CHECKED)
         return [Reference(reference(self.weights[0], self.activations, one)) for one in routings]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
-        slots = self._slots_of(kernel.binding)
+        routings, slots = self.routings.drawn, self.routings.slots(kernel.binding)
         tma = any(isinstance(a, Descriptor) for a in kernel.binding.arguments.values())
-        rows = [self.activations] * len(self.routings)
+        rows = [self.activations] * len(routings)
         if tma:
             rows = self._sorted_of(config["BLOCK_SIZE_M"], slots)
         return [
@@ -86,22 +102,13 @@ class PointInputs:
                     self.weights[i % len(self.weights)], rows[i], routing, slots[i], self.output
                 ),
             )
-            for i, routing in enumerate(self.routings)
+            for i, routing in enumerate(routings)
         ]
-
-    def _slots_of(self, binding: Binding) -> list[Slots]:
-        arguments = binding.arguments
-        key = tuple(arguments[n] for n in ("BLOCK_SIZE_M", "EM", "sorted_token_ids_ptr"))
-        if key not in self._slots:
-            experts = self.weights[0].problem.E
-            self._slots[key] = [slots_for(binding, r, experts) for r in self.routings]
-        return self._slots[key]
 
     def _sorted_of(self, block_m: int, slots: Sequence[Slots]) -> list[Activations]:
         if block_m not in self._sorted:
-            experts = self.weights[0].problem.E
             valid = self.activations.a.shape[0]
-            rows = sorted_slots(valid, experts, block_m)
+            rows = sorted_slots(valid, self.routings.experts, block_m)
             self._sorted[block_m] = [sort_activations(self.activations, s, rows) for s in slots]
         return self._sorted[block_m]
 
@@ -117,6 +124,7 @@ class Layer:
         self._l2_bytes = l2_bytes
         self._captured = captured
         self._weights: dict[Gemm, Weights] = {}
+        self._routings: dict[int, Routings] = {}
         self._inputs: dict[Point, PointInputs] = {}
 
     def inputs(self, point: Point) -> PointInputs:
@@ -142,8 +150,11 @@ class Layer:
                 problem, gemm, device="cuda", seed=self._seed, compute=compute
             )
         weights = self._weights[gemm]
-        routings = self._routings(point.batch_size)
-        copies = self._copies(weights, routings)
+        size = point.batch_size
+        if size not in self._routings:
+            self._routings[size] = Routings(problem.E, self._draw(size))
+        routings = self._routings[size]
+        copies = self._copies(weights, routings.drawn)
         n, _ = problem.gemm_shape(gemm)
         shape = (point.batch_size * problem.top_k, n)
         return PointInputs(
@@ -154,10 +165,10 @@ class Layer:
             ),
             routings,
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
-            routings[0].ids.unique().numel() * weights.b[0].nbytes,
+            routings.drawn[0].ids.unique().numel() * weights.b[0].nbytes,
         )
 
-    def _routings(self, batch_size: int) -> list[Routing]:
+    def _draw(self, batch_size: int) -> list[Routing]:
         def make(i: int) -> Routing:
             skew = SKEW if i >= LAUNCHES - SKEWED else 0.0
             seed = self._seed + 100 + i
