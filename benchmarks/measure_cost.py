@@ -5,8 +5,9 @@
 Compiles a few configurations of a fused-MoE layer, and measures each of them at each batch size in
 this process, as a run's measuring process does. The kernels are in Triton's cache by then. Prints
 the milliseconds of a measurement at each point, and how many of them each step takes: `replays` is
-the GPU's own work, the rest is what surrounds it. `race` is what a race takes for each finalist.
-OUT.json has the same figures.
+the GPU's own work, the rest is what surrounds it. `race` is what a race takes for each finalist,
+and `per point` what a point takes before its first measurement: its tensors, references and
+routings. OUT.json has the same figures.
 
 A graph has ten launches. `--few` asks what fewer would cost in certainty: each configuration is
 timed ten times with a graph of all launches and with one of so many, spread evenly over them.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from gpu_runs import Row, Text
 
 from tuner.families.fused_moe import gpu
@@ -36,7 +38,7 @@ from tuner.families.fused_moe.layer import PointInputs
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.measure import timing
 from tuner.measure.messages import point_fields
-from tuner.measure.timing import LAUNCHES, time_graph
+from tuner.measure.timing import LAUNCHES, BoundKernel, time_graph
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.tuning.tune import RACE_ROUNDS
@@ -96,7 +98,9 @@ def main() -> None:
 
 def _row(session: MoeOnGpu, point: Point) -> dict[str, Any]:
     """The milliseconds of a measurement and of its steps, on average over the configurations."""
-    _measure(session, point, CONFIGS)  # compiles, and makes the point's inputs and references
+    kernels = [session._kernel(point, config) for config in CONFIGS]
+    point_ms = _point_ms(session, point, kernels)
+    _measure(session, point, CONFIGS)  # loads the kernels of torch as well
     timing._compiled.cache_clear()
     seconds = dict.fromkeys([*STEPS, "whole"], 0.0)
     with contextlib.ExitStack() as patched:
@@ -105,7 +109,18 @@ def _row(session: MoeOnGpu, point: Point) -> dict[str, Any]:
             patched.enter_context(mock.patch.object(owner, name, counted))
         _counted(_measure, seconds, "whole")(session, point, CONFIGS)
     found = {step: 1e3 * taken / len(CONFIGS) for step, taken in seconds.items()}
-    return {"point": str(point), **found, "race": _race_ms(session, point)}
+    return {"point": str(point), **found, "race": _race_ms(session, point), "per point": point_ms}
+
+
+def _point_ms(session: MoeOnGpu, point: Point, kernels: Sequence[BoundKernel]) -> float:
+    """The milliseconds until the first of some kernels can be checked and timed."""
+    started = time.perf_counter()
+    inputs = session._layer.inputs(point)
+    for kernel, config in zip(kernels, CONFIGS, strict=True):
+        inputs.launches(kernel, config)
+    assert inputs.references
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - started)
 
 
 def _counted(
