@@ -50,6 +50,25 @@ def test_groups_of_experts_give_what_each_slot_alone_gives(
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("gemm", Gemm)
+def test_several_routings_at_once_give_what_each_alone_gives(gemm: Gemm) -> None:
+    problem = parse_problem("fused_moe:E=16,N=128,K=256,top_k=4,dtype=fp8_w8a8,block_shape=128x128")
+    assert isinstance(problem, FusedMoe)
+    weights = inputs.make_weights(problem, gemm, seed=1, device="cpu")
+    activations = inputs.make_activations(problem, gemm, 5, seed=2, device="cpu")
+    routings = [
+        inputs.random_routing(problem, 5, device="cpu", seed=seed, skew=skew)
+        for seed, skew in ((3, 0.0), (4, 0.8))
+    ]
+    together = inputs.Routing(
+        torch.cat([one.ids for one in routings]), torch.cat([one.weights for one in routings])
+    )
+    found = inputs.reference(weights, activations, together).chunk(2)
+    for part, routing in zip(found, routings, strict=True):
+        expected = inputs.reference(weights, activations, routing)
+        torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_group_has_experts_with_slots_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, shape = [0, 3, 2, 0, 1, 1, 9, 0], (4, 8)
     assert list(inputs._groups(counts, shape)) == [(slice(1, 3), 3), (slice(4, 7), 9)]

@@ -258,14 +258,17 @@ def _numbers(binding: Binding) -> dict[str, int]:
 def reference(
     weights: Weights, activations: Activations, routing: Routing, slots: Tensor | None = None
 ) -> Tensor:
-    """C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None: all."""
+    """C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None: all.
+
+    Where a routing has several times as many tokens as the activations, they are read again.
+    """
     top_k = routing.ids.shape[1]
     experts = routing.ids.flatten()
     chosen = torch.arange(experts.numel(), device=experts.device) if slots is None else slots
     n = weights.problem.gemm_shape(weights.gemm)[0]
     out = torch.empty((chosen.numel(), n), dtype=torch.float32, device=experts.device)
     a = activations.dense()
-    rows = chosen // top_k if weights.gemm is Gemm.UP else chosen
+    rows = (chosen // top_k if weights.gemm is Gemm.UP else chosen) % a.shape[0]
     # A loop that asked for each expert's slots would wait for the GPU each time.
     order = experts[chosen].argsort(stable=True)
     counts = experts[chosen].bincount(minlength=weights.problem.E)

@@ -85,8 +85,13 @@ class PointInputs:
     @cached_property
     def references(self) -> list[Reference]:
         """The expected output (M * top_k, n) for each of the CHECKED routings."""
-        routings = (self.routings.drawn[i] for i in CHECKED)
-        return [Reference(reference(self.weights[0], self.activations, one)) for one in routings]
+        checked = [self.routings.drawn[i] for i in CHECKED]
+        # As one routing of all their tokens, so that each expert's weights are dequantised once.
+        together = Routing(
+            torch.cat([one.ids for one in checked]), torch.cat([one.weights for one in checked])
+        )
+        expected = reference(self.weights[0], self.activations, together)
+        return [Reference(part) for part in expected.chunk(len(checked))]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
