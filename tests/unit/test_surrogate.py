@@ -1,10 +1,11 @@
 """The surrogate: what it expects of places, and in which order it proposes them."""
 
 import itertools
-import random
+
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tuner.tuning import surrogate
-from tuner.tuning.surrogate import ALONE, Surrogate
+from tuner.tuning.surrogate import Surrogate
 
 
 def test_what_lies_beside_the_best_is_proposed_before_what_lies_beside_the_worst() -> None:
@@ -31,11 +32,9 @@ def test_without_places_nothing_is_proposed() -> None:
     assert list(Surrogate([[0.0]], [1.0]).promising([])) == []
 
 
-def test_many_known_places_are_solved_in_parts_with_the_same_answer(monkeypatch) -> None:
-    rng = random.Random(0)  # noqa: S311
-    places = [[rng.uniform(0, 4) for _ in range(3)] for _ in range(3 * ALONE + 5)]
-    values = [sum(place) + rng.random() for place in places]
-    wanted = [[rng.uniform(0, 4) for _ in range(3)] for _ in range(40)]
-    in_parts = list(Surrogate(places, values).promising(wanted))
-    monkeypatch.setattr(surrogate, "ALONE", len(places))
-    assert in_parts == list(Surrogate(places, values).promising(wanted))
+def test_numpy_takes_one_thread_of_a_searching_process() -> None:
+    surrogate._one_thread.cache_clear()
+    with threadpool_limits(limits=2, user_api="blas"):
+        Surrogate([[0.0]], [1.0])
+        threads = {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+    assert threads == {1}

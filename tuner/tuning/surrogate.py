@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 Array = NDArray[np.float64]
 
 # In standard deviations of the values. It covers the noise of times and what places do not say.
 NOISE = 0.1
 ORDERED = 50  # more than a round tries
-ALONE = 64  # rows of a matrix that one thread inverts
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -27,11 +28,12 @@ class Surrogate:
 
     def __init__(self, places: Sequence[Sequence[float]], values: Sequence[float]) -> None:
         """`places` (n, d) are scaled: the covariance is Matern 5/2 with a length of 1."""
+        _one_thread()
         self._places, known = np.array(places), np.array(values)
         self._mean = float(np.mean(known))
         self._scale = max(float(np.std(known)), 1e-3)  # equal values give no scale
         covariance = _covariance(self._places, self._places) + NOISE**2 * np.eye(len(known))
-        self._inverse = _inverse(covariance)
+        self._inverse = np.linalg.inv(covariance)
         self._weights = self._inverse @ ((known - self._mean) / self._scale)
 
     def promising(self, places: Sequence[Sequence[float]]) -> Iterator[int]:
@@ -62,22 +64,14 @@ class Surrogate:
             left = left - taken[-1] ** 2
 
 
-def _inverse(matrix: Array) -> Array:
-    """The inverse of a symmetric matrix with positive eigenvalues, in blocks of `ALONE` rows.
+@cache
+def _one_thread() -> None:
+    """Keep NumPy to one thread in this process, from now on.
 
-    NumPy starts threads for a larger one. They wait for each other on a busy machine, and take ten
-    times the CPU seconds.
+    Its threads would wait for each other, and take four times the CPU seconds on 16 cores. A GPU's
+    process and compile processes need these.
     """
-    if len(matrix) <= ALONE:
-        alone: Array = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
-        return alone
-    half = len(matrix) // 2
-    first, across = _inverse(matrix[:half, :half]), matrix[:half, half:]
-    through = first @ across
-    last = _inverse(matrix[half:, half:] - across.T @ through)
-    corner = through @ last
-    whole: Array = np.block([[first + corner @ through.T, -corner], [-corner.T, last]])
-    return whole
+    threadpool_limits(limits=1, user_api="blas")
 
 
 def _covariance(a: Array, b: Array) -> Array:
