@@ -9,8 +9,8 @@ For each case it tunes the model, or what --tune names, exports the winners, and
 `tuner prove --server` with dummy weights on the Triton backends. Attention is tuned for the lengths
 of the loads: OUT/CASE/workload.toml has them as points. OUT/CASE has the files, logs, profiles and
 report.json, too; OUT/served.json has all reports, and is written anew after each case. At
-the end it says in how many cells the predicted gain lies within 3 points of the measured one, and
-how many of these are cells whose rounds repeat within 3 points.
+the end it says in how many cells the predicted gain lies within 3 points of the measured one. It
+says the same of the cells whose rounds repeat within 3 points.
 `--args` are further words for all servers. `--dry-run` prints the commands.
 
 benchmarks/sglang_stand_ins helps where the machine cannot install all of sglang.
@@ -33,6 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tuner.deploy.served.compare import METRICS
 from tuner.deploy.served.loads import Load, parse_loads
 
 MODELS = Path(__file__).parent / "served_models"
@@ -160,10 +161,9 @@ def is_near(gain: dict[str, Any]) -> bool:
 
 def repeats(gain: dict[str, Any]) -> bool:
     """Whether half of the rounds' own gains lie as near to their median as a prediction has to."""
-    rates = gain["metric"].endswith("_tok_s")  # others are times
-    first, second = ("before", "after") if rates else ("after", "before")
-    pairs = zip(gain["rounds"][first], gain["rounds"][second], strict=True)
-    return bool(median(abs(b / a - gain["gain"]) for a, b in pairs) <= POINTS)
+    (metric,) = (one for one in METRICS if one.field == gain["metric"])
+    pairs = zip(gain["rounds"]["before"], gain["rounds"]["after"], strict=True)
+    return median(abs(metric.gain(*pair) - gain["gain"]) for pair in pairs) <= POINTS
 
 
 if __name__ == "__main__":

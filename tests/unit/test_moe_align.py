@@ -47,7 +47,7 @@ def test_slots_are_sorted_by_expert_in_whole_blocks(batch_size: int, block_m: in
 
 
 def test_each_routing_has_tensors_of_its_own() -> None:
-    """A row of a matrix may begin at an address that 16 does not divide."""
+    """A row of a matrix may begin at an address that is no multiple of 16 bytes."""
     problem = parse_problem(f"fused_moe:E={EXPERTS},N=128,K=128,top_k=3,dtype=bfloat16")
     assert isinstance(problem, FusedMoe)
     routings = [random_routing(problem, 5, device="cpu", seed=seed) for seed in range(3)]

@@ -21,6 +21,10 @@ class Metric:
     title: str
     more_is_better: bool
 
+    def gain(self, before: float, after: float) -> float:
+        """How many times as good it has become."""
+        return after / before if self.more_is_better else before / after
+
 
 METRICS = (
     Metric("prefill_tok_s", "prefill", more_is_better=True),
@@ -64,7 +68,7 @@ def gains_of(
         new = [getattr(speed, metric.field) for speed in after]
         if None in (*old, *new):
             continue
-        ratios = [a / b if metric.more_is_better else b / a for b, a in zip(old, new, strict=True)]
+        ratios = [metric.gain(b, a) for b, a in zip(old, new, strict=True)]
         low, high = interval(ratios)
         told = predicted.get(metric.field)
         found.append(Gain(load, metric, tuple(old), tuple(new), median(ratios), low, high, told))

@@ -174,7 +174,8 @@ def align(routings: Sequence[Routing], experts: int, block_m: int, slots: int) -
     owners = torch.searchsorted(ends, begins, right=True)  # `experts` behind the last one's blocks
     expert_ids = owners.where(owners < experts, 0).to(torch.int32)
     used = ends[:, -1:].to(torch.int32)
-    # Each as a tensor of its own: kernels are compiled for addresses that 16 divides.
+    # Kernels are compiled for tensors that begin at a multiple of 16 bytes. A row of a matrix may
+    # begin elsewhere, so each row is copied.
     return [
         Slots(*(row.clone() for row in rows))
         for rows in zip(sorted_ids, expert_ids, used, strict=True)
@@ -281,6 +282,19 @@ def reference(
     if weights.gemm is Gemm.DOWN:
         out *= routing.weights.flatten()[chosen].unsqueeze(1)
     return out
+
+
+def references(
+    weights: Weights, activations: Activations, routings: Sequence[Routing]
+) -> list[Tensor]:
+    """What `reference` gives for each of several routings of one size.
+
+    They are computed as one routing of all their tokens, so each expert's weights are dequantised
+    once.
+    """
+    ids = torch.cat([routing.ids for routing in routings])
+    together = Routing(ids, torch.cat([routing.weights for routing in routings]))
+    return [*reference(weights, activations, together).chunk(len(routings))]
 
 
 def _groups(counts: Sequence[int], shape: tuple[int, int]) -> Iterator[tuple[slice, int]]:

@@ -24,7 +24,7 @@ from tuner.families.fused_moe.inputs import (
     make_weights,
     operands,
     random_routing,
-    reference,
+    references,
     slots_for,
     sort_activations,
 )
@@ -86,12 +86,7 @@ class PointInputs:
     def references(self) -> list[Reference]:
         """The expected output (M * top_k, n) for each of the CHECKED routings."""
         checked = [self.routings.drawn[i] for i in CHECKED]
-        # As one routing of all their tokens, so that each expert's weights are dequantised once.
-        together = Routing(
-            torch.cat([one.ids for one in checked]), torch.cat([one.weights for one in checked])
-        )
-        expected = reference(self.weights[0], self.activations, together)
-        return [Reference(part) for part in expected.chunk(len(checked))]
+        return [*map(Reference, references(self.weights[0], self.activations, checked))]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
         """The kernel's arguments for each routing, in order."""
@@ -155,10 +150,7 @@ class Layer:
                 problem, gemm, device="cuda", seed=self._seed, compute=compute
             )
         weights = self._weights[gemm]
-        size = point.batch_size
-        if size not in self._routings:
-            self._routings[size] = Routings(problem.E, self._draw(size))
-        routings = self._routings[size]
+        routings = self._routings_at(point.batch_size)
         copies = self._copies(weights, routings.drawn)
         n, _ = problem.gemm_shape(gemm)
         shape = (point.batch_size * problem.top_k, n)
@@ -172,6 +164,11 @@ class Layer:
             torch.empty(shape, dtype=TORCH_TYPES[compute], device="cuda"),
             routings.drawn[0].ids.unique().numel() * weights.b[0].nbytes,
         )
+
+    def _routings_at(self, batch_size: int) -> Routings:
+        if batch_size not in self._routings:
+            self._routings[batch_size] = Routings(self.problem.E, self._draw(batch_size))
+        return self._routings[batch_size]
 
     def _draw(self, batch_size: int) -> list[Routing]:
         def make(i: int) -> Routing:
