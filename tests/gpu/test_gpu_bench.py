@@ -91,13 +91,14 @@ def test_each_bad_kernel_ends_with_its_own_status_and_the_next_goes_on(planted_e
     assert replaced == 4
 
 
-def test_race_times_all_alike(tmp_path):
+def test_race_times_all_that_may_still_win(tmp_path):
     configs = [config(16), config(32), config(64)]
     with open_bench(BFLOAT16, tmp_path) as bench:
         trials_of(bench, [Candidate(POINT, one) for one in configs])
         times = bench.race(POINT, configs, rounds=7)
     assert set(times) == set(configs)
-    assert {m.samples for m in times.values()} == {7}
+    assert {m.samples for m in times.values()} <= {3, 7}  # what has lost after 3 rounds is out
+    assert min(times.values(), key=lambda m: m.median_us).samples == 7
     assert all(0 < m.min_us <= m.median_us for m in times.values())
 
 
