@@ -45,6 +45,7 @@ def open_bench(
     points: Sequence[Point] = POINTS,
     limits: Limits = Limits(),
     workbench: Workbench | None = None,
+    thorough: bool = False,
 ) -> Iterator[GpuBench]:
     device, engine = device or this_device(), engine or find_engine("sglang")
     if isinstance(problem, Attention):
@@ -67,6 +68,7 @@ def open_bench(
             points=points,
             limits=limits,
             workbench=workbench,
+            thorough=thorough,
         )
         with contextlib.closing(bench):
             yield bench

@@ -74,7 +74,9 @@ def test_each_bad_kernel_ends_with_its_own_status_and_the_next_goes_on(planted_e
     ]
     too_large = Candidate(POINT, config(256, block_n=256, stages=9))
     limits = Limits(request_s=3.0)
-    with open_bench(BFLOAT16, tmp_path, engine=planted_engine, limits=limits) as bench:
+    with open_bench(
+        BFLOAT16, tmp_path, engine=planted_engine, limits=limits, thorough=True
+    ) as bench:
         trials = trials_of(bench, [*candidates, too_large])
         replaced = bench.totals.extra["children_replaced"]
     expected = {
@@ -100,6 +102,20 @@ def test_race_times_all_that_may_still_win(tmp_path):
     assert {m.samples for m in times.values()} <= {3, 7}  # what has lost after 3 rounds is out
     assert min(times.values(), key=lambda m: m.median_us).samples == 7
     assert all(0 < m.min_us <= m.median_us for m in times.values())
+
+
+def test_what_is_slower_is_compared_before_it_may_be_chosen(planted_engine, tmp_path):
+    good, slow = config(16, group=GOOD), config(128, group=NAN)
+    with open_bench(BFLOAT16, tmp_path, engine=planted_engine) as bench:
+        (first,) = trials_of(bench, [Candidate(POINT, good)]).values()
+        (second,) = trials_of(bench, [Candidate(POINT, slow)]).values()
+        raced = bench.race(POINT, [good, slow], rounds=3)
+    assert "worst error" in first.measurement.detail
+    assert second.measurement.status is Status.OK
+    assert "not compared" in second.measurement.detail
+    assert second.measurement.median_us > first.measurement.median_us
+    assert raced[good].status is Status.OK
+    assert raced[slow].status is Status.WRONG_RESULT
 
 
 def test_race_goes_on_without_the_kernel_that_crashes(planted_engine, tmp_path):

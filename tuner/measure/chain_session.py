@@ -83,7 +83,7 @@ class ChainSession(ABC, Generic[L]):
         if not error <= self._bound:
             detail = f"differs from the reference by {error:.3g}, bound {self._bound}"
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
-        timed = time_graph(capture_chains(chains), request.get("best_us"), self._batches.push_out)
+        timed = time_graph(capture_chains(chains), request["best_us"], self._batches.push_out)
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:

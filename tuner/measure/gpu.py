@@ -97,6 +97,11 @@ class GpuBench:
         return len(self._workers)
 
     @property
+    def opened_at(self) -> float:
+        """When the first GPU was opened, in seconds of `time.perf_counter`."""
+        return min(w.opened_at for w in self._workers if w.opened_at is not None)
+
+    @property
     def busy_s(self) -> float:
         """The time in which a GPU checked or timed something, summed over the GPUs."""
         return sum(worker.busy_s for worker in self._workers) + self._race_s

@@ -10,9 +10,9 @@ stdin closes.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +20,9 @@ import triton
 
 from tuner.childprocess import ParentPipes
 from tuner.errors import BadInput
+from tuner.measure.messages import read_point
 from tuner.measure.this_gpu import driver_version, local_name, local_target, runtime_version
+from tuner.problems.points import Point
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
 
@@ -33,7 +35,10 @@ class Session(Protocol):
     ready: Fields  # with "needed_bytes": the memory that the tensors of the largest point take
 
     def measure(self, request: Fields) -> Fields:
-        """Check and time one candidate; the answer has the fields of a Measurement."""
+        """Check and time one candidate; the answer has the fields of a Measurement.
+
+        "best_us" of the request is the median of the point's best so far; None if it is the first.
+        """
 
     def race(self, request: Fields) -> Fields:
         """Time several candidates of one point in turn; the answer has "measurements"."""
@@ -44,19 +49,20 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False  # references need full float32 precision
     parent.send({"imported": True})
     session: Session | None = None
+    best_us: dict[Point, float] = {}
     while True:
         request = parent.receive()
         started = time.perf_counter()
         try:
             if request["op"] == "setup":
                 session = None
+                best_us.clear()
                 _free_memory()
                 session = _open_session(request)
                 reply = {**_gpu_facts(), **session.ready}
             else:
                 assert session is not None  # the parent sets a child up first
-                work: Callable[[Fields], Fields] = getattr(session, request["op"])
-                reply = work(request)
+                reply = _work(session, request, best_us)
         except torch.OutOfMemoryError as error:
             parent.send({"status": "out_of_memory", "detail": _line(error)})
             os._exit(3)
@@ -67,6 +73,17 @@ def main() -> None:
             parent.send({"status": Status.CRASHED.value, "detail": _line(error)})
             os._exit(3)
         parent.send({**reply, "seconds": time.perf_counter() - started})
+
+
+def _work(session: Session, request: Fields, best_us: dict[Point, float]) -> Fields:
+    """Answer a request. `best_us` has the median of each point's best, and learns."""
+    if request["op"] == "race":
+        return session.race(request)
+    point = read_point(request)
+    reply = session.measure({**request, "best_us": best_us.get(point)})
+    if reply["median_us"] is not None:
+        best_us[point] = min(reply["median_us"], best_us.get(point, math.inf))
+    return reply
 
 
 def _open_session(request: Fields) -> Session:

@@ -57,7 +57,7 @@ class GpuWorker:
         self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
         self._begin(setup or {}, limits)
-        self._started = False
+        self.opened_at: float | None = None  # when a child first touched the GPU
         self._child = ChildProcess(module, env)
         self._spare = ChildProcess(module, env)
         if setup is not None:
@@ -71,9 +71,9 @@ class GpuWorker:
         assert self.idle
         self._begin(setup, limits)
         try:
-            if not self._started:
+            if self.opened_at is None:
                 self._child_starts()
-            self._started = True
+                self.opened_at = time.perf_counter()
             self.ready = self._set_up()
         except BaseException:
             self.close()
@@ -81,7 +81,6 @@ class GpuWorker:
 
     def _begin(self, setup: Mapping[str, Any], limits: Limits) -> None:
         self._setup, self._limits = dict(setup), limits
-        self._best_us: dict[Any, float] = {}
         self.replaced = 0  # children lost with this problem
         self.busy_s = 0.0  # of the GPU with this problem
 
@@ -146,7 +145,6 @@ class GpuWorker:
                 "op": "measure",
                 **point_fields(point),
                 "config": dict(pending.candidate.config),
-                "best_us": self._best_us.get(point),
             }
             try:
                 self._child.send(request)
@@ -160,12 +158,7 @@ class GpuWorker:
         pending = self._sent.popleft()
         self._head_since = time.monotonic()
         self.busy_s += answer.pop("seconds")
-        measurement = read_measurement(answer)
-        if measurement.median_us is not None:
-            point = pending.candidate.point
-            best = self._best_us.get(point, measurement.median_us)
-            self._best_us[point] = min(best, measurement.median_us)
-        return pending, measurement
+        return pending, read_measurement(answer)
 
     def _lose(self, measurement: Measurement) -> tuple[PendingMeasurement, Measurement]:
         """Fail the candidate that crashed the child, and requeue the candidates behind it."""

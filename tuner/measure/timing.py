@@ -27,6 +27,9 @@ ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
 # fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
 SPREAD = 0.05
+# A candidate whose first replay is slower by so much needs no other: a search takes all of these
+# for equally slow, and a first replay is slower than the next ones by much less.
+HOPELESS = 1.5
 # Graphs are timed in turn until the fastest has taken this long, but at least so often.
 RACE_US, LEAST_ROUNDS = 150_000.0, 3
 # After a third of the rounds, a graph is out if its median is slower than the best by so much. The
@@ -91,7 +94,11 @@ def capture_chains(chains: Sequence[Chain], least: int = 1) -> Captured:
     The first chain runs before, which loads the kernels. `torch.cuda.graph` would give all unused
     memory back to the driver first, and the next check would have to ask for it again.
     """
-    chains = chains[: max(least, math.ceil(LONG_GRAPH_US / _chain_us(chains[0], len(chains))))]
+    if least < len(chains):
+        enough = math.ceil(LONG_GRAPH_US / _chain_us(chains[0], len(chains)))
+        chains = chains[: max(least, enough)]
+    else:
+        run_chain(chains[0])
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         graph.capture_begin()
@@ -142,13 +149,19 @@ def time_graph(
     One that is surely slower than `best_us`, the median of its point's best so far, gets no more.
     """
     first = replay_us(graph, before)
-    warm = first * graph.launches >= LONG_GRAPH_US
+    hopeless = best_us is not None and first > HOPELESS * best_us
+    warm = hopeless or first * graph.launches >= LONG_GRAPH_US
     samples = [first if warm else replay_us(graph, before)]
     while len(samples) < REPLAYS and sum(samples) * graph.launches < ENOUGH_US:
-        if best_us is not None and min(samples) * (1 - SPREAD) > best_us:
+        if is_slower(min(samples), best_us):
             break
         samples.append(replay_us(graph, before))
     return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
+
+
+def is_slower(least_us: float, best_us: float | None) -> bool:
+    """Whether a candidate with this fastest replay is surely slower than the best so far."""
+    return best_us is not None and least_us * (1 - SPREAD) > best_us
 
 
 def race(

@@ -126,7 +126,7 @@ class TuningRun(RunProcesses):
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             if isinstance(bench, GpuBench):
-                meter.count(bench.totals, bench.gpus, bench.busy_s)
+                meter.count(bench.totals, bench.gpus, bench.busy_s, bench.opened_at)
             store.finish_run(run, entries, bench.totals)
             self._workbench.chosen.append((self.request.problem, entries))
         except KeyboardInterrupt:

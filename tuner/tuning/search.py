@@ -38,6 +38,12 @@ _LEARN_FROM = 2  # points on either side of a point whose times a round learns f
 _HOPELESS = 0.4
 
 
+def sample_of(space: Space, point: Point, seed: int) -> Sequence[Config]:
+    """The part of a space that all rounds of a point look at."""
+    rng = random.Random(f"{seed}/{point}")  # noqa: S311 (no secret)
+    return rng.sample(space.configs(), min(_POOL, len(space)))
+
+
 class Search:
     """Candidates for all points of a job, within one budget.
 
@@ -62,7 +68,7 @@ class Search:
         self._seed = seed
         at = {point: spaces[point.part] for point in points} | dict(narrowed or {})
         self._tracks = [
-            Track(point, at[point], seeds.get(point, ()), self._sample(point, at[point]), model)
+            Track(point, at[point], seeds.get(point, ()), sample_of(at[point], point, seed), model)
             for point in sorted(set(points))
         ]
         self._results: dict[Candidate, Measurement] = {}
@@ -74,7 +80,7 @@ class Search:
         A candidate is proposed at most once, and never after it was told.
         """
         asked: list[Candidate] = []
-        while ready := [track for track in self._tracks if self._is_ready(track)]:
+        while ready := self._ready():
             for track in ready:
                 wave = self._wave(track)
                 track.rounds.append(wave)
@@ -85,13 +91,15 @@ class Search:
         """Take a result. The candidate need not have been proposed yet."""
         self._results.setdefault(candidate, measurement)
 
-    def _is_ready(self, track: Track) -> bool:
-        """Whether all results that the track's next round depends on are there."""
-        finished = min(len(other.rounds) for other in self._tracks)  # rounds of every point
-        if finished and not any(other.rounds[finished - 1] for other in self._tracks):
-            return False  # no point proposed anything for a whole round: done
-        if len(track.rounds) > finished:
-            return False
+    def _ready(self) -> list[Track]:
+        """The tracks for whose next round all results that it depends on are there."""
+        finished = min((len(track.rounds) for track in self._tracks), default=0)  # of every point
+        if finished and not any(track.rounds[finished - 1] for track in self._tracks):
+            return []  # no point proposed anything for a whole round: done
+        behind = (track for track in self._tracks if len(track.rounds) == finished)
+        return [track for track in behind if self._has_results(track)]
+
+    def _has_results(self, track: Track) -> bool:
         last = track.rounds[-1] if track.rounds else []
         return all(c in self._results for c in self._candidates(track, last))
 
@@ -188,10 +196,6 @@ class Search:
         results = {config: self._results[Candidate(track.point, config)] for config in tried}
         suggested = suggestions(space, results, self._random(track.point, round_).getrandbits(32))
         return dict.fromkeys([*near, *suggested, *track.sample])
-
-    def _sample(self, point: Point, space: Space) -> Sequence[Config]:
-        rng = random.Random(f"{self._seed}/{point}")  # noqa: S311 (no secret)
-        return rng.sample(space.configs(), min(_POOL, len(space)))
 
     def _broken(self, track: Track, round_: int) -> set[Config]:
         """Configurations of the space that failed, or that are sure not to fit."""

@@ -27,7 +27,7 @@ from tuner.tuning.report import EntryTable, config_cells
 from tuner.tuning.request import Effort
 from tuner.tuning.run import NOISE, TIE, TuningRun
 from tuner.tuning.run_request import Request
-from tuner.tuning.search import Search
+from tuner.tuning.search import Search, sample_of
 from tuner.tuning.space import Space
 from tuner.tuning.track import Model
 from tuner.tuning.tune import FixedStrategy, Plan, Strategy
@@ -174,21 +174,38 @@ class MoeRun(TuningRun):
                     for config in self._spaces[point.part].configs()
                 ]
             )
-        points, spaces = self.points, self._spaces
-        if self._one_config:  # the up gemm's points stand for both
-            points = tuple(point for point in points if point.part is Gemm.UP)
-            spaces = {Gemm.UP: spaces[Gemm.UP].narrowed(spaces[Gemm.DOWN].rules)}
-        seeds = seeds_for(
-            points,
-            self._problem,
-            request.device,
-            spaces,
-            self._corpus,
-            known=self._known(),
-            foreseen=self._foreseen,
-        )
+        points, spaces = self._searched
+        seeds = {point: self._with_partner(point) for point in points}
         search = Search(spaces, points, seeds, self._budget, request.seed, model=self._model)
         return OneConfigStrategy(search) if self._one_config else search
+
+    @cached_property
+    def _searched(self) -> tuple[Sequence[Point], dict[Part, Space]]:
+        """The points that a search goes through, and its spaces."""
+        if not self._one_config:
+            return self.points, self._spaces
+        # The up gemm's points stand for both.
+        points = tuple(point for point in self.points if point.part is Gemm.UP)
+        both = self._spaces[Gemm.UP].narrowed(self._spaces[Gemm.DOWN].rules)
+        return points, {Gemm.UP: both}
+
+    @cached_property
+    def _seeds(self) -> dict[Point, list[Config]]:
+        points, spaces = self._searched
+        return seeds_for(
+            points,
+            self._problem,
+            self.request.device,
+            spaces,
+            self._corpus,
+            known={point: list(self._baselines[point].values()) for point in points},
+            foreseen=self._foreseen,
+        )
+
+    def _with_partner(self, point: Point) -> list[Config]:
+        """A point's seeds, after a candidate with its stored partner's BLOCK_SIZE_M."""
+        partner = self._partner.get(point.batch_size)
+        return [*([partner] if partner else []), *self._seeds[point]]
 
     @property
     def _one_config(self) -> bool:
@@ -235,8 +252,13 @@ class MoeRun(TuningRun):
         return self._predictor.estimate_both if self._one_config else self._predictor.estimate_all
 
     def _prepare(self) -> None:
-        if self.request.effort is not Effort.EXHAUSTIVE:
-            _ = self._foreseen
+        if self.request.effort is Effort.EXHAUSTIVE:
+            return
+        _ = self._seeds
+        points, spaces = self._searched
+        if (model := self._model) is not None:
+            for point in points:  # the predictor keeps what it predicted
+                model(point, sample_of(spaces[point.part], point, self.request.seed))
 
     @cached_property
     def _foreseen(self) -> dict[Point, list[Config]]:
@@ -249,13 +271,6 @@ class MoeRun(TuningRun):
         if self._one_config:
             return predictor.shortlist_both(grids_at, FORESEEN)
         return {p: predictor.shortlist(p, grid, FORESEEN) for p, grid in grids_at.items()}
-
-    def _known(self) -> dict[Point, Sequence[Config]]:
-        found = {point: list(self._baselines[point].values()) for point in self.points}
-        for point, configs in found.items():
-            if point.batch_size in self._partner:  # ensures a candidate with its BLOCK_SIZE_M
-                configs.append(self._partner[point.batch_size])
-        return {**found}
 
     @cached_property
     def _corpus(self) -> list[ShippedFile]:
