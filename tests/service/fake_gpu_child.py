@@ -35,7 +35,7 @@ def measurement(status: str, config: dict[str, int], request: dict) -> dict[str,
         "median_us": config["US"] if ok else None,
         "min_us": config["US"] if ok else None,
         "samples": request.get("rounds", 3) if ok else 0,
-        "detail": f"{os.getpid()} {request.get('best_us')} {read_point(request)}",
+        "detail": f"{os.getpid()} {read_point(request)}",
     }
 
 

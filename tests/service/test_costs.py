@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,18 @@ def test_idle_is_what_a_run_did_not_use_of_its_gpus() -> None:
     assert extra["cpu_s"] >= 100.0
     meter.count(totals, gpus=1, busy_s=1e9)
     assert totals.extra["gpu_idle_s"] == 0.0
+
+
+def test_a_gpu_costs_nothing_before_it_is_opened() -> None:
+    totals = Totals()
+    meter = Meter()
+    opened_at = time.perf_counter()
+    meter.count(totals, gpus=1, opened_at=opened_at)
+    assert 0 < totals.extra["gpu_s"] <= time.perf_counter() - opened_at
+    meter.count(totals, gpus=1, opened_at=time.perf_counter() + 60)
+    assert totals.extra["gpu_s"] <= 0
+    meter.count(totals, gpus=1, opened_at=opened_at - 1e6)  # an earlier problem opened it
+    assert 0 < totals.extra["gpu_s"] < 1e6
 
 
 def test_costs_and_estimates_in_words() -> None:

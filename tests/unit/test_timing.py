@@ -27,9 +27,12 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
     """Times a graph whose replays take the given microseconds, after one to warm up."""
 
     def measure(
-        *times_us: float, best_us: float | None = BEST_US, launches: int = timing.LAUNCHES
+        *times_us: float,
+        best_us: float | None = BEST_US,
+        launches: int = timing.LAUNCHES,
+        first_us: float = 140.0,
     ) -> Measurement:
-        clock = iter([999.0, *times_us])
+        clock = iter([first_us, *times_us])
         monkeypatch.setattr(timing, "replay_us", lambda graph, before: next(clock))
         return timing.time_graph(timing.Captured(None, [None] * launches), best_us)
 
@@ -39,6 +42,11 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
 def test_a_candidate_that_is_surely_slower_than_the_best_is_replayed_once(replayed) -> None:
     measured = replayed(BEST_US * 1.06)
     assert (measured.samples, measured.median_us) == (1, BEST_US * 1.06)
+
+
+def test_a_candidate_whose_first_replay_is_hopeless_gets_no_other(replayed) -> None:
+    measured = replayed(first_us=BEST_US * 1.6)
+    assert (measured.samples, measured.median_us) == (1, BEST_US * 1.6)
 
 
 def test_a_candidate_that_may_be_as_fast_is_replayed_again(replayed) -> None:

@@ -23,7 +23,7 @@ from tuner.errors import BadInput
 from tuner.measure.messages import read_point
 from tuner.measure.this_gpu import driver_version, local_name, local_target, runtime_version
 from tuner.problems.points import Point
-from tuner.problems.registry import family_of, parse_problem
+from tuner.problems.registry import families, family_of, parse_problem
 from tuner.problems.results import Status
 
 Fields = dict[str, Any]
@@ -47,6 +47,8 @@ class Session(Protocol):
 def main() -> None:
     parent = ParentPipes()
     torch.backends.cuda.matmul.allow_tf32 = False  # references need full float32 precision
+    for family in families():  # import what any problem needs before the GPU is touched
+        family.module("gpu")
     parent.send({"imported": True})
     session: Session | None = None
     best_us: dict[Point, float] = {}

@@ -1,0 +1,51 @@
+"""What a GPU's child tells its session, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.families.fused_moe.problem import Gemm
+from tuner.measure.gpu_child import _work
+from tuner.measure.messages import measurement_fields, point_fields
+from tuner.problems.points import Point
+from tuner.problems.results import Measurement, Status
+
+POINT, OTHER = Point(4, Gemm.UP), Point(4, Gemm.DOWN)
+
+
+class Session:
+    """Answers with the time that a configuration names, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.ready: dict[str, Any] = {}
+        self.told: list[float | None] = []
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.told.append(request["best_us"])
+        us = request["config"]["US"]
+        status = Status.OK if us else Status.WRONG_RESULT
+        return measurement_fields(Measurement(status, us, us))
+
+    def race(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"measurements": []}
+
+
+def test_a_session_is_told_the_best_time_of_the_point_so_far() -> None:
+    session, best_us = Session(), dict[Point, float]()
+    for point, us in (
+        (POINT, 20),
+        (POINT, 30),
+        (OTHER, 90),
+        (POINT, None),
+        (POINT, 10),
+        (OTHER, 1),
+    ):
+        request = {"op": "measure", **point_fields(point), "config": {"US": us}}
+        assert _work(session, request, best_us)["median_us"] == us
+    assert session.told == [None, 20, None, 20, 20, 90]
+    assert best_us == {POINT: 10, OTHER: 1}
+
+
+def test_a_race_has_no_best_time() -> None:
+    session = Session()
+    assert _work(session, {"op": "race", **point_fields(POINT)}, {}) == {"measurements": []}
