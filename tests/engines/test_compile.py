@@ -482,6 +482,18 @@ def test_closing_ends_busy_workers_and_leaves_no_zombie(tmp_path, watch):
     assert zombies() == 0
 
 
+def test_the_process_that_was_busy_last_gets_the_next_job(tmp_path):
+    """A process takes a second to start, so jobs that come singly should not wake all of them."""
+    seen = tmp_path / "seen"
+    say = f"import os\nwith open({str(seen)!r}, 'a') as file: print(os.getpid(), file=file)"
+    with Farm(3, cache_dir=tmp_path) as farm:
+        compiled(farm, *(program(f"{say}\n# {number}") for number in range(3)))
+        seen.unlink()
+        for number in range(3, 6):
+            compiled(farm, program(f"{say}\n# {number}"))
+    assert len(set(seen.read_text().split())) == 1
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_their_parent(tmp_path, watch, ending):
     # A shell's background jobs, and all they start, ignore Ctrl-C until told otherwise.

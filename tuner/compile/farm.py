@@ -31,6 +31,7 @@ from tuner.kernels.lift import Lifted
 from tuner.problems.results import Compiled, Status
 
 _NOW, _SOON, _LATER = 0, 1, 2  # ranks of jobs
+_KEPT = (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)  # they would end so again
 START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with other workers
 
 
@@ -91,6 +92,9 @@ class Farm:
         self._waiting: dict[str, list[CompileJob]] = {}
         self._threads: list[threading.Thread] = []
         self._workers: set[ChildProcess] = set()
+        # Workers without a job. The last one to finish gets the next job: a process takes a second
+        # to start, and longer for its first compile, so few jobs should not wake many of them.
+        self._idle: list[ChildProcess] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -179,6 +183,8 @@ class Farm:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        for worker in tuple(self._workers):
+            self._stop_worker(worker)
         self._waiting.clear()
 
     def __enter__(self) -> Farm:
@@ -217,8 +223,7 @@ class Farm:
             thread.start()
 
     def _serve(self) -> None:
-        """Feed jobs to one process, and replace it when it dies."""
-        worker: ChildProcess | None = None
+        """Feed jobs to processes, one at a time, and end the ones that fail."""
         try:
             while (item := self._next()) is not None and not self._closed:
                 key, job = item
@@ -226,19 +231,17 @@ class Farm:
                 if shared is not None:
                     self._done.put((key, shared, 0.0))
                     continue
-                worker = worker or self._start_worker()
+                worker = self._idle_worker() or self._start_worker()
                 compiled, seconds, files = self._compile(worker, job)
                 if worker.ended:
                     self._stop_worker(worker)
-                    worker = None
-                elif compiled.status in (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES):
-                    self._keep(key, job, compiled, files)
+                else:
+                    self._idle.append(worker)
+                    if compiled.status in _KEPT:
+                        self._keep(key, job, compiled, files)
                 self._done.put((key, compiled, seconds))
         except Exception as error:  # any error: otherwise `poll` would wait for ever
             self._done.put(error)
-        finally:
-            if worker is not None:
-                self._stop_worker(worker)
 
     def _from_others(self, key: str, job: CompileJob) -> Compiled | None:
         """What another host compiled, with its machine code in Triton's cache here."""
@@ -267,6 +270,10 @@ class Farm:
                 if item[0] in self._open:
                     self._open.remove(item[0])
                     return item
+
+    def _idle_worker(self) -> ChildProcess | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
 
     def _start_worker(self) -> ChildProcess:
         try:
