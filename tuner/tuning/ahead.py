@@ -21,7 +21,8 @@ from tuner.tuning.bench import Bench
 from tuner.tuning.tune import Plan, Strategy, Unwatched, explore
 
 # How often the search runs. On recordings of two layers, one run asks for 67 to 72 % of the kernels
-# that the search asks for with the true times, and 8 runs for 91 to 94 % (docs/benchmarks.md).
+# that the search asks for with the true times, 8 runs for 91 to 94 %, and 16 runs for 96 to 99 %
+# (docs/benchmarks.md).
 PASSES = 16
 DOUBT = 0.1  # the standard deviation of a predicted time's logarithm
 

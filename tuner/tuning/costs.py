@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from tuner.problems.results import Totals
 from tuner.tuning.request import Effort
 
-# The R1 job on one H200: 45.7 s for 2,449 measurements (docs/benchmarks.md, "Whole jobs").
-_TRY_S = 45.7 / 2449
-_TRIES = {Effort.QUICK: 16, Effort.STANDARD: 60}  # at a point, at most
+# The R1 job on one H100, with nothing compiled: 31.1 s for 1,440 tries (docs/benchmarks.md).
+_TRY_S = 31.1 / 1440
+_TRIES = {Effort.QUICK: 16, Effort.STANDARD: 40}  # at a point, at most
 
 
 class Meter:
