@@ -27,9 +27,6 @@ ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
 # fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
 SPREAD = 0.05
-# A candidate whose first replay is slower by so much needs no other: a search takes all of these
-# for equally slow, and a first replay is slower than the next ones by much less.
-HOPELESS = 1.5
 # Graphs are timed in turn until the fastest has taken this long, but at least so often.
 RACE_US, LEAST_ROUNDS = 150_000.0, 3
 # After a third of the rounds, a graph is out if its median is slower than the best by so much. The
@@ -144,13 +141,12 @@ def replay_us(graph: Captured, before: Callable[[], object] | None = None) -> fl
 def time_graph(
     graph: Captured, best_us: float | None, before: Callable[[], object] | None = None
 ) -> Measurement:
-    """The median of up to REPLAYS replays.
+    """The median of up to REPLAYS replays, after one to warm up: that may take seven times as long.
 
     One that is surely slower than `best_us`, the median of its point's best so far, gets no more.
     """
     first = replay_us(graph, before)
-    hopeless = best_us is not None and first > HOPELESS * best_us
-    warm = hopeless or first * graph.launches >= LONG_GRAPH_US
+    warm = first * graph.launches >= LONG_GRAPH_US
     samples = [first if warm else replay_us(graph, before)]
     while len(samples) < REPLAYS and sum(samples) * graph.launches < ENOUGH_US:
         if is_slower(min(samples), best_us):
