@@ -75,7 +75,7 @@ class MoeOnGpu:
         return _answer(replace(timed, detail=detail), extra_us)
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn; of these, none is left uncompared."""
+        """Time several candidates of one point in turn, after comparing what was not compared yet."""
         point = read_point(request)
         inputs = self._layer.inputs(point)
         configs = [Config(fields) for fields in request["configs"]]
