@@ -75,7 +75,7 @@ class MoeOnGpu:
         return _answer(replace(timed, detail=detail), extra_us)
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn, after comparing what was not compared yet."""
+        """Time several candidates of one point in turn. What was not compared yet is compared."""
         point = read_point(request)
         inputs = self._layer.inputs(point)
         configs = [Config(fields) for fields in request["configs"]]
