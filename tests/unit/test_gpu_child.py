@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tuner.families.fused_moe.problem import Gemm
+from tuner.measure import gpu_child
 from tuner.measure.gpu_child import _work
 from tuner.measure.messages import measurement_fields, point_fields
 from tuner.problems.points import Point
@@ -49,3 +53,16 @@ def test_a_session_is_told_the_best_time_of_the_point_so_far() -> None:
 def test_a_race_has_no_best_time() -> None:
     session = Session()
     assert _work(session, {"op": "race", **point_fields(POINT)}, {}) == {"measurements": []}
+
+
+def test_a_second_problem_does_not_know_the_first_one_s_best_time(monkeypatch) -> None:
+    session, setup = Session(), {"op": "setup"}
+    request = {"op": "measure", **point_fields(POINT), "config": {"US": 20}}
+    requests = iter([setup, request, request, setup, request])
+    pipes = SimpleNamespace(receive=lambda: next(requests), send=lambda answer: None)
+    monkeypatch.setattr(gpu_child, "ParentPipes", lambda: pipes)
+    monkeypatch.setattr(gpu_child, "_open_session", lambda request: session)
+    monkeypatch.setattr(gpu_child, "_gpu_facts", dict)
+    with pytest.raises(StopIteration):  # the child never ends by itself
+        gpu_child.main()
+    assert session.told == [None, 20, None]

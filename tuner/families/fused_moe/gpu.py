@@ -57,10 +57,10 @@ class MoeOnGpu:
         inputs = self._layer.inputs(point)
         try:
             kernel = self._kernel(point, config)
-            launches = inputs.launches(kernel, config)
+            launches = sampled = inputs.launches(kernel, config)
             if not self._thorough and inputs.read_bytes / self._copy_rate > LONG_US:
-                launches = spread_evenly(launches, FEW)
-            graph = capture(kernel, launches, least=len(launches))
+                sampled = spread_evenly(launches, FEW)
+            graph = capture(kernel, sampled, least=len(sampled))
         except triton.runtime.errors.OutOfResources as refusal:
             return _answer(Measurement(Status.OUT_OF_RESOURCES, detail=str(refusal)))
         extra_us = padding_us(inputs, config, self._copy_rate)
@@ -68,7 +68,7 @@ class MoeOnGpu:
         timed = time_graph(graph, best_us)
         if not self._thorough and timed.min_us is not None and is_slower(timed.min_us, best_us):
             return _answer(replace(timed, detail="slower than the best: not compared"), extra_us)
-        wrong = self._compare(point, config)
+        wrong = self._compare(point, config, kernel, launches)
         if wrong is not None:
             return _answer(wrong)
         detail = f"worst error {self._errors[point, config]:.2g}"
@@ -79,29 +79,29 @@ class MoeOnGpu:
         point = read_point(request)
         inputs = self._layer.inputs(point)
         configs = [Config(fields) for fields in request["configs"]]
-        wrong = {config: self._compare(point, config) for config in configs}
-        graphs = []
+        graphs, wrong = [], []
         for config in configs:
             kernel = self._kernel(point, config)
             launches = inputs.launches(kernel, config)
+            wrong.append(self._compare(point, config, kernel, launches))
             graphs.append(capture(kernel, launches, least=len(launches)))
         samples = race(graphs, request["rounds"])
         return {
             "measurements": [
                 _answer(
-                    wrong[config] or Measurement(Status.OK, statistics.median(s), min(s), len(s)),
+                    differs or Measurement(Status.OK, statistics.median(s), min(s), len(s)),
                     padding_us(inputs, config, self._copy_rate),
                 )
-                for s, config in zip(samples, configs, strict=True)
+                for s, config, differs in zip(samples, configs, wrong, strict=True)
             ]
         }
 
-    def _compare(self, point: Point, config: Config) -> Measurement | None:
+    def _compare(
+        self, point: Point, config: Config, kernel: BoundKernel, launches: Sequence[list[Any]]
+    ) -> Measurement | None:
         """Compare a candidate's outputs with the references, once; None where they are right."""
         if (point, config) not in self._errors:
-            inputs, kernel = self._layer.inputs(point), self._kernel(point, config)
-            error = check(inputs, kernel, inputs.launches(kernel, config))
-            self._errors[point, config] = error
+            self._errors[point, config] = check(self._layer.inputs(point), kernel, launches)
         error, bound = self._errors[point, config], WORST_ERROR[self._layer.problem.dtype]
         if error <= bound:
             return None
