@@ -46,7 +46,7 @@ from tuner.families.attention.problem import Attention, Stage, parse_attention
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.gpu import INPUT_SEED
-from tuner.measure.timing import Captured, elapsed_us, replay_us
+from tuner.measure.timing import Captured, elapsed_us, replay
 from tuner.measure.workbench import Workbench
 from tuner.problems.points import Point
 from tuner.problems.results import Entry
@@ -299,10 +299,10 @@ def at_point(
     samples: list[list[float]] = [[], []]
     timed = [Captured(graph.graph, graph.outputs) for graph in graphs]
     for graph in timed:
-        replay_us(graph)
+        replay(graph)
     for turn in range(RACE_ROUNDS):
         for at in (0, 1) if turn % 2 else (1, 0):
-            samples[at].append(replay_us(timed[at]))
+            samples[at].append(replay(timed[at])[0])
     engine_us, plugin_us = map(statistics.median, samples)
     return {
         "sequences": sequences,

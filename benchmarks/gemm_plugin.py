@@ -30,7 +30,7 @@ from tuner.families.dense_gemm.batch import Batch, Batches
 from tuner.families.dense_gemm.inputs import OUTPUT_TYPES
 from tuner.families.dense_gemm.problem import DenseGemm, parse_dense_gemm
 from tuner.measure.gpu import INPUT_SEED
-from tuner.measure.timing import LAUNCHES, Captured, replay_us
+from tuner.measure.timing import LAUNCHES, Captured, replay
 
 ROUNDS = 31
 
@@ -99,7 +99,7 @@ def compared(problem: DenseGemm, sizes: list[dict[str, Any]], plain: Call, tuned
         for turn in range(ROUNDS):
             for at in (0, 1) if turn % 2 else (1, 0):
                 batches.push_out()
-                samples[at].append(replay_us(graphs[at]))
+                samples[at].append(replay(graphs[at])[0])
         plain_us, tuned_us = map(statistics.median, samples)
         us = size["us"]
         yield {

@@ -281,7 +281,7 @@ def test_a_point_is_searched_alone_when_there_is_only_one() -> None:
     results = landscape(7, failing=0)
     search = Search({Gemm.UP: SPACE}, [point], {}, budget_for(Effort.STANDARD, 1, 120), 0)
     tried = finish(search, results)
-    assert len(tried) == 34
+    assert len(tried) == 40
     assert best_us(tried, point) == best_us(results, point)
 
 
@@ -291,5 +291,5 @@ def test_without_points_there_is_nothing_to_ask() -> None:
 
 def test_efforts_grow() -> None:
     quick, standard, whole = (budget_for(effort, 10, 1244) for effort in Effort)
-    assert quick.per_point < standard.per_point <= 34 < whole.per_point == 1244
+    assert quick.per_point < standard.per_point <= 40 < whole.per_point == 1244
     assert quick.kernels < standard.kernels <= 250 < whole.kernels

@@ -31,9 +31,10 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
         best_us: float | None = BEST_US,
         launches: int = timing.LAUNCHES,
         first_us: float = 140.0,
+        in_time: bool = True,
     ) -> Measurement:
         clock = iter([first_us, *times_us])
-        monkeypatch.setattr(timing, "replay_us", lambda graph, before: next(clock))
+        monkeypatch.setattr(timing, "replay", lambda graph, before: (next(clock), in_time))
         return timing.time_graph(timing.Captured(None, [None] * launches), best_us)
 
     return measure
@@ -42,6 +43,17 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
 def test_a_candidate_that_is_surely_slower_than_the_best_is_replayed_once(replayed) -> None:
     measured = replayed(BEST_US * 1.06)
     assert (measured.samples, measured.median_us) == (1, BEST_US * 1.06)
+
+
+def test_one_replay_is_no_proof_that_a_candidate_is_slower_if_the_host_was_late(replayed) -> None:
+    measured = replayed(420.0, 99.0, 99.0, in_time=False)
+    assert (measured.samples, measured.median_us) == (3, 99.0)
+    assert replayed(420.0, 106.0, in_time=False).samples == 2
+
+
+def test_a_first_replay_is_not_taken_for_a_long_one_if_the_host_was_late(replayed) -> None:
+    measured = replayed(99.0, 99.0, 99.0, first_us=4_200.0, in_time=False)
+    assert (measured.samples, measured.median_us) == (3, 99.0)
 
 
 def test_a_first_replay_does_not_count_however_slow_it_is(replayed) -> None:
@@ -66,25 +78,50 @@ def test_a_long_candidate_is_replayed_until_its_time_is_up(replayed) -> None:
     assert replayed(2000.0, 2000.0, best_us=None).samples == 2
 
 
-def test_a_long_replay_needs_none_to_warm_up(replayed, monkeypatch) -> None:
-    clock = iter([117_000.0])
-    monkeypatch.setattr(timing, "replay_us", lambda graph, before: next(clock))
-    measured = timing.time_graph(timing.Captured(None, [None]), None)
+def test_a_long_replay_needs_none_to_warm_up(replayed) -> None:
+    measured = replayed(best_us=None, launches=1, first_us=117_000.0)
     assert (measured.samples, measured.median_us) == (1, 117_000.0)
 
 
 @pytest.mark.parametrize(("graph_us", "rounds"), [(500.0, 9), (30_000.0, 5), (117_000.0, 3)])
 def test_long_graphs_are_raced_in_fewer_rounds(monkeypatch, graph_us: float, rounds: int) -> None:
-    monkeypatch.setattr(timing, "replay_us", lambda graph, before: graph_us / graph.launches)
+    monkeypatch.setattr(timing, "replay", lambda graph, before: (graph_us / graph.launches, True))
     graphs = [timing.Captured(None, [None])] * 2
     assert [len(samples) for samples in timing.race(graphs, 9)] == [rounds] * 2
 
 
 def test_who_has_clearly_lost_is_raced_no_longer(monkeypatch) -> None:
     times = {1: 100.0, 2: 101.5, 3: 103.0}  # by the number of launches
-    monkeypatch.setattr(timing, "replay_us", lambda graph, before: times[graph.launches])
+    monkeypatch.setattr(timing, "replay", lambda graph, before: (times[graph.launches], True))
     graphs = [timing.Captured(None, [None] * launches) for launches in times]
     assert [len(samples) for samples in timing.race(graphs, 9)] == [9, 9, 3]
+
+
+@pytest.mark.parametrize(
+    ("launch_us", "in_time"), [(60.0, True), (timing.HOLD_US + 1.5, True), (180.0, False)]
+)
+def test_a_time_begins_while_the_gpu_is_busy(monkeypatch, launch_us: float, in_time: bool) -> None:
+    """An idle GPU would pass the first event, and wait for the host: its time would count."""
+    said: list[str] = []
+    clock = iter([0.0, launch_us * 1e-6])
+
+    class Event(SimpleNamespace):
+        def record(self) -> None:
+            said.append("event")
+
+        def synchronize(self) -> None:
+            said.append("waited")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1.0  # ms
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event())
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: said.append("held"))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    graph = SimpleNamespace(replay=lambda: said.append("replayed"))
+    captured = timing.Captured(graph, [None] * 10)
+    assert timing.replay(captured, lambda: said.append("before")) == (100.0, in_time)
+    assert said == ["before", "held", "event", "replayed", "event", "waited"]
 
 
 class OpenGraph:

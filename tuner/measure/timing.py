@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,13 +24,11 @@ LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from 
 # context takes over 100 ms a launch, and what another launch left in a cache matters no more.
 LONG_GRAPH_US = 10_000.0
 REPLAYS = 3
-# Cycles of the GPU's clock, about 0.1 ms, for which the GPU is kept busy before a time begins. An
-# idle GPU passes the first event at once, and then waits for the host to launch the graph: 10 to 20
-# us on two hosts with an H100, and at times over 100 (docs/benchmarks.md).
-HOLD_CYCLES = 200_000
-# A host that is late after all may slow a shorter replay by more than SPREAD. Only a second slow
-# one shows that a candidate is slow.
-SHORT_US = 1_000.0
+# For how long the GPU is kept busy before a time begins: at most 2 cycles of its clock per ns. An
+# idle GPU would pass the first event at once, and then wait for the host to launch the graph: 10 to
+# 20 us on hosts with an H100, and milliseconds if compile processes take the host's cores.
+HOLD_US, HOLD_CYCLES = 100.0, 200_000
+LATE = 0.002  # the share of a time by which the host may be late all the same
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
 # fastest of five lies as near at 99 of 100 candidates of each recorded point (docs/benchmarks.md).
@@ -130,20 +129,31 @@ def run_chain(chain: Chain, stream: int | None = None) -> None:
 
 def elapsed_us(work: Callable[[], object]) -> float:
     """Microseconds that work takes on the current stream; the host waits for its end."""
+    return _timed(work)[0]
+
+
+def _timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Microseconds that work takes on the current stream, and by how many it was launched late."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(HOLD_CYCLES)
+    held = time.perf_counter()
     start.record()
     work()
+    late_us = (time.perf_counter() - held) * 1e6 - HOLD_US
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+    return float(start.elapsed_time(end)) * 1e3, late_us
 
 
-def replay_us(graph: Captured, before: Callable[[], object] | None = None) -> float:
-    """Microseconds per launch of one replay. `before` runs first, untimed, on the same stream."""
+def replay(graph: Captured, before: Callable[[], object] | None = None) -> tuple[float, bool]:
+    """Microseconds per launch of one replay, and whether the host launched it in time.
+
+    `before` runs first, untimed, on the same stream.
+    """
     if before is not None:
         before()
-    return elapsed_us(graph.graph.replay) / graph.launches
+    replayed_us, late_us = _timed(graph.graph.replay)
+    return replayed_us / graph.launches, late_us <= LATE * replayed_us
 
 
 def time_graph(
@@ -152,15 +162,17 @@ def time_graph(
     """The median of up to REPLAYS replays, after one to warm up: that may take seven times as long.
 
     One that is surely slower than `best_us`, the median of its point's best so far, gets no more.
+    If the host was late, one replay is not enough to be sure.
     """
-    first = replay_us(graph, before)
-    warm = first * graph.launches >= LONG_GRAPH_US
-    samples = [first if warm else replay_us(graph, before)]
+    first, in_time = replay(graph, before)
+    sure = in_time and first * graph.launches >= LONG_GRAPH_US
+    samples = [first] if sure else []
     while len(samples) < REPLAYS and sum(samples) * graph.launches < ENOUGH_US:
-        believed = len(samples) > 1 or samples[0] * graph.launches >= SHORT_US
-        if believed and is_slower(min(samples), best_us):
+        if sure and is_slower(min(samples), best_us):
             break
-        samples.append(replay_us(graph, before))
+        replayed_us, in_time = replay(graph, before)
+        samples.append(replayed_us)
+        sure = in_time or len(samples) > 1
     return Measurement(Status.OK, statistics.median(samples), min(samples), len(samples))
 
 
@@ -177,13 +189,13 @@ def race(
     The order is another one in each round. A graph that heats the GPU slows the next one down, so
     none should always come after the same one. What has clearly lost has no times of later rounds.
     """
-    fastest_us = min(replay_us(graph, before) * graph.launches for graph in graphs)
+    fastest_us = min(replay(graph, before)[0] * graph.launches for graph in graphs)
     rounds = min(rounds, max(LEAST_ROUNDS, int(RACE_US / fastest_us)))
     samples: list[list[float]] = [[] for _ in graphs]
     still = list(range(len(graphs)))
     for turn in range(rounds):
         for i in random.Random(turn).sample(still, len(still)):  # noqa: S311
-            samples[i].append(replay_us(graphs[i], before))
+            samples[i].append(replay(graphs[i], before)[0])
         if turn + 1 == max(LEAST_ROUNDS, rounds // 3):
             medians = [statistics.median(some) for some in samples]
             still = [i for i in still if medians[i] * (1 - LOST) <= min(medians)]

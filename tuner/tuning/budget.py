@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tuner.tuning.request import Effort
 
-GRID_SIZE = 1_920  # configurations of sglang's own tuning grid
-
 
 @dataclass(frozen=True)
 class Budget:
@@ -25,6 +23,5 @@ def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
     if effort is Effort.QUICK:
         return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
     if effort is Effort.STANDARD:
-        per_point = 34 if space_size <= GRID_SIZE else 40
-        return Budget(per_point, kernels=max(250, 25 * points), seeds=12)
+        return Budget(per_point=40, kernels=max(250, 25 * points), seeds=12)
     return Budget(space_size, kernels=points * space_size, seeds=space_size)
