@@ -61,6 +61,9 @@ LATER = (
     "h200_E128_N768_K2048_top8_bfloat16",
     "h200_E8_N3584_K4096_top2_fp8w8a8",
     "h200_E512_N64_K2048_top10_bfloat16",
+    "h100_E128_N768_K2048_top8_bfloat16",
+    "h100_E8_N3584_K4096_top2_fp8w8a8",
+    "h100_E512_N64_K2048_top10_bfloat16",
 )
 STRATEGIES = ("genetic_algorithm", "simulated_annealing", "greedy_ils")
 ENGINE = find_engine("sglang==0.5.16")
