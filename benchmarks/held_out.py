@@ -56,7 +56,7 @@ UNSEEN = (
     "h100_N5120_K4096_fp8w8a8_b128",
     "h100_N7168_K2048_fp8w8a8_b128",
 )
-# Recorded when the search was final: nobody had looked at them.
+# Recorded when the search was final. Later they decided how many tries a point gets.
 LATER = (
     "h200_E128_N768_K2048_top8_bfloat16",
     "h200_E8_N3584_K4096_top2_fp8w8a8",
