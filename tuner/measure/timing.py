@@ -24,10 +24,11 @@ LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from 
 # context takes over 100 ms a launch, and what another launch left in a cache matters no more.
 LONG_GRAPH_US = 10_000.0
 REPLAYS = 3
-# For how long the GPU is kept busy before a time begins: at most 2 cycles of its clock per ns. An
-# idle GPU would pass the first event at once, and then wait for the host to launch the graph: 10 to
-# 20 us on hosts with an H100, and milliseconds if compile processes take the host's cores.
-HOLD_US, HOLD_CYCLES = 100.0, 200_000
+# Cycles of its clock for which the GPU is kept busy before a time begins: 100 us at 2 GHz, and
+# HOLD_US at the 2.5 GHz of the fastest cards. An idle GPU would pass the first event at once, and
+# then wait for the host to launch the graph: 10 to 20 us on hosts with an H100, and milliseconds if
+# compile processes take the host's cores.
+HOLD_CYCLES, HOLD_US = 200_000, 80.0
 LATE = 0.002  # the share of a time by which the host may be late all the same
 ENOUGH_US = 30_000.0  # no more replays once a candidate has taken this long
 # How far a replay may lie from the median of several, as a share of the median. On an H200, the
