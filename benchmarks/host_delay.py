@@ -18,7 +18,9 @@ from pathlib import Path
 
 import torch
 
-LAUNCHES, REPLAYS = 10, 200
+from tuner.measure.timing import LAUNCHES, elapsed_us
+
+REPLAYS = 200
 OPERANDS = (1 << 18, 1 << 23, 1 << 26, 1 << 29)  # bytes
 HOLDS = (0, 50_000, 100_000, 150_000, 200_000, 300_000)  # cycles of the GPU's clock
 PAUSE_S = 0.0003  # between replays, as a tuner's child has
@@ -54,14 +56,9 @@ def graph_of(size: int) -> torch.cuda.CUDAGraph:
 def timed(graph: torch.cuda.CUDAGraph, hold: int) -> float:
     """Microseconds per launch of one replay."""
     time.sleep(PAUSE_S)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if hold:
         torch.cuda._sleep(hold)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / LAUNCHES
+    return elapsed_us(graph.replay) / LAUNCHES
 
 
 def spread(times_us: list[float]) -> list[float]:

@@ -24,7 +24,7 @@ LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from 
 # context takes over 100 ms a launch, and what another launch left in a cache matters no more.
 LONG_GRAPH_US = 10_000.0
 REPLAYS = 3
-# Cycles of its clock for which the GPU is kept busy before a time begins: 100 us at 2 GHz, and
+# Cycles of its clock for which the GPU is kept busy before a replay begins: 100 us at 2 GHz, and
 # HOLD_US at the 2.5 GHz of the fastest cards. An idle GPU would pass the first event at once, and
 # then wait for the host to launch the graph: 10 to 20 us on hosts with an H100, and milliseconds if
 # compile processes take the host's cores.
@@ -134,16 +134,15 @@ def elapsed_us(work: Callable[[], object]) -> float:
 
 
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Microseconds that work takes on the current stream, and by how many it was launched late."""
+    """Microseconds that work takes on the current stream, and that the host takes to launch it."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HOLD_CYCLES)
-    held = time.perf_counter()
+    began = time.perf_counter()
     start.record()
     work()
-    late_us = (time.perf_counter() - held) * 1e6 - HOLD_US
+    launch_us = (time.perf_counter() - began) * 1e6
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3, late_us
+    return float(start.elapsed_time(end)) * 1e3, launch_us
 
 
 def replay(graph: Captured, before: Callable[[], object] | None = None) -> tuple[float, bool]:
@@ -153,8 +152,9 @@ def replay(graph: Captured, before: Callable[[], object] | None = None) -> tuple
     """
     if before is not None:
         before()
-    replayed_us, late_us = _timed(graph.graph.replay)
-    return replayed_us / graph.launches, late_us <= LATE * replayed_us
+    torch.cuda._sleep(HOLD_CYCLES)
+    replayed_us, launch_us = _timed(graph.graph.replay)
+    return replayed_us / graph.launches, launch_us - HOLD_US <= LATE * replayed_us
 
 
 def time_graph(

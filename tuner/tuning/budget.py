@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tuner.tuning.request import Effort
 
+TRIES = {Effort.QUICK: 16, Effort.STANDARD: 40}  # at a point, at most
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -21,7 +23,7 @@ class Budget:
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
     """The budget of an effort for a number of points and of configurations in the space."""
     if effort is Effort.QUICK:
-        return Budget(per_point=16, kernels=max(100, 10 * points), seeds=8, wave=4)
+        return Budget(TRIES[effort], kernels=max(100, 10 * points), seeds=8, wave=4)
     if effort is Effort.STANDARD:
-        return Budget(per_point=40, kernels=max(250, 25 * points), seeds=12)
+        return Budget(TRIES[effort], kernels=max(250, 25 * points), seeds=12)
     return Budget(space_size, kernels=points * space_size, seeds=space_size)

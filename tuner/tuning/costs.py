@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from tuner.problems.results import Totals
+from tuner.tuning.budget import TRIES
 from tuner.tuning.request import Effort
 
 # The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/benchmarks.md).
 _TRY_S = 27.4 / 1440
-_TRIES = {Effort.QUICK: 16, Effort.STANDARD: 40}  # at a point, at most
 
 
 class Meter:
@@ -61,7 +61,7 @@ def work_line(totals: Sequence[Totals]) -> str:
 
 def typical_gpu_s(points: int, effort: Effort) -> float | None:
     """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
-    return points * _TRIES[effort] * _TRY_S if effort in _TRIES else None
+    return points * TRIES[effort] * _TRY_S if effort in TRIES else None
 
 
 def estimate_line(gpu_s: float, device: str) -> str:

@@ -19,7 +19,7 @@ from tuner.families.dense_gemm.space import gemm_space, space_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import MeasureKind
 from tuner.tuning.bench import Bench, SerialBench
-from tuner.tuning.budget import Budget
+from tuner.tuning.budget import TRIES, Budget
 from tuner.tuning.pointwise import Baselines, pointwise_plan
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import Effort
@@ -36,8 +36,8 @@ RELATIVES = 3  # the number that earlier GEMMs of the same model may add
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
 # costs more than measuring, so a point first tries what is best at its neighbours.
 BUDGETS = {
-    Effort.QUICK: Budget(16, kernels=100, seeds=8, wave=4),
-    Effort.STANDARD: Budget(40, kernels=240, seeds=12, wave=7, nearby=4),
+    Effort.QUICK: Budget(TRIES[Effort.QUICK], kernels=100, seeds=8, wave=4),
+    Effort.STANDARD: Budget(TRIES[Effort.STANDARD], kernels=240, seeds=12, wave=7, nearby=4),
 }
 
 
