@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import optuna
@@ -80,27 +79,40 @@ class Case:
     seeds: Mapping[Point, Sequence[Config]]
     model: Model
     budget: Budget
-    trials: Mapping[Candidate, Trial]
-    same: Callable[[Point, Config], Config] = lambda point, config: config  # runs the same way
+    trials: Mapping[Candidate, Trial]  # of the points' spaces
 
     def measure(self, candidate: Candidate) -> Measurement:
         trial = self.trials.get(candidate)
         return trial.measurement if trial else Measurement(Status.NOT_RECORDED)
 
     def times(self, point: Point) -> dict[Config, float]:
-        """The microseconds of everything that ran at a point: the median of the configurations
-        that run the same way, whose times differ by noise alone.
-        """
-        found: dict[Config, list[float]] = {}
-        for candidate, trial in self.trials.items():
-            us = trial.measurement.median_us
-            if candidate.point == point and us is not None:
-                found.setdefault(self.same(point, candidate.config), []).append(us)
-        return {config: statistics.median(some) for config, some in found.items()}
+        """The microseconds of everything that ran at a point."""
+        return {
+            candidate.config: trial.measurement.median_us
+            for candidate, trial in self.trials.items()
+            if candidate.point == point and trial.measurement.median_us is not None
+        }
 
 
 Found = dict[Point, dict[Config, float]]  # what was tried at each point; inf where it did not run
 Contender = Callable[[Case, int], Found]
+
+
+def pooled(trials: Mapping[Candidate, Trial], at: Mapping[Point, Space]) -> dict[Candidate, Trial]:
+    """The trials of the points' spaces, each with the median time of all that run the same way.
+
+    GROUP_SIZE_M beyond the rows of tiles changes nothing, so these times differ by noise alone.
+    """
+    found: dict[Candidate, list[float]] = {}
+    for one, trial in trials.items():
+        if trial.measurement.median_us is not None:
+            same = Candidate(one.point, at[one.point].settled(one.config))
+            found.setdefault(same, []).append(trial.measurement.median_us)
+    return {
+        one: timed(trial, statistics.median(found[one])) if one in found else trial
+        for one, trial in trials.items()
+        if at[one.point].legal(one.config)
+    }
 
 
 def moe_case(path: Path) -> Case:
@@ -112,9 +124,9 @@ def moe_case(path: Path) -> Case:
     setting = Setting(recording, device, ENGINE, spaces, budget)
     files = without_twins(setting)
     model = Predictor(device, problem, files).estimate_all
-    at = {point: spaces[point.part] for point in recording.points}
     seeds = seeds_from(setting, files)
-    return Case(path.name, dict(spaces), at, seeds, model, budget, recording.trials)
+    trials = pooled(recording.trials, setting.at)
+    return Case(path.name, dict(spaces), setting.at, seeds, model, budget, trials)
 
 
 def gemm_case(path: Path) -> Case:
@@ -142,13 +154,9 @@ def gemm_case(path: Path) -> Case:
     )
     budget = BUDGETS[Effort.STANDARD]
 
-    def same(point: Point, config: Config) -> Config:
-        settle = at[point].settle  # the kernel limits GROUP_SIZE_M to the rows of tiles that it has
-        return Config(settle(config)) if settle else config
-
     model = predictor.estimate_all
     spaces: dict[Part, Space] = {Dense.DENSE: space}
-    return Case(path.name, spaces, at, seeds, model, budget, recording.trials, same)
+    return Case(path.name, spaces, at, seeds, model, budget, pooled(recording.trials, at))
 
 
 def ours(case: Case, seed: int) -> Found:
@@ -172,20 +180,20 @@ def tried(case: Case, search: Search) -> Found:
 def off_by(case: Case, deviation: float, seed: str) -> Case:
     """The case with recorded times that are off by random factors.
 
-    `deviation` is the standard deviation of a factor's logarithm. Configurations that run the same
-    way at a point share a factor.
+    `deviation` is the standard deviation of a factor's logarithm.
     """
-    rng, factors = random.Random(seed), dict[tuple[Point, Config], float]()
+    rng = random.Random(seed)
 
-    def moved(candidate: Candidate, trial: Trial) -> Trial:
-        if trial.measurement.median_us is None:
-            return trial
-        same = candidate.point, case.same(candidate.point, candidate.config)
-        factor = factors.setdefault(same, math.exp(rng.gauss(0, deviation)))
-        us = trial.measurement.median_us * factor
-        return replace(trial, measurement=replace(trial.measurement, median_us=us))
+    def moved(trial: Trial) -> Trial:
+        factor = math.exp(rng.gauss(0, deviation))
+        us = trial.measurement.median_us
+        return trial if us is None else timed(trial, us * factor)
 
-    return replace(case, trials={c: moved(c, t) for c, t in case.trials.items()})
+    return replace(case, trials={c: moved(t) for c, t in case.trials.items()})
+
+
+def timed(trial: Trial, us: float) -> Trial:
+    return replace(trial, measurement=replace(trial.measurement, median_us=us))
 
 
 def at_random(case: Case, seed: int) -> Found:
@@ -260,14 +268,12 @@ def kernel_tuner_regrets(case: Case, python: str, seeds: int) -> dict[str, list[
 
 def regrets(case: Case, found: Found) -> list[float]:
     """By point: the time of the best that was found / the best in the recording - 1."""
-    return [_regret(case.times(p), found[p], partial(case.same, p)) for p in case.at]
+    return [_regret(case.times(p), found[p]) for p in case.at]
 
 
-def _regret(
-    times: Mapping[Config, float], found: Mapping[Config, float], same: Callable[[Config], Config]
-) -> float:
+def _regret(times: Mapping[Config, float], found: Mapping[Config, float]) -> float:
     best = min(found, key=lambda config: found[config])
-    return times.get(same(best), math.inf) / min(times.values()) - 1
+    return times.get(best, math.inf) / min(times.values()) - 1
 
 
 def run(case: Case, runs: int, python: str | None) -> dict[str, list[list[float]]]:

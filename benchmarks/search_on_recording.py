@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import optuna
@@ -30,7 +31,7 @@ from tuner.families.fused_moe.predict.predictor import Predictor
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.families.fused_moe.tuning import FORESEEN
 from tuner.problems.points import Candidate, Config, Point
 from tuner.tuning.budget import Budget, budget_for
@@ -55,6 +56,11 @@ class Setting:
     @property
     def points(self) -> list[Point]:
         return self.recording.points
+
+    @cached_property
+    def at(self) -> dict[Point, Space]:
+        """The space of each point."""
+        return spaces_at(self.points, self.recording.problem, self.spaces)
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ def ours(seeds: Seeds) -> Contender:
 
     def contend(setting: Setting, meter: Meter, seed: int) -> None:
         model = Predictor(setting.device, setting.recording.problem).estimate_all
-        search = Search(setting.spaces, setting.points, seeds, setting.budget, seed, model=model)
+        at, points = setting.at, setting.points
+        search = Search(setting.spaces, points, seeds, setting.budget, seed, at, model)
         while asked := search.ask():
             for candidate in asked:
                 meter.time_us(candidate)
@@ -117,12 +124,12 @@ def seeds_from(
     }
     predictor = Predictor(device, problem, files)
     foreseen = {
-        point: predictor.shortlist(point, setting.spaces[point.part].configs(), FORESEEN)
+        point: predictor.shortlist(point, setting.at[point].configs(), FORESEEN)
         for point in setting.points
         if model
     }
     return seeds_for(
-        setting.points, problem, device, setting.spaces, files, known=known, foreseen=foreseen
+        setting.at, problem, device, setting.spaces, files, known=known, foreseen=foreseen
     )
 
 

@@ -19,7 +19,7 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Measurement, Status
 from tuner.tuning.budget import Budget, budget_for
@@ -58,8 +58,9 @@ def spaces(recording: Recording) -> dict[Gemm, Space]:
 @pytest.fixture(scope="module")
 def seeds(recording: Recording, spaces: dict[Gemm, Space]) -> dict[Point, list[Config]]:
     engine = moe_engine(SGLang("0.5.16", package("0.5.16")))
-    problem, h200 = recording.problem, H200
-    return seeds_for(recording.points, problem, h200, spaces, engine.shipped(), without=TWINS)
+    problem = recording.problem
+    at = spaces_at(recording.points, problem, spaces)
+    return seeds_for(at, problem, H200, spaces, engine.shipped(), without=TWINS)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

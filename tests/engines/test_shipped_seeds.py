@@ -10,7 +10,7 @@ from tuner.engines.sglang.package import SGLang
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.seeds import seeds_for
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Point
 from tuner.tuning.request import parse_source
 from tuner.tuning.run import open_run
@@ -23,12 +23,13 @@ def test_a_real_corpus_makes_legal_seeds_for_every_point(problem: FusedMoe, devi
     there = {gemm: space_for(problem, card, gemm) for gemm in Gemm}
     points = [Point(m, gemm) for m in (1, 64, 4096) for gemm in Gemm]
     shipped = list(moe_engine(SGLang("0.5.16", package("0.5.16"))).shipped())
-    found = seeds_for(points, problem, card, there, shipped)
+    at = spaces_at(points, problem, there)
+    found = seeds_for(at, problem, card, there, shipped)
     for point in points:
         assert len(set(found[point])) == len(found[point]) == 16
-        assert all(there[point.part].legal(seed) for seed in found[point])
+        assert all(at[point].legal(seed) for seed in found[point])
     assert found[points[0]] != found[points[-1]]
-    assert found == seeds_for(points, problem, card, there, reversed(shipped))
+    assert found == seeds_for(at, problem, card, there, reversed(shipped))
 
 
 @pytest.mark.parametrize(("problem", "device"), [(INT8, "L40S"), (INT8, "H200"), (FP8, "H200")])

@@ -14,9 +14,9 @@ from tuner.devices.table import find_device
 from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config
+from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 from tuner.tuning.space import Space
 
@@ -216,3 +216,68 @@ def test_any_family_can_have_a_space() -> None:
     assert len(attention) == 6
     assert attention.nearest({"BLOCK_N": 48, "num_stages": 7})["num_stages"] == 2
     assert math.prod(map(len, attention.axes.values())) == len(attention.configs())
+
+
+# The spaces of points
+
+
+def at(batch_size: int, problem: FusedMoe = FP8) -> Space:
+    point = Point(batch_size, Gemm.UP)
+    return spaces_at([point], problem, {Gemm.UP: space(problem)})[point]
+
+
+def groups(of: Space, block_m: int) -> set[int]:
+    return {c["GROUP_SIZE_M"] for c in of.configs() if c["BLOCK_SIZE_M"] == block_m}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "block_m", "different"),
+    [
+        (1, 64, {1, 16}),  # 8 slots, 8 rows of tiles
+        (2, 64, {1, 16}),  # 16 rows of tiles
+        (3, 16, {1, 16, 32}),  # 24
+        (4, 128, {1, 16, 32}),  # 32
+        (8, 256, {1, 16, 32, 64}),
+        (4096, 16, {1, 16, 32, 64}),
+    ],
+)
+def test_groups_of_equal_launches_are_tried_once(
+    batch_size: int, block_m: int, different: set[int]
+) -> None:
+    assert groups(at(batch_size), block_m) == different
+
+
+@given(st.integers(1, 300), st.sampled_from(["rows", "experts"]), st.data())
+def test_equal_groups_are_the_ones_that_visit_tiles_in_the_same_order(
+    batch_size: int, routing: str, data: st.DataObject
+) -> None:
+    problem = FusedMoe(8, 3584, 4096, 2, Dtype.BFLOAT16)
+    here = at(batch_size, problem)
+    left_out = [c for c in space(problem).configs() if not here.legal(c)]
+    if not left_out:
+        return
+    config = data.draw(st.sampled_from(left_out))
+    valid, block_m = 2 * batch_size, config["BLOCK_SIZE_M"]
+    # The rows of tiles that tokens fill: the fewest with one pair of experts, at most one more for
+    # each expert.
+    experts = 2 if routing == "rows" else min(8, valid)
+    rows = sum(-(-share // block_m) for share in _shares(valid, experts))
+    kept = here.settled(config)
+    assert here.legal(kept)
+    orders = [_order(rows, 5, one["GROUP_SIZE_M"]) for one in (config, kept)]
+    assert orders[0] == orders[1]
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _order(rows: int, columns: int, group: int) -> list[tuple[int, int]]:
+    """The tiles in the order of program ids, as in `fused_moe_kernel`."""
+    order = []
+    for pid in range(rows * columns):
+        first = pid // (group * columns) * group
+        size = min(rows - first, group)
+        inside = pid % (group * columns)
+        order.append((first + inside % size, inside // size))
+    return order

@@ -45,7 +45,7 @@ class Space:
     # Values that are left out of configurations, because they mean the same as an absent key and
     # the engine's kernel may not take that key.
     unsaid: Mapping[str, int] = field(default_factory=dict)
-    # Gives the configuration that `nearest` looks for in place of one that runs the same way.
+    # Gives the configuration that stands for all that run the same way.
     settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None
 
     def broken_rule(self, config: Config) -> Rule | None:
@@ -90,13 +90,17 @@ class Space:
         moves = ({up: 1, down: -1} for up, down in itertools.permutations(growing, 2))
         return list(self._moved(config, moves))
 
+    def settled(self, config: Mapping[str, int]) -> Config:
+        """The configuration that stands for all that run the same way; it may break a rule."""
+        return Config(self.settle(config) if self.settle else config)
+
     def nearest(self, config: Mapping[str, int]) -> Config:
         """The legal configuration nearest to any given one, by octaves summed over axes.
 
         Keys that are not an axis are ignored; absent axes take their default.
         Raises ValueError in a space without a legal configuration.
         """
-        config = self.settle(config) if self.settle else config
+        config = self.settled(config)
         absent = {**self.unsaid, **self.defaults}
         wanted = [_octave(config.get(name, absent.get(name, 0))) for name in self.axes]
         snapped = self._said(

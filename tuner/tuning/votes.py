@@ -35,14 +35,17 @@ def ballots_of(files: Iterable[tuple[float, Mapping[int, Config]]], space: Space
     ]
 
 
-def elect(ballots: Iterable[Ballot], batch_size: int, space: Space) -> list[Config]:
-    """The configurations with the most votes. Each halves the votes of its neighbours in the grid.
+def elect(ballots: Iterable[Ballot], batch_size: int, space: Space, at: Space) -> list[Config]:
+    """The configurations with the most votes; the nearest ones of `at`, the point's space.
 
-    Otherwise similar configurations would fill the list, and the search tries neighbours anyway.
+    Ballots for configurations that run the same way at the point count together. An elected
+    configuration halves the votes of its neighbours in the grid. Otherwise similar ones would fill
+    the list, and the search tries neighbours anyway.
     """
+    settled = cache(at.settled)
     votes: dict[Config, float] = defaultdict(float)
     for distance, near_size, config in ballots:
-        votes[config] += _HALF ** (distance + octaves(near_size, batch_size))
+        votes[settled(config)] += _HALF ** (distance + octaves(near_size, batch_size))
     elected: list[Config] = []
     while votes and len(elected) < _LIMIT:
         winner = max(votes, key=lambda config: (votes[config], config))
@@ -51,7 +54,7 @@ def elect(ballots: Iterable[Ballot], batch_size: int, space: Space) -> list[Conf
         for near in space.neighbours(winner):
             if near in votes:
                 votes[near] *= _HALF
-    return elected
+    return [at.nearest(config) for config in elected]
 
 
 def in_turn(

@@ -45,7 +45,7 @@ def seeds_for(
     seeds = {}
     for point in points:
         nearest = narrowed[point].nearest
-        voted = [nearest(config) for config in elect(ballots, point.batch_size, space)]
+        voted = elect(ballots, point.batch_size, space, narrowed[point])
         first = [nearest(config) for config in known.get(point, ())]
         modelled = [nearest(config) for config in foreseen.get(point, ())]
         seeds[point] = in_turn(first, modelled, voted)

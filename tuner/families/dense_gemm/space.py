@@ -10,6 +10,7 @@ from tuner.devices.target import HIP
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config
 from tuner.problems.triton import triton_defaults
+from tuner.tuning.row_groups import without_equal_groups
 from tuner.tuning.space import Rule, Space
 
 # Values that mean the same as an absent key. Kernels that do not take a key refuse it, so the
@@ -143,21 +144,11 @@ def _pipelined_bytes(config: Config) -> int:
 
 def space_at(space: Space, problem: DenseGemm, device: Device, batch_size: int) -> Space:
     """The part of a problem's space that can win at a batch size."""
-    groups = space.axes.get("GROUP_SIZE_M", (1,))
-
-    def least_group(config: Mapping[str, int]) -> Mapping[str, int]:
-        if "GROUP_SIZE_M" not in config:
-            return config
-        tiles = _row_tiles(config, batch_size)
-        enough = next((group for group in groups if group >= tiles), groups[-1])
-        return {**config, "GROUP_SIZE_M": min(config["GROUP_SIZE_M"], enough)}
-
-    return space.narrowed(_rules_at(problem, device, batch_size, groups), least_group)
+    at = space.narrowed(_rules_at(problem, device, batch_size))
+    return without_equal_groups(at, lambda config: _row_tiles(config, batch_size))
 
 
-def _rules_at(
-    problem: DenseGemm, device: Device, M: int, groups: tuple[int, ...]
-) -> Iterator[Rule]:
+def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:
     tallest = max(LEAST_TALL, 1 << (M - 1).bit_length())
     yield Rule(
         "a tile is not much taller than the batch",
@@ -170,11 +161,6 @@ def _rules_at(
         lambda c: _row_tiles(c, M) <= MOST_ROW_TILES,
     )
     yield Rule(
-        "a group is not larger than the rows of tiles need",
-        "the kernel limits a group to the rows of tiles that are left, so larger ones are the same",
-        lambda c: c.get("GROUP_SIZE_M", 1) == 1 or _smaller_group(c, groups) < _row_tiles(c, M),
-    )
-    yield Rule(
         "K is split only to fill multiprocessors that would idle",
         "each part writes and reads float32 results of its own",
         lambda c: c.get("SPLIT_K", 1) <= max(1.0, _most_splits(problem, device, c, M)),
@@ -183,10 +169,6 @@ def _rules_at(
 
 def _row_tiles(config: Mapping[str, int], M: int) -> int:
     return -(-M // config["BLOCK_SIZE_M"])
-
-
-def _smaller_group(config: Config, groups: tuple[int, ...]) -> int:
-    return groups[groups.index(config["GROUP_SIZE_M"]) - 1]
 
 
 def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> float:

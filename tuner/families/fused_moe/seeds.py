@@ -18,7 +18,7 @@ from tuner.tuning.votes import ballots_of, device_distance, elect, in_turn, octa
 
 
 def seeds_for(
-    points: Iterable[Point],
+    at: Mapping[Point, Space],
     problem: FusedMoe,
     device: Device,
     spaces: Mapping[Part, Space],
@@ -30,6 +30,7 @@ def seeds_for(
 ) -> dict[Point, list[Config]]:
     """Distinct legal configurations for each point: `known` ones first, then elected ones.
 
+    `at` has the space of each point, and `spaces` the space of each gemm.
     `known`: configurations that are surely worth a trial, such as the engine's.
     `foreseen`: the device model's best. They alternate with the elected ones.
     `without`: (E, N) of files to ignore, for a fair evaluation of a search.
@@ -48,10 +49,10 @@ def seeds_for(
         if gemm in spaces
     }
     seeds = {}
-    for point in points:
-        space = spaces[gemm_of(point)]
+    for point, space in at.items():
+        gemm = gemm_of(point)
+        voted = elect(ballots[gemm], point.batch_size, spaces[gemm], space)
         first = [space.nearest(config) for config in (known or {}).get(point, ())]
-        voted = elect(ballots[gemm_of(point)], point.batch_size, space)
         modelled = [space.nearest(config) for config in (foreseen or {}).get(point, ())]
         seeds[point] = in_turn(first, modelled, voted)
     return seeds

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
-from tuner.problems.points import Config
+from tuner.families.fused_moe.slots import sorted_slots
+from tuner.problems.points import Config, Part, Point
 from tuner.problems.triton import triton_defaults
+from tuner.tuning.row_groups import without_equal_groups
 from tuner.tuning.space import Rule, Space
 
 
@@ -37,6 +40,24 @@ def space_for(
         defaults=triton_defaults(device.target.backend),
         unsaid={name: values[0] for name, values in options.items()},
     )
+
+
+def spaces_at(
+    points: Iterable[Point], problem: FusedMoe, spaces: Mapping[Part, Space]
+) -> dict[Point, Space]:
+    """The part of its gemm's space for each point, in which no two configurations run the same way.
+
+    However tokens are routed, a launch has no more rows of tiles than the engine has slots for.
+    """
+
+    def row_tiles(batch_size: int, config: Mapping[str, int]) -> int:
+        block_m = config["BLOCK_SIZE_M"]
+        return -(-sorted_slots(batch_size * problem.top_k, problem.E, block_m) // block_m)
+
+    return {
+        point: without_equal_groups(spaces[point.part], partial(row_tiles, point.batch_size))
+        for point in points
+    }
 
 
 _DEFAULT_GRID: Mapping[str, tuple[int, ...]] = {

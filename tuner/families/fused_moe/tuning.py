@@ -17,7 +17,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm
 from tuner.families.fused_moe.recording import Recording, read_recording, write_recording
 from tuner.families.fused_moe.seeds import seeds_for
 from tuner.families.fused_moe.selection import MoeSelection
-from tuner.families.fused_moe.space import space_for
+from tuner.families.fused_moe.space import space_for, spaces_at
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import WINNING, MeasureKind, Trial
 from tuner.tuning.bench import Bench, SerialBench
@@ -136,6 +136,11 @@ class MoeRun(TuningRun):
             for gemm in self._gemms
         }
 
+    @cached_property
+    def _narrowed(self) -> dict[Point, Space]:
+        """The space of each point."""
+        return spaces_at(self.points, self._problem, self._spaces)
+
     def _prediction(self) -> tuple[Bench, Strategy]:
         request = self.request
         legal = {point: self._legal(point) for point in self.points}
@@ -158,7 +163,7 @@ class MoeRun(TuningRun):
 
     def _legal(self, point: Point) -> Sequence[Config]:
         """The configurations of a point's space that share a stored partner's BLOCK_SIZE_M."""
-        configs = self._spaces[point.part].configs()
+        configs = self._narrowed[point].configs()
         partner = self._partner.get(point.batch_size)
         if partner is None:
             return configs
@@ -170,35 +175,36 @@ class MoeRun(TuningRun):
             return FixedStrategy(
                 [
                     Candidate(point, config)
-                    for point in self.points
-                    for config in self._spaces[point.part].configs()
+                    for point, space in self._narrowed.items()
+                    for config in space.configs()
                 ]
             )
-        points, spaces = self._searched
+        spaces, at = self._searched
+        points = [*at]
         seeds = {point: self._with_partner(point) for point in points}
-        search = Search(spaces, points, seeds, self._budget, request.seed, model=self._model)
+        search = Search(spaces, points, seeds, self._budget, request.seed, at, self._model)
         return OneConfigStrategy(search) if self._one_config else search
 
     @cached_property
-    def _searched(self) -> tuple[Sequence[Point], dict[Part, Space]]:
-        """The points that a search goes through, and its spaces."""
+    def _searched(self) -> tuple[dict[Part, Space], dict[Point, Space]]:
+        """The spaces that a search goes through, and the spaces of its points."""
         if not self._one_config:
-            return self.points, self._spaces
+            return self._spaces, self._narrowed
         # The up gemm's points stand for both.
-        points = tuple(point for point in self.points if point.part is Gemm.UP)
         both = self._spaces[Gemm.UP].narrowed(self._spaces[Gemm.DOWN].rules)
-        return points, {Gemm.UP: both}
+        points = [point for point in self.points if point.part is Gemm.UP]
+        return {Gemm.UP: both}, spaces_at(points, self._problem, {Gemm.UP: both})
 
     @cached_property
     def _seeds(self) -> dict[Point, list[Config]]:
-        points, spaces = self._searched
+        spaces, at = self._searched
         return seeds_for(
-            points,
+            at,
             self._problem,
             self.request.device,
             spaces,
             self._corpus,
-            known={point: list(self._baselines[point].values()) for point in points},
+            known={point: list(self._baselines[point].values()) for point in at},
             foreseen=self._foreseen,
         )
 
@@ -255,10 +261,10 @@ class MoeRun(TuningRun):
         if self.request.effort is Effort.EXHAUSTIVE:
             return
         _ = self._seeds
-        points, spaces = self._searched
+        _, at = self._searched
         if (model := self._model) is not None:
-            for point in points:  # the predictor keeps what it predicted
-                model(point, sample_of(spaces[point.part], point, self.request.seed))
+            for point, space in at.items():  # the predictor keeps what it predicted
+                model(point, sample_of(space, point, self.request.seed))
 
     @cached_property
     def _foreseen(self) -> dict[Point, list[Config]]:
@@ -267,7 +273,8 @@ class MoeRun(TuningRun):
         grids: dict[Part, Space] = {
             g: space_for(self._problem, request.device, g) for g in self._gemms
         }
-        grids_at = {point: grids[point.part].configs() for point in self.points}
+        at = spaces_at(self.points, self._problem, grids)
+        grids_at = {point: grid.configs() for point, grid in at.items()}
         if self._one_config:
             return predictor.shortlist_both(grids_at, FORESEEN)
         return {p: predictor.shortlist(p, grid, FORESEEN) for p, grid in grids_at.items()}
