@@ -145,7 +145,7 @@ def _pipelined_bytes(config: Config) -> int:
 def space_at(space: Space, problem: DenseGemm, device: Device, batch_size: int) -> Space:
     """The part of a problem's space that can win at a batch size."""
     at = space.narrowed(_rules_at(problem, device, batch_size))
-    return without_equal_groups(at, lambda config: _row_tiles(config, batch_size))
+    return without_equal_groups(at, lambda block_m: -(-batch_size // block_m))
 
 
 def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:

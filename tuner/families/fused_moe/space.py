@@ -50,8 +50,7 @@ def spaces_at(
     However tokens are routed, a launch has no more rows of tiles than the engine has slots for.
     """
 
-    def row_tiles(batch_size: int, config: Mapping[str, int]) -> int:
-        block_m = config["BLOCK_SIZE_M"]
+    def row_tiles(batch_size: int, block_m: int) -> int:
         return -(-sorted_slots(batch_size * problem.top_k, problem.E, block_m) // block_m)
 
     return {
