@@ -1,8 +1,9 @@
 """Values of GROUP_SIZE_M that let a kernel run the same way at a point.
 
 Triton's matrix multiplications visit their tiles in groups of GROUP_SIZE_M rows of tiles. A kernel
-limits a group to the rows of tiles that are left, so all values from that number on are the same.
-Source: `grouped_launch` of Triton's tutorial, which sglang's and vLLM's kernels follow.
+limits a group to the rows of tiles that are left. So all values that reach the number of rows are
+the same. Source: `matmul_kernel` of Triton's tutorial on matrix multiplication, which the kernels
+of sglang and vLLM follow: `group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)`.
 """
 
 from __future__ import annotations
