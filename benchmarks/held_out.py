@@ -142,11 +142,10 @@ def gemm_case(path: Path) -> Case:
     points = list(recording.points)
     at = {p: space_at(space, problem, device, p.batch_size) for p in points}
     seeds = seeds_for(
-        points,
+        at,
         problem,
         device,
         space,
-        at,
         engine.shipped(),
         known={p: [kernels.default_config(problem, p.batch_size, device.target)] for p in points},
         foreseen={p: predictor.shortlist(p, at[p].configs(), FORESEEN) for p in points},

@@ -59,11 +59,10 @@ def search(
     narrowed = {p: space_at(space, problem, device, p.batch_size) for p in points}
     own = {p: kernels.default_config(problem, p.batch_size, device.target) for p in points}
     seeds = seeds_for(
-        points,
+        narrowed,
         problem,
         device,
         space,
-        narrowed,
         gemm.shipped(),
         known={p: [config] for p, config in own.items()},
         foreseen={p: predictor.shortlist(p, narrowed[p].configs(), FORESEEN) for p in points},

@@ -126,9 +126,9 @@ def test_replay_finds_what_the_exhaustive_search_found(env):
     best = {2: 33.6, 16: 138.9, 128: 325.7, 1024: 448.8, 4096: 932.0}
     for size, us in best.items():
         assert total[size] <= us * 1.005
-    # 250 are the search's. Beside them, the engine's own choice may have a GROUP_SIZE_M that runs
-    # the same way as one of the search's.
-    assert report["totals"]["configs_compiled"] <= 250 + len(report["entries"])
+    # 250 are the search's. Beside them is one choice of the engine: its GROUP_SIZE_M runs the same
+    # way as a smaller one, which the search tries.
+    assert report["totals"]["configs_compiled"] <= 250 + 1
 
 
 def test_record_writes_what_was_measured_and_replays(env, tmp_path):

@@ -168,7 +168,7 @@ class TestSeeds:
         space = gemm_space(BLOCKS, L40S, {}, lambda c: c)
         narrowed = {point(M): space_at(space, BLOCKS, L40S, M) for M in SIZES}
         given = {"known": {}, "foreseen": {}, "shipped": engine.shipped(), **more}
-        found = seeds_for(list(narrowed), BLOCKS, L40S, space, narrowed, **given)  # type: ignore
+        found = seeds_for(narrowed, BLOCKS, L40S, space, **given)  # type: ignore
         for at, configs in found.items():
             assert len(configs) == len(set(configs)) > 3
             assert all(narrowed[at].legal(config) for config in configs)

@@ -18,11 +18,10 @@ from tuner.tuning.votes import ballots_of, device_distance, elect, in_turn, octa
 
 
 def seeds_for(
-    points: Iterable[Point],
+    at: Mapping[Point, Space],
     problem: DenseGemm,
     device: Device,
     space: Space,
-    narrowed: Mapping[Point, Space],
     shipped: Iterable[ShippedFile],
     *,
     known: Mapping[Point, Sequence[Config]],
@@ -31,9 +30,9 @@ def seeds_for(
 ) -> dict[Point, list[Config]]:
     """Distinct legal configurations for each point: `known` ones first, then elected ones.
 
-    `known`: configurations that are surely worth a trial, such as the engine's. `foreseen`: the
-    device model's best, which alternate with the elected ones. `without`: (N, K) of files to
-    ignore, for a fair evaluation of a search.
+    `at` has the space of each point, and `space` is the problem's. `known`: configurations that are
+    surely worth a trial, such as the engine's. `foreseen`: the device model's best, which alternate
+    with the elected ones. `without`: (N, K) of files to ignore, for a fair evaluation of a search.
     """
     away = cache(partial(device_distance, device=device))
     files = (
@@ -43,11 +42,10 @@ def seeds_for(
     )
     ballots = ballots_of(files, space)
     seeds = {}
-    for point in points:
-        nearest = narrowed[point].nearest
-        voted = elect(ballots, point.batch_size, space, narrowed[point])
-        first = [nearest(config) for config in known.get(point, ())]
-        modelled = [nearest(config) for config in foreseen.get(point, ())]
+    for point, here in at.items():
+        voted = elect(ballots, point.batch_size, space, here)
+        first = [here.nearest(config) for config in known.get(point, ())]
+        modelled = [here.nearest(config) for config in foreseen.get(point, ())]
         seeds[point] = in_turn(first, modelled, voted)
     return seeds
 

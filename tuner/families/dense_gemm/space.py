@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tuner.devices.table import Device
 from tuner.devices.target import HIP
@@ -145,7 +145,7 @@ def _pipelined_bytes(config: Config) -> int:
 def space_at(space: Space, problem: DenseGemm, device: Device, batch_size: int) -> Space:
     """The part of a problem's space that can win at a batch size."""
     at = space.narrowed(_rules_at(problem, device, batch_size))
-    return without_equal_groups(at, lambda block_m: -(-batch_size // block_m))
+    return without_equal_groups(at, partial(_row_tiles, batch_size))
 
 
 def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:
@@ -158,7 +158,7 @@ def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:
     yield Rule(
         f"at most {MOST_ROW_TILES} rows of tiles",
         "each row of tiles reads all of B",
-        lambda c: _row_tiles(c, M) <= MOST_ROW_TILES,
+        lambda c: _row_tiles(M, c["BLOCK_SIZE_M"]) <= MOST_ROW_TILES,
     )
     yield Rule(
         "K is split only to fill multiprocessors that would idle",
@@ -167,12 +167,12 @@ def _rules_at(problem: DenseGemm, device: Device, M: int) -> Iterator[Rule]:
     )
 
 
-def _row_tiles(config: Mapping[str, int], M: int) -> int:
-    return -(-M // config["BLOCK_SIZE_M"])
+def _row_tiles(M: int, block_m: int) -> int:
+    return -(-M // block_m)
 
 
 def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> float:
     """Splits with which there are about four blocks for each multiprocessor, and two steps each."""
-    blocks = _row_tiles(config, M) * -(-problem.N // config["BLOCK_SIZE_N"])
+    blocks = _row_tiles(M, config["BLOCK_SIZE_M"]) * -(-problem.N // config["BLOCK_SIZE_N"])
     steps = -(-problem.K // config["BLOCK_SIZE_K"])
     return min(4 * device.sm_count / blocks, steps / 2)

@@ -140,11 +140,10 @@ class GemmRun(TuningRun):
                 ]
             )
         seeds = seeds_for(
-            self.points,
+            self._narrowed,
             self._problem,
             self.request.device,
             self._space,
-            self._narrowed,
             self._corpus,
             known=self._known(),
             foreseen=self._foreseen,
