@@ -1,0 +1,40 @@
+"""Which cases run on each commit, and which ones at night: `make test` and `make test-all`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+import pytest
+from _pytest.mark import ParameterSet
+
+T = TypeVar("T")
+
+
+def one_of_each(cases: Iterable[T], kind: Callable[[T], Hashable]) -> list[ParameterSet]:
+    """Return the cases as parameters: the first of each kind runs on each commit, the others are slow.
+
+    A case that is a tuple becomes several parameters.
+    """
+    seen: set[Hashable] = set()
+    parameters = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marks = [pytest.mark.slow] if kind(case) in seen else []
+        parameters.append(pytest.param(*values, marks=marks))
+        seen.add(kind(case))
+    return parameters
+
+
+def only(kept: Iterable[T], cases: Iterable[T]) -> list[ParameterSet]:
+    """Return the cases as parameters: those in `kept` run on each commit, the others are slow."""
+    chosen, all_cases = list(kept), list(cases)
+    unknown = [case for case in chosen if case not in all_cases]
+    assert not unknown, f"{unknown} are no cases"
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[] if case in chosen else [pytest.mark.slow],
+        )
+        for case in all_cases
+    ]
