@@ -12,6 +12,7 @@ import triton.language as tl
 from packaging.version import Version
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
+from triton.runtime.cache import get_cache_manager
 
 from tuner.devices.target import Target
 from tuner.kernels.lift import load_lifted
@@ -33,6 +34,15 @@ def compile_kernel(source: Path, variant: dict[str, Any], target: Target) -> Com
         target=GPUTarget(target.backend, target.arch, target.warp_size),
         options=variant["options"],
     )
+
+
+def cache_files(kernel: CompiledKernel) -> list[str]:
+    """Return the paths of a kernel's files in Triton's cache.
+
+    `metadata_group` would tell them too, but Triton 3.1 to 3.4 do not keep it.
+    """
+    group = get_cache_manager(kernel.hash).get_group(f"{kernel.src.name[:150]}.json")
+    return list((group or {}).values())
 
 
 def launch(

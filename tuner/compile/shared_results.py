@@ -28,7 +28,7 @@ from tuner.problems.results import Compiled, Status
 
 log = logging.getLogger("tuner.compile")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")  # Triton 3.2's folders are base64
 _GROUP = "__grp__"  # before the name of the file that lists the others
 _LARGEST = 256 << 20  # bytes of a result that was unpacked
 

@@ -15,7 +15,7 @@ import triton
 
 from tuner.childprocess import ParentPipes
 from tuner.compile import cubin, hsaco
-from tuner.compile.kernel import api, compile_kernel
+from tuner.compile.kernel import cache_files, compile_kernel
 from tuner.compile.machine_code import machine_code_hash
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
@@ -55,7 +55,7 @@ def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str,
         "n_spills": n_spills,
     }
     found["code"] = machine_code_hash(kernel.kernel, kernel.metadata)
-    found["files"] = api.cache_files(kernel)
+    found["files"] = cache_files(kernel)
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     if columns > TENSOR_MEMORY_COLUMNS:
         detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"
