@@ -54,7 +54,9 @@ from workers.settings import Settings
 if TYPE_CHECKING:  # FastAPI before 0.165 has none
     from fastapi.telemetry import TelemetryConfig
 
-_PAGES = (
+_PARTS = (
+    *(submissions, jobs, retry, events, results, bundles, served_proofs, coverage, nights),
+    *(workers, compiled, keys, tables, health),
     *(coverage_page, result_page, job_pages, fleet, table_pages, exports, compare),
     *(bundle_page, key_pages, login, static),
 )
@@ -99,29 +101,16 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         openapi_tags=openapi.tags(),
         generate_unique_id_function=openapi.operation_id,
         lifespan=lifespan,
+        openapi_url=None,  # see openapi.install
         docs_url=None,  # FastAPI's pages load their scripts from another host: see api.docs
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_TELEMETRY,
     )
-    for part in (
-        submissions,
-        jobs,
-        retry,
-        events,
-        results,
-        bundles,
-        served_proofs,
-        coverage,
-        nights,
-        workers,
-        compiled,
-        keys,
-        tables,
-        health,
-        *_PAGES,
-    ):
+    for part in _PARTS:
         app.include_router(part.router)
+    openapi.install(app)
+    app.state.methods = openapi.methods_by_path(part.router for part in _PARTS)
     docs.install(app)
     errors.install(app)
     # Starlette runs them from the last to the first: ContinueTrace, AnswerHead, and so on.
@@ -134,7 +123,6 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     app.add_middleware(CompressPages)
     app.add_middleware(AnswerHead)
     app.add_middleware(ContinueTrace)
-    openapi.complete(app)
     return app
 
 

@@ -196,9 +196,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code < 400:
         return Response(status_code=error.status_code, headers=error.headers)
     headers, detail = dict(error.headers or {}), error.detail
-    paths, route = request.app.openapi()["paths"], request.scope.get("route")
+    paths, route = request.app.state.methods, request.scope.get("route")
     if error.status_code == 405:  # Starlette's own header has one route's methods only
-        methods = sorted(name.upper() for name in paths.get(getattr(route, "path", ""), {}))
+        methods = paths.get(getattr(route, "path", ""), [])
         also = ["HEAD"] if "GET" in methods else []  # AnswerHead turns it into a GET
         headers["Allow"] = ", ".join([*methods, *also, "OPTIONS"])
         if request.method == "OPTIONS":

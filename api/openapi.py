@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.errors import MEDIA_TYPE, ProblemDetails
 from api.examples import ANSWERS, EVENT, PROBLEMS
 
+PATH = "/openapi.json"
 DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' Triton kernels.
 
 **Keys.** Send `Authorization: Bearer KEY`. Each operation names the least scope that a key needs:
@@ -82,9 +86,39 @@ def tags() -> list[dict[str, str]]:
     return [{"name": name, "description": text} for name, text in TAGS.items()]
 
 
-def complete(app: FastAPI) -> None:
-    """Make the app's document, which it keeps, and complete it."""
-    document = app.openapi()
+def install(app: FastAPI) -> None:
+    """Serve the completed document at /openapi.json. It is made when it is first asked for.
+
+    To make it takes longer than all else that a server does at its start.
+    """
+    make, making = app.openapi, Lock()
+    made: list[dict[str, Any]] = []
+
+    def document() -> dict[str, Any]:
+        with making:
+            if not made:
+                made.append(complete(make()))
+        return made[0]
+
+    app.openapi = document  # type: ignore[method-assign]
+
+    @app.get(PATH, include_in_schema=False)
+    def show_document() -> JSONResponse:  # in a thread: other requests are answered meanwhile
+        return JSONResponse(document())
+
+
+def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
+    """Return the paths of the document, each with its methods in order."""
+    found: dict[str, list[str]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                found[route.path] = sorted({*found.get(route.path, ()), *(route.methods or ())})
+    return found
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's document with names, examples and what it cannot see in the routes."""
     components = document["components"]
     problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
     components["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
@@ -100,6 +134,7 @@ def complete(app: FastAPI) -> None:
                     name = f"Error{status}"
                     components["responses"].setdefault(name, _problem(int(status), response))
                     operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
+    return document
 
 
 def _complete(operation: dict[str, Any], method: str) -> None:
