@@ -56,9 +56,9 @@ def refusal(url: str) -> str:
     return str(caught.value)
 
 
-def test_migrations_make_what_the_code_uses(store_url: str) -> None:
-    Store.open(store_url).close()
-    engine = connect(store_url)
+def test_migrations_make_what_the_code_uses(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    engine = connect(empty_store_url)
     with engine.connect() as connection:
         options = {"version_table": VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
@@ -69,14 +69,14 @@ def test_migrations_make_what_the_code_uses(store_url: str) -> None:
     assert names == {*metadata.tables, VERSION_TABLE}
 
 
-def test_a_difference_between_migrations_and_code_is_seen(store_url: str) -> None:
-    Store.open(store_url).close()
+def test_a_difference_between_migrations_and_code_is_seen(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
     execute(
-        store_url,
+        empty_store_url,
         "ALTER TABLE trials ADD COLUMN notes TEXT",
         "DROP INDEX ix_environments_device_engine",
     )
-    engine = connect(store_url)
+    engine = connect(empty_store_url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         kinds = {difference[0] for difference in compare_metadata(context, metadata)}
@@ -119,9 +119,9 @@ def fill_0003(url: str) -> None:
     )
 
 
-def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(store_url: str) -> None:
-    fill_0003(store_url)
-    with Store.open(store_url) as store:
+def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(empty_store_url: str) -> None:
+    fill_0003(empty_store_url)
+    with Store.open(empty_store_url) as store:
         run = store.begin_run(KEY)
         assert run.id == 1  # the same run, to be resumed
         assert run.key == KEY
@@ -142,10 +142,10 @@ def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(store_url: st
 
 
 def test_a_run_that_was_stored_before_routings_were_is_one_of_random_routings(
-    store_url: str,
+    empty_store_url: str,
 ) -> None:
-    fill_0003(store_url)
-    engine = connect(store_url)
+    fill_0003(empty_store_url)
+    engine = connect(empty_store_url)
     with writer(engine).begin() as connection:
         config = alembic_config()
         config.attributes["connection"] = connection
@@ -153,19 +153,19 @@ def test_a_run_that_was_stored_before_routings_were_is_one_of_random_routings(
     engine.dispose()
     # As that version made it of `KEY`.
     old = "d54e11e76b2aadbc1347fee378851ba4edc37dd97ffb2ae003adcbd4f987f215"
-    execute(store_url, f"UPDATE runs SET fingerprint = '{old}'")  # noqa: S608
-    with Store.open(store_url) as store:
+    execute(empty_store_url, f"UPDATE runs SET fingerprint = '{old}'")  # noqa: S608
+    with Store.open(empty_store_url) as store:
         run = store.begin_run(KEY)
         assert (run.id, run.key) == (1, KEY)
         assert len(store.trials(run)) == 2
 
 
 def test_an_older_store_s_indices_and_constraints_are_those_of_a_new_one(
-    store_url: str,
+    empty_store_url: str,
 ) -> None:
-    fill_0003(store_url)
-    Store.open(store_url).close()
-    engine = connect(store_url)
+    fill_0003(empty_store_url)
+    Store.open(empty_store_url).close()
+    engine = connect(empty_store_url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, metadata) == []
@@ -179,72 +179,72 @@ def test_an_older_store_s_indices_and_constraints_are_those_of_a_new_one(
     assert [key["referred_table"] for key in references] == ["runs"]
 
 
-def test_opening_again_changes_nothing(store_url: str) -> None:
-    with Store.open(store_url) as store:
+def test_opening_again_changes_nothing(empty_store_url: str) -> None:
+    with Store.open(empty_store_url) as store:
         store.begin_run(KEY)
-    before = snapshot(store_url)
-    Store.open(store_url).close()
-    assert snapshot(store_url) == before
+    before = snapshot(empty_store_url)
+    Store.open(empty_store_url).close()
+    assert snapshot(empty_store_url) == before
 
 
-def test_a_newer_schema_is_refused_and_left_alone(store_url: str) -> None:
-    Store.open(store_url).close()
-    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
-    before = snapshot(store_url)
-    said = refusal(store_url)
+def test_a_newer_schema_is_refused_and_left_alone(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
+    before = snapshot(empty_store_url)
+    said = refusal(empty_store_url)
     assert said == (
         f"the store was upgraded to schema 9999 and this program knows {HEAD}: "
         "upgrade and restart it"
     )
-    assert snapshot(store_url) == before
+    assert snapshot(empty_store_url) == before
 
 
-def test_an_open_program_sees_that_the_schema_is_another_one(store_url: str) -> None:
-    with Store.open(store_url) as store:
+def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url: str) -> None:
+    with Store.open(empty_store_url) as store:
         store.check_schema()
         for version, kind, said in [
             ("9999", NewerSchema, f"to schema 9999 and this program knows {HEAD}: upgrade"),
             ("0005", WrongSchema, f"set back to schema 0005 and this program needs {HEAD}"),
         ]:
-            execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
+            execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
             with pytest.raises(WrongSchema, match=said) as caught:
                 store.check_schema()
             assert type(caught.value) is kind
-        execute(store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
+        execute(empty_store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
         with pytest.raises(WrongSchema, match="schema is gone"):
             store.check_schema()
 
 
 @pytest.mark.parametrize("version", ["0001", "0005"])
-def test_a_version_that_was_set_back_is_named(store_url: str, version: str) -> None:
-    Store.open(store_url).close()
-    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
-    before = snapshot(store_url)
-    said = refusal(store_url)
+def test_a_version_that_was_set_back_is_named(empty_store_url: str, version: str) -> None:
+    Store.open(empty_store_url).close()
+    execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
+    before = snapshot(empty_store_url)
+    said = refusal(empty_store_url)
     assert f"says that its schema is {version}, but it holds more (" in said
     assert "restore a backup" in said
-    assert snapshot(store_url) == before
+    assert snapshot(empty_store_url) == before
 
 
-def test_a_migration_that_fails_leaves_nothing(store_url: str) -> None:
-    execute(store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
-    assert "trials" in refusal(store_url)
-    assert snapshot(store_url) == {"trials": []}
+def test_a_migration_that_fails_leaves_nothing(empty_store_url: str) -> None:
+    execute(empty_store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
+    assert "trials" in refusal(empty_store_url)
+    assert snapshot(empty_store_url) == {"trials": []}
 
 
-def test_other_programs_migrations_are_left_alone(store_url: str) -> None:
+def test_other_programs_migrations_are_left_alone(empty_store_url: str) -> None:
     execute(
-        store_url,
+        empty_store_url,
         "CREATE TABLE alembic_version (version_num VARCHAR(32))",
         "INSERT INTO alembic_version VALUES ('theirs')",
     )
-    Store.open(store_url).close()
-    assert snapshot(store_url)["alembic_version"] == [("theirs",)]
+    Store.open(empty_store_url).close()
+    assert snapshot(empty_store_url)["alembic_version"] == [("theirs",)]
 
 
-def test_a_store_that_may_only_be_read_is_refused(store_url: str) -> None:
-    Store.open(store_url).close()
-    url = make_url(store_url)
+def test_a_store_that_may_only_be_read_is_refused(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    url = make_url(empty_store_url)
     if url.get_backend_name() == "sqlite":
         url = url.set(database=f"file:{url.database}").update_query_dict({"mode": "ro", "uri": "1"})
     else:

@@ -49,11 +49,11 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_previous_release_ends_its_job_on_an_upgraded_store(
-    previous: Path, store_url: str
+    previous: Path, empty_store_url: str
 ) -> None:
     path = os.pathsep.join([str(previous), str(previous / "tests" / "service")])
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.read_text(), store_url],
+        [sys.executable, "-c", SCRIPT.read_text(), empty_store_url],
         cwd=previous,
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
@@ -61,7 +61,7 @@ def test_the_previous_release_ends_its_job_on_an_upgraded_store(
         text=True,
     ) as program:
         assert program.stdout and program.stdout.readline() == "claimed\n"
-        with JobStore.open(store_url) as jobs:  # which migrates the store
+        with JobStore.open(empty_store_url) as jobs:  # which migrates the store
             said, _ = program.communicate("\n", timeout=60)
             assert program.returncode == 0
             job = jobs.get(said.strip())
