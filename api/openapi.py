@@ -91,7 +91,8 @@ def install(app: FastAPI) -> None:
 
     To make it takes longer than all else that a server does at its start.
     """
-    make, making, made = app.openapi, Lock(), []
+    make, making = app.openapi, Lock()
+    made: list[dict[str, Any]] = []
 
     def document() -> dict[str, Any]:
         with making:
@@ -112,7 +113,7 @@ def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
-                found[route.path] = sorted({*found.get(route.path, ()), *route.methods})
+                found[route.path] = sorted({*found.get(route.path, ()), *(route.methods or ())})
     return found
 
 

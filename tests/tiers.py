@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def one_of_each(cases: Iterable[T], kind: Callable[[T], Hashable]) -> list[ParameterSet]:
-    """Return the cases as parameters: the first of each kind runs on each commit, the others are slow.
+    """Return the cases as parameters: the first of each kind for each commit, the others slow.
 
     A case that is a tuple becomes several parameters.
     """

@@ -94,8 +94,8 @@ class TestSchema:
             ),
             (
                 "UPDATE {} SET version_num = '0001'",
-                f"the store was set back to schema 0001 and this program needs {HEAD}: "
-                "restart it, and it upgrades the store",
+                "the store has schema 0001 of an early development version, and this program "
+                f"needs {HEAD}: export with that version what is worth keeping",
             ),
             ("DELETE FROM {}", "the store's schema is gone: restore a backup"),
         ],

@@ -7,24 +7,18 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, make_url, text
-from store_writer import ENVIRONMENT, KEY, PROBLEM, trial
+from store_writer import KEY
 
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
-from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Point
-from tuner.problems.results import Totals
-from tuner.store import Store
+from tuner.store import Store, schema
 from tuner.store.connect import connect, writer
-from tuner.store.rows import environment_row
 from tuner.store.schema import HEAD, alembic_config
 from tuner.store.tables import VERSION_TABLE, metadata
 
@@ -88,97 +82,6 @@ def test_the_code_knows_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == HEAD
 
 
-def fill_0003(url: str) -> None:
-    """A store as 0003 left it: one run that tuned both gemms, in rows that no later code wrote."""
-    engine = connect(url)
-    with writer(engine).begin() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-    engine.dispose()
-    environment = environment_row(ENVIRONMENT)
-    compiled = "'ok', 1024, 64, 0, '', false"
-    execute(
-        url,
-        f"INSERT INTO environments VALUES (1, {', '.join(repr(v) for v in environment.values())})",  # noqa: S608
-        f"INSERT INTO problems VALUES (1, '{PROBLEM.spec()}', 'fused_moe')",  # noqa: S608
-        f"INSERT INTO runs VALUES (1, '{KEY.fingerprint}', 1, 1, 'replay', 'quick', 0, "  # noqa: S608
-        f"'[[1, \"up\"], [1, \"down\"]]', 'sglang', '{KEY.recording}', 'running', '', NULL, "
-        "'2026-01-02 03:04:05', '2026-01-02 03:04:05')",
-        *(
-            f"INSERT INTO trials VALUES ({at}, 1, '{gemm}', 1, 'num_stages={at}', "  # noqa: S608
-            f"'{{\"num_stages\": {at}}}', {compiled}, 'ok', {at}.5, {at}.25, 3, '')"
-            for at, gemm in ((7, "up"), (9, "down"))
-        ),
-        *(
-            f"INSERT INTO winners VALUES ({at}, 1, 1, 'ok', 1, '{gemm}', 1, "  # noqa: S608
-            f"'{{\"num_stages\": {at}}}', {at}.5, {compiled}, '{{}}', 'fastest', "
-            "'2026-01-02 03:04:05')"
-            for at, gemm in ((4, "down"), (5, "up"))
-        ),
-    )
-
-
-def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(store_url: str) -> None:
-    fill_0003(store_url)
-    with Store.open(store_url) as store:
-        run = store.begin_run(KEY)
-        assert run.id == 1  # the same run, to be resumed
-        assert run.key == KEY
-        assert [(t.candidate.point, dict(t.candidate.config)) for t in store.trials(run)] == [
-            (Point(1, Gemm.UP), {"num_stages": 7}),
-            (Point(1, Gemm.DOWN), {"num_stages": 9}),
-        ]
-        store.add_trials(run, [trial(0)])
-        assert {t.measurement.median_us for t in store.trials(run)} == {0.5, 7.5, 9.5}
-        found = store.winners(device="NVIDIA_L40S", engine="sglang")
-        assert [(w.entry.point, w.entry.median_us) for w in found] == [
-            (Point(1, Gemm.UP), 5.5),
-            (Point(1, Gemm.DOWN), 4.5),
-        ]
-        store.finish_run(run, [replace(found[0].entry, median_us=3.5)], Totals())
-        found = store.winners(device="NVIDIA_L40S", engine="sglang")
-        assert [w.entry.median_us for w in found] == [3.5, 4.5]
-
-
-def test_a_run_that_was_stored_before_routings_were_is_one_of_random_routings(
-    store_url: str,
-) -> None:
-    fill_0003(store_url)
-    engine = connect(store_url)
-    with writer(engine).begin() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
-    engine.dispose()
-    # As that version made it of `KEY`.
-    old = "d54e11e76b2aadbc1347fee378851ba4edc37dd97ffb2ae003adcbd4f987f215"
-    execute(store_url, f"UPDATE runs SET fingerprint = '{old}'")  # noqa: S608
-    with Store.open(store_url) as store:
-        run = store.begin_run(KEY)
-        assert (run.id, run.key) == (1, KEY)
-        assert len(store.trials(run)) == 2
-
-
-def test_an_older_store_s_indices_and_constraints_are_those_of_a_new_one(
-    store_url: str,
-) -> None:
-    fill_0003(store_url)
-    Store.open(store_url).close()
-    engine = connect(store_url)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        assert compare_metadata(context, metadata) == []
-        keys = {
-            table: {key["name"] for key in inspect(connection).get_unique_constraints(table)}
-            for table in ("trials", "winners")
-        }
-        references = inspect(connection).get_foreign_keys("trials")
-    engine.dispose()
-    assert keys == {"trials": {"uq_trials_place"}, "winners": {"uq_winners_place"}}
-    assert [key["referred_table"] for key in references] == ["runs"]
-
-
 def test_opening_again_changes_nothing(store_url: str) -> None:
     with Store.open(store_url) as store:
         store.begin_run(KEY)
@@ -204,7 +107,7 @@ def test_an_open_program_sees_that_the_schema_is_another_one(store_url: str) -> 
         store.check_schema()
         for version, kind, said in [
             ("9999", NewerSchema, f"to schema 9999 and this program knows {HEAD}: upgrade"),
-            ("0005", WrongSchema, f"set back to schema 0005 and this program needs {HEAD}"),
+            ("0005", WrongSchema, "has schema 0005 of an early development version"),
         ]:
             execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
             with pytest.raises(WrongSchema, match=said) as caught:
@@ -215,13 +118,33 @@ def test_an_open_program_sees_that_the_schema_is_another_one(store_url: str) -> 
             store.check_schema()
 
 
-@pytest.mark.parametrize("version", ["0001", "0005"])
-def test_a_version_that_was_set_back_is_named(store_url: str, version: str) -> None:
+def test_an_early_development_version_s_store_is_refused_and_left_alone(store_url: str) -> None:
     Store.open(store_url).close()
-    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
+    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '0005'")  # noqa: S608
+    before = snapshot(store_url)
+    assert refusal(store_url) == (
+        "the store has schema 0005 of an early development version, and this program needs "
+        f"{HEAD}: export with that version what is worth keeping, and name a new store"
+    )
+    assert snapshot(store_url) == before
+
+
+def test_a_version_that_was_set_back_is_named(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a program of the next schema sees this one's store."""
+    with Store.open(store_url) as store:
+        monkeypatch.setattr(schema, "HEAD", "0012")
+        with pytest.raises(WrongSchema, match=f"set back to schema {HEAD} and this .* 0012: rest"):
+            store.check_schema()
+
+
+def test_a_store_that_holds_more_than_its_version_says_is_refused(store_url: str) -> None:
+    Store.open(store_url).close()
+    execute(store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
     before = snapshot(store_url)
     said = refusal(store_url)
-    assert f"says that its schema is {version}, but it holds more (" in said
+    assert "does not say which schema it has, but it holds more (" in said
     assert "restore a backup" in said
     assert snapshot(store_url) == before
 

@@ -81,18 +81,23 @@ def _known() -> set[str]:
 
 
 def _wrong(found: Sequence[str]) -> WrongSchema:
-    newer = sorted(set(found) - _known())
-    if newer:
+    if not found:
+        return WrongSchema("the store's schema is gone: restore a backup, or restart this program")
+    version = max(found)
+    if version > HEAD:
         return NewerSchema(
-            f"the store was upgraded to schema {newer[0]} and this program knows {HEAD}: "
+            f"the store was upgraded to schema {version} and this program knows {HEAD}: "
             "upgrade and restart it"
         )
-    if found:
+    if version in _known():
         return WrongSchema(
-            f"the store was set back to schema {found[0]} and this program needs {HEAD}: "
+            f"the store was set back to schema {version} and this program needs {HEAD}: "
             "restart it, and it upgrades the store"
         )
-    return WrongSchema("the store's schema is gone: restore a backup, or restart this program")
+    return WrongSchema(
+        f"the store has schema {version} of an early development version, and this program needs "
+        f"{HEAD}: export with that version what is worth keeping, and name a new store"
+    )
 
 
 def _set_back(found: Sequence[str], reason: str) -> UnusableStore:
