@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from test_serve import DRIVER, TUNER, env, said_by, serving  # noqa: F401 (env is a fixture)
-from tiers import only
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
