@@ -18,6 +18,7 @@ import pytest
 from api_server import JOB, Server, eventually, serving, work
 from servers import Postgres
 from sqlalchemy import event, make_url, text
+from tiers import postgresql_at_night
 
 from api.readiness import Readiness
 from api.settings import ApiSettings
@@ -99,6 +100,7 @@ class TestSchema:
             ("DELETE FROM {}", "the store's schema is gone: restore a backup"),
         ],
     )
+    @postgresql_at_night
     def test_nothing_is_done_on_another_schema(
         self, server: Server, store_url: str, change: str, said: str
     ) -> None:
@@ -190,6 +192,7 @@ class TestReadiness:
 
         anyio.run(ask)
 
+    @postgresql_at_night
     def test_who_asks_often_costs_little(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -13,6 +13,7 @@ from api_server import NEVER, Answer, Server, serving, work
 from sqlalchemy import update
 from store_writer import PROBLEM
 from test_api import eventually
+from tiers import postgresql_at_night
 
 from api import waits
 from api.metrics import Metrics
@@ -49,6 +50,7 @@ def waiting(server: Server, clients: ThreadPoolExecutor, job_id: str) -> Future[
     return future
 
 
+@postgresql_at_night
 def test_the_answer_comes_when_the_job_ends(
     server: Server, store_url: str, clients: ThreadPoolExecutor
 ) -> None:
@@ -64,6 +66,7 @@ def test_the_answer_comes_when_the_job_ends(
     assert server.call("GET", f"/v1/jobs/{done}?wait=60").json["state"] == "done"  # at once
 
 
+@postgresql_at_night
 def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
     settings = replace(ApiSettings(Settings(store_url), no_auth=True), wait_s=1)
     with serving(settings) as server:
@@ -75,6 +78,7 @@ def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
             assert "wait: " in server.call("GET", f"/v1/jobs/{job_id}?wait={wrong}").problem(422)
 
 
+@postgresql_at_night
 def test_those_who_wait_hold_neither_threads_nor_turns(
     server: Server, clients: ThreadPoolExecutor
 ) -> None:

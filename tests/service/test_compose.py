@@ -19,6 +19,7 @@ import yaml
 from api_server import JOB, Server
 from scraping import free_ports, scrape_port
 from servers import started_redis
+from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
 
@@ -200,6 +201,9 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     assert processes.is_healthy("worker-cpu")
     for name in ("beat", "worker-cpu"):
         assert scrape_port(processes.metrics[name])
+    shown = wait_until(lambda: scrape_port(processes.metrics["beat"]))
+    assert shown.value("tuner_broker_up") == 1
+    assert {"tuner_build_info", "process_start_time_seconds"} <= shown.families.keys()
     for log in (api, beat, worker):
         whole, _, _ = log.read_text().rpartition("\n")
         assert all(json.loads(line)["message"] for line in whole.splitlines())

@@ -13,7 +13,9 @@ from test_serve import DRIVER, TUNER, env, said_by, serving  # noqa: F401 (env i
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
 
-@pytest.mark.parametrize("gpu", [False, True], ids=["no GPU", "GPU"])
+@pytest.mark.parametrize(
+    "gpu", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["no GPU", "GPU"]
+)
 def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:  # noqa: F811
     del env["XDG_CONFIG_HOME"]
     env["HOME"] = str(tmp_path)

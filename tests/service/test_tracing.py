@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from api_server import JOB, Server, serving
-from cases import FP8, FP8_RECORDING, RECORDINGS
+from cases import FP8, RECORDINGS
 from sqlalchemy import select
+from tiers import postgresql_at_night
 from trace_collector import Collector, Span, trace_collector
-from worker_processes import celery_worker, replay, wait_for
+from worker_processes import REPLAY, celery_worker, replay, wait_for
 
 from api.settings import ApiSettings
 from tuner.jobs.job import JobFilter, JobState
@@ -27,13 +28,6 @@ from workers.tracing import checked_traceparent
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
-REPLAY = {
-    "model": FP8.spec(),
-    "device": "H200",
-    "measure": f"replay:{FP8_RECORDING.name}",
-    "batch_sizes": [2, 16],
-    "effort": "quick",
-}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +56,7 @@ def stored_trace(jobs: JobStore, job_id: str) -> str:
         return found
 
 
+@postgresql_at_night
 def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> None:
     with (
         serving(ApiSettings(Settings(store_url), no_auth=True)) as server,
