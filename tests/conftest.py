@@ -1,23 +1,12 @@
-"""Fixtures that tests of several folders use, and how Hypothesis draws."""
+"""What tests of several folders use."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-settings.register_profile(
-    "tuner",
-    deadline=None,  # a busy machine is no failure
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    # Continuous integration judges a change, not the luck of a draw; by hand, each run draws anew.
-    derandomize=bool(os.environ.get("CI")),
-)
-settings.load_profile("tuner")
-
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
@@ -37,3 +26,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this run share: who makes a file there takes a lock first."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Set how Hypothesis draws before a file that uses it makes its tests."""
+    if b"hypothesis" in module_path.read_bytes():
+        importlib.import_module("draws")

@@ -15,6 +15,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from databases import both_databases
 from sqlalchemy import inspect, make_url, text
 from store_writer import ENVIRONMENT, KEY, PROBLEM, trial
 
@@ -56,6 +57,7 @@ def refusal(url: str) -> str:
     return str(caught.value)
 
 
+@both_databases
 def test_migrations_make_what_the_code_uses(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     engine = connect(empty_store_url)
@@ -69,6 +71,7 @@ def test_migrations_make_what_the_code_uses(empty_store_url: str) -> None:
     assert names == {*metadata.tables, VERSION_TABLE}
 
 
+@both_databases
 def test_a_difference_between_migrations_and_code_is_seen(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     execute(
@@ -119,6 +122,7 @@ def fill_0003(url: str) -> None:
     )
 
 
+@both_databases
 def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(empty_store_url: str) -> None:
     fill_0003(empty_store_url)
     with Store.open(empty_store_url) as store:
@@ -141,6 +145,7 @@ def test_a_filled_older_store_is_brought_up_with_all_that_it_holds(empty_store_u
         assert [w.entry.median_us for w in found] == [3.5, 4.5]
 
 
+@both_databases
 def test_a_run_that_was_stored_before_routings_were_is_one_of_random_routings(
     empty_store_url: str,
 ) -> None:
@@ -160,6 +165,7 @@ def test_a_run_that_was_stored_before_routings_were_is_one_of_random_routings(
         assert len(store.trials(run)) == 2
 
 
+@both_databases
 def test_an_older_store_s_indices_and_constraints_are_those_of_a_new_one(
     empty_store_url: str,
 ) -> None:
@@ -179,6 +185,7 @@ def test_an_older_store_s_indices_and_constraints_are_those_of_a_new_one(
     assert [key["referred_table"] for key in references] == ["runs"]
 
 
+@both_databases
 def test_opening_again_changes_nothing(empty_store_url: str) -> None:
     with Store.open(empty_store_url) as store:
         store.begin_run(KEY)
@@ -187,6 +194,7 @@ def test_opening_again_changes_nothing(empty_store_url: str) -> None:
     assert snapshot(empty_store_url) == before
 
 
+@both_databases
 def test_a_newer_schema_is_refused_and_left_alone(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
@@ -199,6 +207,7 @@ def test_a_newer_schema_is_refused_and_left_alone(empty_store_url: str) -> None:
     assert snapshot(empty_store_url) == before
 
 
+@both_databases
 def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url: str) -> None:
     with Store.open(empty_store_url) as store:
         store.check_schema()
@@ -216,6 +225,7 @@ def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url: st
 
 
 @pytest.mark.parametrize("version", ["0001", "0005"])
+@both_databases
 def test_a_version_that_was_set_back_is_named(empty_store_url: str, version: str) -> None:
     Store.open(empty_store_url).close()
     execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
@@ -226,12 +236,14 @@ def test_a_version_that_was_set_back_is_named(empty_store_url: str, version: str
     assert snapshot(empty_store_url) == before
 
 
+@both_databases
 def test_a_migration_that_fails_leaves_nothing(empty_store_url: str) -> None:
     execute(empty_store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
     assert "trials" in refusal(empty_store_url)
     assert snapshot(empty_store_url) == {"trials": []}
 
 
+@both_databases
 def test_other_programs_migrations_are_left_alone(empty_store_url: str) -> None:
     execute(
         empty_store_url,
@@ -242,6 +254,7 @@ def test_other_programs_migrations_are_left_alone(empty_store_url: str) -> None:
     assert snapshot(empty_store_url)["alembic_version"] == [("theirs",)]
 
 
+@both_databases
 def test_a_store_that_may_only_be_read_is_refused(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     url = make_url(empty_store_url)

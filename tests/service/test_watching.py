@@ -78,28 +78,26 @@ def test_watches_are_added_listed_and_removed(tuner: Tuner, store: Store) -> Non
     assert len(NightStore.sharing(store).watches()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("watches", "add", "deepseek-r11", "--device", "L40S"), "did you mean 'deepseek-r1'"),
-        (("watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
-        ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
-        (("watches", "remove", "77"), "there is no watch 77"),
-        (("watches", "--json", "remove", "77"), "write options behind `remove`"),
-        (("watches", "--server", "http://x", "remove", "7"), "write options behind `remove`"),
-        (("coverage", "--device", "L40X"), "did you mean 'L40'"),
-        (("nightly", "--last"), "there was no night yet"),
-        (("nightly", "--last", "--list"), "leave the other options out"),
-        (("nightly", "--list", "--force"), "leave the other options out"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tuner: Tuner, store: Store, arguments: tuple[str, ...], reason: str
-) -> None:
-    refused = tuner(*arguments)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert reason in refused.stderr and refused.stderr.count("\n") == 1
-    assert NightStore.sharing(store).watches() == []
+MISTAKES: list[tuple[tuple[str, ...], str]] = [
+    (("watches", "add", "deepseek-r11", "--device", "L40S"), "did you mean 'deepseek-r1'"),
+    (("watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
+    (("watches", "remove", "77"), "there is no watch 77"),
+    (("watches", "--json", "remove", "77"), "write options behind `remove`"),
+    (("watches", "--server", "http://x", "remove", "7"), "write options behind `remove`"),
+    (("coverage", "--device", "L40X"), "did you mean 'L40'"),
+    (("nightly", "--last"), "there was no night yet"),
+    (("nightly", "--last", "--list"), "leave the other options out"),
+    (("nightly", "--list", "--force"), "leave the other options out"),
+]
+
+
+def test_bad_input_is_one_line(tuner: Tuner, store: Store) -> None:
+    for arguments, reason in MISTAKES:
+        refused = tuner(*arguments)
+        assert (refused.exit_code, refused.stdout) == (2, ""), arguments
+        assert reason in refused.stderr and refused.stderr.count("\n") == 1, arguments
+        assert NightStore.sharing(store).watches() == [], arguments
 
 
 def test_coverage_is_what_is_stored_and_what_is_watched(tuner: Tuner, store: Store) -> None:
