@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
+# Each of the many processes that tests start would compile this code anew where it is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One file runs in this process: that starts at once, and a debugger or -s works. So do
-    tests on a GPU, which share it.
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes more than cores, because many tests wait for other processes.
+
+    One file runs in this process: that starts at once, and a debugger or -s works. So do tests on
+    a GPU, which share it.
     """
     files = {argument.partition("::")[0] for argument in config.args}
     one_file = len(files) == 1 and files.pop().endswith(".py")
-    return 0 if one_file or config.option.markexpr == "gpu" else None
+    if one_file or config.option.markexpr == "gpu":
+        return 0
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.fixture(scope="session")

@@ -140,8 +140,11 @@ def test_pages_of_coverage_are_put_together(tuner: Tuner, store: Store) -> None:
     versions = [row["environment"]["engine_version"] for row in rows]
     assert versions == [f"9.9.{number}" for number in range(105)]
     assert [row["standing"] for row in rows] == ["stale"] * 104 + ["tuned"]
-    for tp in range(105):
-        tuner(*ADD, "--tp", str(tp + 1), "--measure", "predict")
+    tuner(*ADD, "--measure", "predict")
+    nights = NightStore.sharing(store)
+    (added,) = nights.watches()
+    for tp in range(2, 106):
+        nights.add_watch({**added.watch, "tp": [tp]}, f"{tp}", added.client)
     assert len(json.loads(tuner("coverage", "--watched", "--json").stdout)) == 105
 
 
