@@ -92,24 +92,41 @@ class Runs:
 
     def line(self) -> str:
         """One line for people: what runs, and whether tuned files count."""
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"{self.words}; {self.reads or self._files()}{notes}"
+
+    @property
+    def words(self) -> str:
+        """What runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
         first, *others = self.kernels
         runs = f"{first.name} {self.subject}{first.words}"
         runs += "".join(f", else {other.name}{other.words}" for other in others)
         rules = "" if self.version == self.release else f" (by the rules of {self.release})"
-        notes = "".join(f"; {note}" for note in self.notes)
-        files = self.reads or self._files()
         engine = f"{self.engine} {self.version}".strip()
-        return f"{engine} on {self.device} runs {runs}{rules}; {files}{notes}"
+        return f"{engine} on {self.device} runs {runs}{rules}"
 
     def _files(self) -> str:
         if self.always_triton:
             return "it reads tuned files"
         if self.to_triton:
             only = "only by Triton, which needs" if self._sometimes_triton else "only with"
-            return f"tuned files are read {only} {_options(self.to_triton)}"
+            return f"tuned files are read {only} {self.options}"
         if self._sometimes_triton:
             return "only Triton reads tuned files"
         return "no option makes it run Triton, so it reads no tuned file"
+
+    def unmeasured_words(self) -> str:
+        """What an operator must know of tuned files that were not measured beside what runs."""
+        others = dict.fromkeys(kernel.name for kernel in self.kernels if not kernel.triton)
+        return (
+            f"{self.line()}; these files were not measured beside {' and '.join(others)}, which "
+            "may be faster: `tuner prove MODEL --server` compares them"
+        )
+
+    @property
+    def options(self) -> str:
+        """The flags and variables that make it Triton, as people type them."""
+        return _options(self.to_triton)
 
     @property
     def _sometimes_triton(self) -> bool:
