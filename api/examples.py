@@ -66,6 +66,7 @@ _WINNER = {
     "n_spills": 0,
     "incumbents": {
         "default": {
+            "backend": "triton",
             "config": {
                 **{"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64},
                 **{"GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3},
@@ -89,6 +90,7 @@ _SERVED_PROOF = {
 _TRIAL = {
     "gemm": "down",
     "batch_size": 1,
+    "backend": "triton",
     "config": {
         **{"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32},
         **{"num_warps": 4, "num_stages": 2},

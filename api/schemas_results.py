@@ -36,8 +36,9 @@ class ResultOut(PointOut):
 
 
 class TrialOut(ResultOut):
-    """A configuration that was tried."""
+    """A configuration that was tried, or another backend's kernel that was timed."""
 
+    backend: str = Field(description="The library of the kernel: triton, deep_gemm, fa3 ...")
     min_us: float | None
     samples: int
     compile_status: Status
@@ -45,8 +46,9 @@ class TrialOut(ResultOut):
 
 
 class IncumbentOut(BaseModel):
-    """What the engine would run without this tuner."""
+    """What the engine could run without this tuner."""
 
+    backend: str = Field(description="The library of the kernel. Only Triton's has a `config`.")
     config: dict[str, int]
     status: Status
     median_us: float | None

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import TRITON, Candidate, Config, Point
 
 
 class Status(str, Enum):
@@ -104,12 +104,15 @@ def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """A configuration that the engine would use at a point without this tuner."""
+    """What the engine could run at a point without this tuner: Triton's kernel with a configuration
+    of the engine, or another backend's kernel, which has no configuration.
+    """
 
     config: Config
     status: Status
     median_us: float | None = None
     shared_bytes: int | None = None
+    backend: str = TRITON
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def incumbent_json(
 ) -> dict[str, Any]:
     """An incumbent as JSON; `config` converts its configuration."""
     return {
+        "backend": incumbent.backend,
         "config": config(incumbent.config),
         "status": incumbent.status.value,
         "median_us": incumbent.median_us,
