@@ -279,7 +279,10 @@ def test_a_key_that_cannot_be_written_is_not_made(env: dict[str, str], tmp_path:
     assert json.loads(tuner(env, "keys", "list", "--json").stdout) == []
 
 
-def test_a_server_says_when_the_command_line_has_no_valid_key(env: dict[str, str]) -> None:
+def test_a_server_says_when_the_command_line_has_no_valid_key(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", env["XDG_CONFIG_HOME"])
     assert tuner(env, "keys", "add", "team").returncode == 0
 
     def door() -> str:

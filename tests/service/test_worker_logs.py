@@ -22,6 +22,7 @@ from worker_processes import replay, wait_for
 from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
+from workers.embedded import EmbeddedWorker
 from workers.outages import Outage
 from workers.queue import Announcer
 from workers.settings import Settings
@@ -76,6 +77,7 @@ def said(lines: Lines, *words: str) -> list[dict[str, Any]]:
     return [line for line in lines() if all(word in line["message"] for word in words)]
 
 
+@pytest.mark.slow  # test_workers.py has an outage of Redis, and the test below one of the store
 def test_outages_are_two_lines_and_every_line_is_json(
     postgres_alone: Postgres, redis_alone: Redis, tmp_path: Path
 ) -> None:
@@ -115,6 +117,33 @@ def test_outages_are_two_lines_and_every_line_is_json(
     for lines in (worker_lines, beat_lines):
         assert len(said(lines, "the store", "answer")) <= 2
         assert len(said(lines, "the broker", "answer")) == 2
+
+
+def test_a_worker_outlives_its_store_and_says_so_twice(
+    postgres_alone: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = postgres_alone.url.render_as_string(hide_password=False)
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.setattr("workers.service.EVERY_S", 0.1)
+    caplog.set_level(logging.INFO, "tuner.outages")
+
+    def store_said() -> list[str]:
+        said = (record.getMessage() for record in caplog.records)
+        return [one.partition(" after ")[0].partition(":")[0] for one in said if "the store" in one]
+
+    embedded = EmbeddedWorker(Settings(url), gpus=())
+    embedded.start()
+    try:
+        postgres_alone.stop()
+        wait_for(lambda: store_said() == ["the store does not answer"])
+        postgres_alone.start()
+        wait_for(lambda: store_said()[1:] == ["the store answers again"])
+        with JobStore.open(url) as jobs:
+            job = jobs.submit(replay()).job
+            wait_for(lambda: jobs.get(job.id).state is JobState.DONE)
+    finally:
+        embedded.stop()
+    assert len(store_said()) == 2
 
 
 def test_an_outage_has_one_begin_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
