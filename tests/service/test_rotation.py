@@ -125,7 +125,7 @@ def test_the_admin_key(stack: Stack) -> None:
     old, port = stack.secret("admin_key"), stack.server.port
     for command in commands("The admin key."):
         stack.do(command)
-    stack.works()
+    stack.answers()
     assert stack.server.port == port  # it was not restarted
     wait_until(lambda: stack.server.call("GET", "/v1/jobs", key=old).status == 401)
     with KeyStore.open(stack.secret("database_url")) as keys:
