@@ -138,7 +138,7 @@ def test_schemathesis_finds_nothing(
         submit_rate=(),
         cache_rate=(),
         stream_s=1,
-        wait_s=1,
+        wait_s=0,
         cache_gb=1,
         cache_dir=tmp_path,
     )

@@ -23,6 +23,7 @@ from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
 from workers.embedded import EmbeddedWorker
+from workers.fleet import celery_command
 from workers.outages import Outage
 from workers.queue import Announcer
 from workers.settings import Settings
@@ -186,11 +187,10 @@ def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage() -> None
 
 
 def test_two_fleets_on_one_host_have_other_names() -> None:
-    code = "from workers.fleet import celery_command as c; x = c(0, None, None)"
-    code += "; print(x[x.index('--hostname') + 1])"
-    names = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    first, second = (name.stdout.strip() for name in names)
+    def name_of(command: list[str]) -> str:
+        return command[command.index("--hostname") + 1]
+
+    code = "import json, workers.fleet as f; print(json.dumps(f.celery_command(0, None, None)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = name_of(json.loads(run.stdout)), name_of(celery_command(0, None, None))
     assert first != second and first.startswith("cpu-") and first.endswith("@%h")
