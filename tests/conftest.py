@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from servers import postgres_database, postgres_server, redis_server
-from sqlalchemy import URL
 
 settings.register_profile(
     "tuner",
@@ -24,7 +21,6 @@ settings.load_profile("tuner")
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
@@ -37,30 +33,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[URL]:
-    """A PostgreSQL server that databases may be made on: one for each of xdist's workers."""
-    with postgres_server() as url:
-        yield url
-
-
-@pytest.fixture
-def postgres_url(postgres: URL) -> Iterator[str]:
-    """An empty PostgreSQL database for one test."""
-    with postgres_database(postgres) as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for a store on each database, with nothing in it."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'made' / 'tuner.db'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
-
-
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A Redis that messages may be sent over: a database for each of xdist's workers."""
-    with redis_server(WORKER) as url:
-        yield url
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share: who makes a file there takes a lock first."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

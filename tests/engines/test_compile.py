@@ -1,5 +1,6 @@
 """The compile farm: exact figures, statuses, the cache, and processes that never outlive it."""
 
+import ast
 import csv
 import gzip
 import hashlib
@@ -8,6 +9,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +18,14 @@ from pathlib import Path
 
 import pytest
 from cases import FP8, FP8_RECORDING, INT8, config
+from typer.testing import CliRunner
 
-from tuner.compile import CompileJob, Farm, KernelCompiler
+from tuner.cli.app import app
+from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.environment import KEPT_SETTINGS
-from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.compile.results import ResultCache, compile_code, default_cache_dir
+from tuner.compile.shared import SharedCache
+from tuner.compile.shared_results import share_results
 from tuner.devices.table import find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import find_engine
@@ -71,6 +77,12 @@ def program(text):
     """A job whose lifted source does `text` when a worker loads it."""
     lifted = Lifted("test", text + "\n", {})
     return CompileJob(lifted, Variant("kernel", {}, {}, (), {}), cuda_target(8, 9))
+
+
+def refused(text):
+    """A job whose lifted source does `text` when a worker loads it. Triton refuses its kernel."""
+    kernel = "@triton.jit\ndef kernel():\n    tl.static_assert(False, 'refused')"
+    return program(f"{text}\nimport triton\nimport triton.language as tl\n{kernel}")
 
 
 # Figures
@@ -288,6 +300,58 @@ def test_a_full_disk_under_triton_is_no_fault_of_the_kernel(tmp_path):
         assert not list(tmp_path.glob("compiled/*/*"))
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}['absent']", r"KeyError: 'absent' \(lifted_\w+\.py:1\)"),  # before Triton's compiler
+        ("x = 1", r"AttributeError: module 'lifted_\w+' has no attribute 'kernel' \(kernel\.py"),
+    ],
+)
+def test_a_source_that_does_not_load_ends_the_run_and_is_not_remembered(tmp_path, text, why):
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        farm.submit([program(text)])
+        for _ in range(2):
+            with pytest.raises(CompilerUnavailable, match=rf"Triton 3\.6\.0 failed.*{why}.*report"):
+                farm.poll(wait=True)
+        assert not list(tmp_path.glob("compiled/*/*"))
+
+
+@pytest.fixture
+def broken_reader(tmp_path, monkeypatch):
+    """Compile processes in which the reader of cubins has a fault."""
+    text = "import tuner.compile.cubin as cubin\ncubin.resources = lambda _: {}['.nv.info']\n"
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/sitecustomize.py").write_text(text)
+    path = [str(tmp_path / "path"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+
+
+def test_a_fault_of_this_program_is_no_verdict_on_a_kernel(tmp_path, kernels, broken_reader):
+    good, bad = (job(kernels, INT8, Gemm.UP, SMALL.replace(BLOCK_SIZE_N=n), 89) for n in (64, 48))
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        [found] = compiled(farm, bad)  # Triton refuses it before anything of ours is asked
+        assert found.status is Status.COMPILE_ERROR
+        farm.submit([good])
+        with pytest.raises(CompilerUnavailable, match=r"KeyError: '\.nv\.info' \(sitecustomize"):
+            farm.poll(wait=True)
+        assert farm.failed
+        kept = [path.stem for path in tmp_path.glob("compiled/*/*")]
+        assert kept == [farm.key(bad)]
+
+
+def test_a_command_stops_with_the_fault_that_every_candidate_meets(
+    tmp_path, monkeypatch, broken_reader
+):
+    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
+    words = ["tune", INT8.spec(), "--device", "L40S", "--engine", "sglang==0.5.16"]
+    words += ["--batch-sizes", "16", "--measure", "predict"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 1, answer.output
+    assert "KeyError: '.nv.info' (sitecustomize.py:2)" in answer.stderr
+    assert "report it" in answer.stderr
+
+
 def test_a_process_that_cannot_be_started_ends_the_run(monkeypatch, tmp_path):
     def refuse(module, env):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -399,15 +463,63 @@ def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
 
 
 def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
-    """A CUDA architecture is a number there, so that caches of older versions stay good."""
     wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
     with Farm(1, cache_dir=tmp_path) as farm:
         settings = [farm.env.get(name) for name in KEPT_SETTINGS]
         for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
             parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton.version]
-            text = json.dumps([*parts, settings], sort_keys=True)
+            text = json.dumps([*parts, settings, compile_code()], sort_keys=True)
             key = hashlib.sha256(text.encode()).hexdigest()
             assert farm.key(CompileJob(wanted.lifted, wanted.variant, target)) == key
+
+
+COMPILE = Path(results.__file__).parent
+
+
+def imported(module):
+    """The modules of `tuner.compile` that one of them imports, or reaches by its name alone."""
+    tree = ast.parse((COMPILE / f"{module}.py").read_text())
+    package = "tuner.compile"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{package}."):
+            yield node.module.rpartition(".")[2]
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(f"{package}."):
+            yield node.value.rpartition(".")[2]
+
+
+def test_all_that_a_compile_process_runs_of_this_program_is_in_the_key(tmp_path):
+    """So what an older version of it got wrong is compiled again."""
+    ran, left = set(), {"worker"}
+    while left:
+        ran |= left
+        left = {name for module in left for name in imported(module)} - ran
+    assert {"worker", "kernel", "triton_3_1", "triton_3_3", "elf"} <= ran
+    hashes = {compile_code()}
+    for name in sorted(ran):
+        changed = tmp_path / name
+        shutil.copytree(COMPILE, changed, ignore=shutil.ignore_patterns("__pycache__"))
+        assert compile_code(changed) == compile_code(), "the folder's place is in the hash"
+        compile_code.cache_clear()
+        with (changed / f"{name}.py").open("a") as file:
+            file.write("# changed\n")
+        hashes.add(compile_code(changed))
+    assert len(hashes) == len(ran) + 1
+
+
+def test_the_code_of_this_program_changes_both_keys(tmp_path, monkeypatch, kernels):
+    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    shared = SharedCache(str(tmp_path / "shared"), "k" * 32)
+    keys = set()
+    for code in ("one", "other"):
+        monkeypatch.setattr("tuner.compile.farm.compile_code", lambda code=code: code)
+        monkeypatch.setattr("tuner.compile.shared_results.compile_code", lambda code=code: code)
+        with Farm(1, cache_dir=tmp_path, shared=shared) as farm:
+            others = share_results(shared, farm.triton, farm.env)
+            keys.add(farm.key(wanted))
+            keys.add(others.key(wanted.lifted, wanted.variant, wanted.target))
+    assert len(keys) == 4
 
 
 def test_two_farms_share_a_folder(tmp_path, kernels):
@@ -487,10 +599,10 @@ def test_the_process_that_was_busy_last_gets_the_next_job(tmp_path):
     seen = tmp_path / "seen"
     say = f"import os\nwith open({str(seen)!r}, 'a') as file: print(os.getpid(), file=file)"
     with Farm(3, cache_dir=tmp_path) as farm:
-        compiled(farm, *(program(f"{say}\n# {number}") for number in range(3)))
+        compiled(farm, *(refused(f"{say}\n# {number}") for number in range(3)))
         seen.unlink()
         for number in range(3, 6):
-            compiled(farm, program(f"{say}\n# {number}"))
+            compiled(farm, refused(f"{say}\n# {number}"))
     assert len(set(seen.read_text().split())) == 1
 
 
