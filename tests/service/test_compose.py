@@ -192,7 +192,8 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     port = int(wait_for(api, r"Uvicorn running on http://0\.0\.0\.0:(\d+)"))
     server = Server(port, None, (secrets / "admin_key").read_text())
     assert server.call("GET", "/v1/jobs", key="x").status == 401
-    answer = server.call("POST", "/v1/jobs", {**JOB, "measure": "predict", "batch_sizes": [1]})
+    job = {**JOB, "measure": "predict", "batch_sizes": [1], "effort": "quick"}
+    answer = server.call("POST", "/v1/jobs", job)
     assert answer.status == 202
     followed = server.call("GET", f"{answer.headers['location']}/events")
     assert followed.body.decode().count("event: done") == 1
