@@ -61,7 +61,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "plan": (
         "tuner plan deepseek-r1 --tp 8 --device H200",
-        "tuner plan qwen3-32b --device H100 --server-args '--attention-backend triton'",
+        "tuner plan --cluster cluster.toml --device H20",
     ),
     "tune": (
         "tuner tune deepseek-r1 --tp 8 --device H200",
