@@ -151,7 +151,7 @@ class TestReadiness:
 
     def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url: str) -> None:
         with (
-            serving(ApiSettings(Settings(postgres_url), no_auth=True)) as server,
+            serving(ApiSettings(Settings(postgres_url), lock_s=1, no_auth=True)) as server,
             superuser(postgres_url) as other,
             other.transaction(),
         ):
