@@ -66,9 +66,9 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     return f"sqlite:///{file}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def database(request: pytest.FixtureRequest) -> str:
-    """The kind of database of the test's store."""
+    """The kind of database of the test's store; see `both_databases`."""
     return str(request.param)
 
 

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from api_server import Answer, Server, serving
 from attention_cases import DECODE, ENVIRONMENT, EXTEND, entry, fill, point, usual
+from databases import both_databases
 
 from api import exports
 from api.settings import ApiSettings
@@ -320,6 +321,7 @@ def state(store: Store, device: str = "NVIDIA_H200") -> str:
     return store.winners_state(device=device, engine="sglang", engine_version="0.5.16")
 
 
+@both_databases
 def test_the_store_s_state_changes_with_every_winner(store_url: str) -> None:
     with Store.open(store_url) as store:
         seen, elsewhere = [state(store)], state(store, "NVIDIA_L40S")

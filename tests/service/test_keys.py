@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from databases import both_databases
 from sqlalchemy import event
 
 from api import known_keys
@@ -136,6 +137,7 @@ class TestAdding:
         ]
 
 
+@both_databases
 class TestTheFirst:
     def test_it_is_made_once(self, keys: KeyStore) -> None:
         kept: list[str] = []
@@ -213,6 +215,7 @@ class TestExpiry:
             parse_expiry(text, NOW)
 
 
+@both_databases
 class TestEnsuring:
     def test_again_it_does_nothing(self, keys: KeyStore) -> None:
         assert keys.ensure("admin", Scope.ADMIN, f"{TOKEN}\n") is Ensured.ADDED

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
+from databases import both_databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -116,6 +117,7 @@ class TestRuns:
         assert store.begin_run(KEY).totals == totals
 
 
+@both_databases
 class TestTrials:
     def test_a_candidate_is_stored_once(self, store: Store) -> None:
         run = store.begin_run(KEY)
@@ -151,6 +153,7 @@ class TestTrials:
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
 
+@both_databases
 class TestWinners:
     def test_entries_come_back_with_what_they_hold_for(self, store: Store) -> None:
         run = store.begin_run(KEY)
@@ -261,6 +264,7 @@ class TestWinners:
         assert medians(store, engine="vllm") == []
 
 
+@both_databases
 def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
     run = store.begin_run(KEY)
     with store._read() as reader:
@@ -270,6 +274,7 @@ def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
     assert store.trials(run) == [trial(0)]
 
 
+@both_databases
 def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
     run = store.begin_run(KEY)
     with store._writer.begin() as connection:
@@ -280,6 +285,7 @@ def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
         assert "\n" not in str(caught.value)
 
 
+@both_databases
 def test_an_unknown_run_is_refused(store: Store) -> None:
     run = store.begin_run(KEY)
     with pytest.raises(UnusableStore, match="(?i)foreign key"):
@@ -339,6 +345,7 @@ keys = st.builds(
 )
 
 
+@both_databases
 def test_everything_comes_back_as_it_was_given(store: Store) -> None:
     fresh = itertools.count()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from databases import both_databases
 from servers import Postgres
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
@@ -110,6 +111,7 @@ class TestLimits:
         ):
             connection.execute(text("SELECT pg_sleep(60)"))
 
+    @both_databases
     def test_a_pool_without_a_free_connection_is_given_up(self, store_url: str) -> None:
         with (
             JobStore.open(store_url, IMPATIENT) as jobs,

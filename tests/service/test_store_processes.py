@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
+from databases import both_databases
 from sqlalchemy import text
 from store_writer import BATCH, KEY, number_of
+from tiers import only
 
 from tuner.store import Store
 from tuner.store.connect import connect
@@ -48,6 +51,7 @@ def stored(url: str) -> list[int]:
         return [number_of(trial) for trial in store.trials(store.begin_run(KEY))]
 
 
+@both_databases
 def test_processes_make_and_write_one_store_at_once(empty_store_url: str) -> None:
     batches = 20
     writers = [start(empty_store_url, batches) for _ in range(3)]
@@ -57,7 +61,10 @@ def test_processes_make_and_write_one_store_at_once(empty_store_url: str) -> Non
     assert sorted(stored(empty_store_url)) == list(range(batches * BATCH))
 
 
-@pytest.mark.parametrize("acknowledged", [0, 1, 17])
+@pytest.mark.parametrize(
+    ("database", "acknowledged"),
+    only([("sqlite", 0), ("postgresql", 17)], product(["sqlite", "postgresql"], [0, 1, 17])),
+)
 def test_a_killed_writer_loses_nothing_it_was_told_was_stored(
     empty_store_url: str, acknowledged: int
 ) -> None:

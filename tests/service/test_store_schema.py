@@ -13,6 +13,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from databases import both_databases
 from sqlalchemy import inspect, make_url, text
 from store_writer import KEY
 
@@ -50,6 +51,7 @@ def refusal(url: str) -> str:
     return str(caught.value)
 
 
+@both_databases
 def test_migrations_make_what_the_code_uses(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     engine = connect(empty_store_url)
@@ -63,6 +65,7 @@ def test_migrations_make_what_the_code_uses(empty_store_url: str) -> None:
     assert names == {*metadata.tables, VERSION_TABLE}
 
 
+@both_databases
 def test_a_difference_between_migrations_and_code_is_seen(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     execute(
@@ -82,6 +85,7 @@ def test_the_code_knows_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == HEAD
 
 
+@both_databases
 def test_opening_again_changes_nothing(empty_store_url: str) -> None:
     with Store.open(empty_store_url) as store:
         store.begin_run(KEY)
@@ -90,6 +94,7 @@ def test_opening_again_changes_nothing(empty_store_url: str) -> None:
     assert snapshot(empty_store_url) == before
 
 
+@both_databases
 def test_a_newer_schema_is_refused_and_left_alone(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
@@ -102,6 +107,7 @@ def test_a_newer_schema_is_refused_and_left_alone(empty_store_url: str) -> None:
     assert snapshot(empty_store_url) == before
 
 
+@both_databases
 def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url: str) -> None:
     with Store.open(empty_store_url) as store:
         store.check_schema()
@@ -118,6 +124,7 @@ def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url: st
             store.check_schema()
 
 
+@both_databases
 def test_an_early_development_version_s_store_is_refused_and_left_alone(
     empty_store_url: str,
 ) -> None:
@@ -151,12 +158,14 @@ def test_a_store_that_holds_more_than_its_version_says_is_refused(empty_store_ur
     assert snapshot(empty_store_url) == before
 
 
+@both_databases
 def test_a_migration_that_fails_leaves_nothing(empty_store_url: str) -> None:
     execute(empty_store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
     assert "trials" in refusal(empty_store_url)
     assert snapshot(empty_store_url) == {"trials": []}
 
 
+@both_databases
 def test_other_programs_migrations_are_left_alone(empty_store_url: str) -> None:
     execute(
         empty_store_url,
@@ -167,6 +176,7 @@ def test_other_programs_migrations_are_left_alone(empty_store_url: str) -> None:
     assert snapshot(empty_store_url)["alembic_version"] == [("theirs",)]
 
 
+@both_databases
 def test_a_store_that_may_only_be_read_is_refused(empty_store_url: str) -> None:
     Store.open(empty_store_url).close()
     url = make_url(empty_store_url)
