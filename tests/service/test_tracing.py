@@ -14,7 +14,6 @@ import pytest
 from api_server import JOB, Server, serving
 from cases import FP8, RECORDINGS
 from sqlalchemy import select
-from tiers import postgresql_at_night
 from trace_collector import Collector, Span, trace_collector
 from worker_processes import REPLAY, celery_worker, replay, wait_for
 
@@ -59,7 +58,6 @@ def stored_trace(jobs: JobStore, job_id: str) -> str:
         return found
 
 
-@postgresql_at_night
 def test_a_traceparent_passes_through_without_opentelemetry(store_url: str) -> None:
     with (
         serving(ApiSettings(Settings(store_url), no_auth=True)) as server,
