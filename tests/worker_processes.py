@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import pytest
 from cases import FP8, FP8_RECORDING
 
 from tuner.engines.locate import find_packages
@@ -81,13 +80,6 @@ def celery_worker(
     finally:
         process.kill()
         process.wait()
-
-
-def compile_cache(factory: pytest.TempPathFactory) -> Path:
-    """A TUNER_CACHE_DIR for all tests of a session, whichever of xdist's workers runs them."""
-    base = factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return shared / "compile-cache"
 
 
 def other_host(folder: Path, name: str, *versions: str, lacks: str = "") -> dict[str, str]:

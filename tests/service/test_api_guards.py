@@ -92,7 +92,10 @@ class TestKeys:
                 401
             )
 
-    def test_a_revoked_key_is_soon_refused(self, server: Server, keys: KeyStore) -> None:
+    def test_a_revoked_key_is_soon_refused(
+        self, server: Server, keys: KeyStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.known_keys.FRESH_S", 0.1)
         key = keys.add("team", Scope.READ)
         assert server.call("GET", "/v1/jobs", key=key).status == 200
         keys.revoke("team")

@@ -124,9 +124,8 @@ def test_a_get_has_no_errors_of_bodies(document: Any) -> None:
 
 # On each commit, the cases that are the same in each run, and few that are drawn.
 @pytest.mark.parametrize(
-    ("store_url", "examples"),
+    ("database", "examples"),
     only([("sqlite", 2)], [("sqlite", 2), ("sqlite", EXAMPLES), ("postgresql", EXAMPLES)]),
-    indirect=["store_url"],
 )
 def test_schemathesis_finds_nothing(
     store_url: str, examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

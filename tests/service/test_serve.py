@@ -22,7 +22,7 @@ from api_server import serving as api_serving
 from cases import FP8, FP8_RECORDING, RECORDINGS
 from tiers import only
 from typer.testing import CliRunner
-from worker_processes import compile_cache, wait_for
+from worker_processes import wait_for
 
 from api.first_key import check_keys
 from api.settings import ApiSettings
@@ -42,11 +42,11 @@ REPLAY = (
 
 
 @pytest.fixture
-def env(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def env(tmp_path: Path, run_folder: Path) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("TUNER_")},
         "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
-        "TUNER_CACHE_DIR": str(compile_cache(tmp_path_factory)),
+        "TUNER_CACHE_DIR": str(run_folder / "compile-cache"),
         "TUNER_RECORDINGS": str(RECORDINGS),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
