@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from cases import resolve_attention
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
@@ -366,7 +367,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=300)
+@times(3)
 @given(
     st.sampled_from(
         [

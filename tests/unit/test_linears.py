@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError
@@ -386,7 +387,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@times(2)
 @given(changes=st.dictionaries(st.sampled_from(WORDS), values, max_size=4))
 def test_any_config_json_gives_layers_or_a_clear_error(changes):
     fields = json.loads(config()) | changes

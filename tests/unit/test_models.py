@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from cases import L40S, resolve
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.sglang.fused_moe.warning_line import parse_config_name
@@ -290,7 +291,7 @@ class TestAnyInput:
     def test_objects(self, value):
         _only_tuner_errors(json.dumps(value).encode())
 
-    @settings(max_examples=300)
+    @times(3)
     @given(
         quantizations,
         st.fixed_dictionaries({}, optional=dict.fromkeys(WORDS[1:], json_values)),
