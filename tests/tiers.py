@@ -38,9 +38,3 @@ def only(kept: Iterable[T], cases: Iterable[T]) -> list[ParameterSet]:
         )
         for case in all_cases
     ]
-
-
-# A test that uses a store on each database, where their SQL is the same or tested elsewhere.
-postgresql_at_night = pytest.mark.parametrize(
-    "store_url", only(["sqlite"], ["sqlite", "postgresql"]), indirect=True
-)

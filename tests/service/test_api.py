@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from api_server import JOB, NEVER, Server, eventually, serving, work
 from attention_cases import EXTEND, fill
+from databases import both_databases
 from job_submitter import go_on, submitting
 from store_writer import KEY
-from tiers import postgresql_at_night
 
 from api.settings import ApiSettings
 from tuner.engines.sglang.plugin.files import file_name
@@ -68,7 +68,6 @@ def events_of(text: bytes) -> list[dict[str, object]]:
 
 
 class TestSubmit:
-    @postgresql_at_night
     def test_a_job_is_accepted_stored_and_announced(
         self, server: Server, announced: Announced, leases: Leases
     ) -> None:
@@ -85,7 +84,6 @@ class TestSubmit:
         assert JobStore.sharing(leases).get(job["id"]).state is JobState.QUEUED
         eventually(lambda: [one.id for one in announced] == [job["id"]])
 
-    @postgresql_at_night
     def test_a_model_is_a_problem_a_warning_or_a_config_json_too(self, server: Server) -> None:
         problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
         config = {
@@ -111,7 +109,6 @@ class TestSubmit:
         assert [job.json["request"]["problem"] for job in jobs[1:]] == [mixtral] * 2
         assert jobs[2].json["id"] == jobs[1].json["id"]  # one problem, one job
 
-    @postgresql_at_night
     def test_the_same_key_and_body_is_the_same_job(self, server: Server) -> None:
         headers = {"Idempotency-Key": "a-1"}
         first = server.call("POST", "/v1/jobs", JOB, headers)
@@ -123,6 +120,7 @@ class TestSubmit:
         assert "used before with another body" in other.problem(422)
         assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
 
+    @both_databases
     def test_a_key_that_another_process_is_at_work_on_is_a_conflict(
         self, server: Server, store_url: str
     ) -> None:
@@ -135,6 +133,7 @@ class TestSubmit:
         said = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"}).problem(422)
         assert "used before with another body" in said
 
+    @both_databases
     def test_eight_at_once_with_one_key_make_one_job(self, server: Server) -> None:
         def post(seed: int) -> tuple[int, str]:
             answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "c-1"})
@@ -146,6 +145,7 @@ class TestSubmit:
         assert len({job for status, job in answers if status == 202}) == 1
         assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
 
+    @both_databases
     def test_an_equal_job_is_not_queued_twice(self, server: Server) -> None:
         first, again = server.submit(), server.submit(urgent=True)
         assert (again["id"], again["created"]) == (first["id"], False)
@@ -220,6 +220,7 @@ class TestPaths:
 
 
 class TestList:
+    @both_databases
     def test_pages_meet_and_filters_hold(self, server: Server, leases: Leases) -> None:
         made = [server.submit(seed=seed)["id"] for seed in range(5)]
         other = server.submit(device="H200", model="mixtral-8x7b", dtype=None, tp=8)["id"]
@@ -254,7 +255,6 @@ class TestList:
         assert said in untouched.call("GET", f"/v1/jobs?{query}").problem(422)
 
 
-@postgresql_at_night
 class TestCancel:
     def test_a_queued_job_ends_and_a_running_one_is_asked_to(
         self, server: Server, leases: Leases
@@ -273,7 +273,6 @@ class TestCancel:
             assert "there is no job" in answer.problem(404)
 
 
-@postgresql_at_night
 class TestEvents:
     def test_a_job_is_followed_to_its_end(self, server: Server, leases: Leases) -> None:
         job_id = server.submit()["id"]
@@ -336,7 +335,6 @@ class TestResults:
         assert len(found) == len(set(found)) == 100
         assert found[0][0] == "down" and found[-1][0] == "up"
 
-    @postgresql_at_night
     def test_an_export_is_the_same_tar_each_time(self, server: Server, leases: Leases) -> None:
         nothing = server.call("GET", "/v1/exports/L40S.tar").problem(409)
         assert "no winners for NVIDIA_L40S" in nothing
@@ -359,7 +357,6 @@ class TestResults:
         tag = {"If-None-Match": first.headers["etag"]}
         assert server.call("GET", "/v1/exports/L40S.tar", headers=tag).status == 304
 
-    @postgresql_at_night
     def test_an_export_of_one_problem_where_two_ask_for_a_file(
         self, server: Server, store_url: str
     ) -> None:
@@ -391,7 +388,6 @@ class TestResults:
             assert json.loads(tar.extractfile(name).read())["problem"] == twins[1].spec()
         server.call("GET", f"{path}&problem=fused_moe:E=1").problem(422)
 
-    @postgresql_at_night
     def test_an_export_holds_attention_too(self, server: Server, store_url: str) -> None:
         with Store.open(store_url) as store:
             fill(store, EXTEND)
@@ -404,7 +400,6 @@ class TestResults:
         assert {f"{folder}/{file}", f"{folder}/provenance/{file}"} < names
 
 
-@postgresql_at_night
 class TestCoverage:
     def test_what_is_stored_and_what_is_watched(self, server: Server, leases: Leases) -> None:
         problem = KEY.problem.spec()
@@ -439,7 +434,6 @@ class TestCoverage:
         server.call("DELETE", f"/v1/watches/{added.json['id']}").problem(404)
 
 
-@postgresql_at_night
 def test_the_tables_and_the_counters(server: Server) -> None:
     devices = server.call("GET", "/v1/devices").json["devices"]
     assert "NVIDIA_L40S" in {device["name"] for device in devices}
@@ -455,7 +449,6 @@ def test_the_tables_and_the_counters(server: Server) -> None:
     assert server.call("GET", "/v1/nights/last").problem(404) == "there was no night yet"
 
 
-@postgresql_at_night
 def test_a_path_names_its_methods(server: Server) -> None:
     answer = server.call("PUT", "/v1/jobs", {})
     assert answer.problem(405) == "PUT does nothing here: use GET, POST"
@@ -466,7 +459,6 @@ def test_a_path_names_its_methods(server: Server) -> None:
     server.call("OPTIONS", "/v1/job").problem(404)
 
 
-@postgresql_at_night
 def test_a_head_is_answered_as_a_get_is_without_the_body(server: Server) -> None:
     job_id = server.submit()["id"]
     for path in (*("/healthz", "/readyz", "/metrics", "/v1/jobs", "/v1/devices", "/v1/coverage"),):

@@ -16,9 +16,9 @@ import anyio
 import psycopg
 import pytest
 from api_server import JOB, Server, eventually, serving, work
+from databases import both_databases
 from servers import Postgres
 from sqlalchemy import event, make_url, text
-from tiers import postgresql_at_night
 
 from api.readiness import Readiness
 from api.settings import ApiSettings
@@ -100,7 +100,6 @@ class TestSchema:
             ("DELETE FROM {}", "the store's schema is gone: restore a backup"),
         ],
     )
-    @postgresql_at_night
     def test_nothing_is_done_on_another_schema(
         self, server: Server, store_url: str, change: str, said: str
     ) -> None:
@@ -124,6 +123,7 @@ class TestSchema:
         (job,) = server.call("GET", "/v1/jobs").json["jobs"]
         assert (job["id"], job["state"]) == (job_id, "queued")
 
+    @both_databases
     def test_a_store_without_a_schema_is_not_ready(self, server: Server, store_url: str) -> None:
         execute(store_url, f"DROP TABLE {VERSION_TABLE}")
         said = server.call("GET", "/readyz").problem(503)
@@ -151,7 +151,7 @@ class TestReadiness:
 
     def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url: str) -> None:
         with (
-            serving(ApiSettings(Settings(postgres_url), no_auth=True)) as server,
+            serving(ApiSettings(Settings(postgres_url), lock_s=1, no_auth=True)) as server,
             superuser(postgres_url) as other,
             other.transaction(),
         ):
@@ -192,7 +192,6 @@ class TestReadiness:
 
         anyio.run(ask)
 
-    @postgresql_at_night
     def test_who_asks_often_costs_little(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -210,6 +209,7 @@ class TestReadiness:
 
 
 class TestReadOnly:
+    @both_databases
     def test_a_store_that_takes_no_writes_is_named(self, server: Server, store_url: str) -> None:
         server.submit()
         api = server.app.state.api

@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 import anyio
 import pytest
 from api_server import Server, eventually, serving, work
-from tiers import postgresql_at_night
 
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
@@ -163,7 +162,6 @@ def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store: F
     anyio.run(main)
 
 
-@postgresql_at_night
 class TestLimits:
     @pytest.fixture
     def server(self, store_url: str) -> Iterator[Server]:

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 from api_server import NEVER, Answer, Server, serving, work
+from databases import both_databases
 from sqlalchemy import update
 from store_writer import PROBLEM
 from test_api import eventually
-from tiers import postgresql_at_night
 
 from api import waits
 from api.metrics import Metrics
@@ -50,7 +50,6 @@ def waiting(server: Server, clients: ThreadPoolExecutor, job_id: str) -> Future[
     return future
 
 
-@postgresql_at_night
 def test_the_answer_comes_when_the_job_ends(
     server: Server, store_url: str, clients: ThreadPoolExecutor
 ) -> None:
@@ -66,7 +65,6 @@ def test_the_answer_comes_when_the_job_ends(
     assert server.call("GET", f"/v1/jobs/{done}?wait=60").json["state"] == "done"  # at once
 
 
-@postgresql_at_night
 def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
     settings = replace(ApiSettings(Settings(store_url), no_auth=True), wait_s=1)
     with serving(settings) as server:
@@ -78,7 +76,6 @@ def test_without_an_end_the_job_is_shown_as_it_is(store_url: str) -> None:
             assert "wait: " in server.call("GET", f"/v1/jobs/{job_id}?wait={wrong}").problem(422)
 
 
-@postgresql_at_night
 def test_those_who_wait_hold_neither_threads_nor_turns(
     server: Server, clients: ThreadPoolExecutor
 ) -> None:
@@ -191,6 +188,7 @@ class TestWaits:
         assert float(line.split()[-1]) < -900
 
 
+@both_databases
 def test_a_job_has_ended_in_each_last_state(store_url: str) -> None:
     with Store.open(store_url) as store:
         jobs = JobStore.sharing(store)

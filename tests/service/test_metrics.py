@@ -13,9 +13,9 @@ from subprocess import PIPE, run
 import pytest
 from api_server import Server, serving
 from cases import RECORDINGS
+from databases import both_databases
 from scraping import Scrape, add_worker, fleet, free_ports, running, scrape, scrape_port
 from servers import started_redis
-from tiers import postgresql_at_night
 from worker_processes import REPLAY, descendants, replay, wait_for
 from worker_processes import running as is_running
 
@@ -37,7 +37,6 @@ def server(store_url: str) -> Iterator[Server]:
         yield running
 
 
-@postgresql_at_night
 def test_a_series_does_not_vanish_at_zero(server: Server, store_url: str) -> None:
     job = server.submit()["id"]
     waiting = scrape(server)
@@ -60,6 +59,7 @@ def scrape_after_cancel(server: Server, job: str) -> Scrape:
     return scrape(server)
 
 
+@both_databases
 def test_workers_and_nights(server: Server, store_url: str) -> None:
     empty = scrape(server)
     assert empty.value("tuner_night_finished_timestamp_seconds") is None
@@ -98,7 +98,6 @@ def test_a_scrape_outlives_the_store() -> None:
     assert "tuner_build_info" in seen.families
 
 
-@postgresql_at_night
 def test_counting_finished_jobs_takes_a_hundredth_of_the_time(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,10 +42,11 @@ REPLAY = (
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def env(tmp_path: Path, run_folder: Path) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("TUNER_")},
         "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
+        "TUNER_CACHE_DIR": str(run_folder / "compile-cache"),
         "TUNER_RECORDINGS": str(RECORDINGS),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
@@ -279,7 +280,10 @@ def test_a_key_that_cannot_be_written_is_not_made(env: dict[str, str], tmp_path:
     assert json.loads(tuner(env, "keys", "list", "--json").stdout) == []
 
 
-def test_a_server_says_when_the_command_line_has_no_valid_key(env: dict[str, str]) -> None:
+def test_a_server_says_when_the_command_line_has_no_valid_key(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", env["XDG_CONFIG_HOME"])
     assert tuner(env, "keys", "add", "team").returncode == 0
 
     def door() -> str:

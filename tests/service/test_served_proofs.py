@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from api_server import Server, serving
-from tiers import postgresql_at_night
 
 from api.settings import ApiSettings
 from tuner.store import ServedProofStore
@@ -28,7 +27,6 @@ def server(store_url: str) -> Iterator[Server]:
         yield running
 
 
-@postgresql_at_night
 def test_the_newest_are_first_a_page_at_a_time(server: Server) -> None:
     first = server.call("GET", "/v1/served-proofs?limit=2").json
     assert [proof["model"] for proof in first["proofs"]] == ["other", "Qwen/Qwen3-30B-A3B"]
@@ -38,7 +36,6 @@ def test_the_newest_are_first_a_page_at_a_time(server: Server) -> None:
     assert last["report"] == REPORT and last["proven"] is True
 
 
-@postgresql_at_night
 def test_they_are_found_by_device_and_model(server: Server) -> None:
     (proof,) = server.call("GET", "/v1/served-proofs?device=H200").json["proofs"]
     assert (proof["device"], proof["proven"]) == ("NVIDIA_H200", False)

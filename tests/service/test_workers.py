@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -273,6 +274,7 @@ def test_a_stopped_worker_gives_its_job_back(
 
 
 def test_workers_start_work_and_stop_without_redis(postgres_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
     with started_redis() as redis:
         board = Board(postgres_url, redis.url)
         redis.stop()
@@ -283,9 +285,14 @@ def test_workers_start_work_and_stop_without_redis(postgres_url: str, tmp_path: 
             redis.stop()
             # No message wakes it: it looks every five seconds.
             assert board.finished(board.post(replay(2))).state is JobState.DONE
+            wait_for(lambda: log.read_text().count("the broker does not answer") == 2)
             process.terminate()
             process.wait(timeout=60)
         board.jobs.close()
+    lines = log.read_text().splitlines()
+    said = [json.loads(one)["message"] for one in lines if one[:1] == "{"]  # not Celery's banner
+    outages = [one for one in said if one.startswith("the broker ")]
+    assert ["again" in one for one in outages] == [False, True, False]
 
 
 @pytest.fixture
