@@ -36,8 +36,9 @@ class ResultOut(PointOut):
 
 
 class TrialOut(ResultOut):
-    """A configuration that was tried."""
+    """A configuration that was tried, or another backend's kernel that was timed."""
 
+    backend: str = Field(description="The library of the kernel: triton, deep_gemm, fa3 ...")
     min_us: float | None
     samples: int
     compile_status: Status
@@ -45,8 +46,9 @@ class TrialOut(ResultOut):
 
 
 class IncumbentOut(BaseModel):
-    """What the engine would run without this tuner."""
+    """What the engine could run without this tuner."""
 
+    backend: str = Field(description="The library of the kernel. Only Triton's has a `config`.")
     config: dict[str, int]
     status: Status
     median_us: float | None
@@ -55,7 +57,14 @@ class IncumbentOut(BaseModel):
 class WinnerOut(ResultOut):
     """A configuration that was chosen."""
 
-    incumbents: dict[str, IncumbentOut]
+    incumbents: dict[str, IncumbentOut] = Field(
+        description="By name: default, shipped (in the engine's own file), and other backends. A "
+        "backend that runs all parts of a size as one kernel has 0 at the others than the first."
+    )
+    without_us: str | None = Field(
+        description="The incumbent that servers run without this program. It has no time where it "
+        "is not among the incumbents. Null: not known."
+    )
     least_us: float = Field(
         description="The roofline: the least time that the device's memory and tensor cores need."
     )

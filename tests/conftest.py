@@ -11,6 +11,8 @@ import pytest
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
+# The processes of a run share the cores: threads of theirs would wait for each other, busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each of the many processes that tests start would compile this code anew where it is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -36,7 +38,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-def pytest_pycollect_makemodule(module_path: Path) -> None:
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
     """Set how Hypothesis draws before a file that uses it makes its tests."""
     if b"hypothesis" in module_path.read_bytes():
-        importlib.import_module("draws")
+        importlib.import_module("draws").draw_for(parent.config.option.markexpr)

@@ -211,6 +211,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     measured = trial.measurement
     return {
         **trial.candidate.point.as_json(),
+        "backend": trial.candidate.backend,
         "config": dict(trial.candidate.config),
         "shared_bytes": trial.compiled.shared_bytes,
         "n_regs": trial.compiled.n_regs,

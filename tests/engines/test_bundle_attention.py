@@ -193,7 +193,8 @@ def test_the_readme_says_what_the_plugin_needs() -> None:
     text = files_of(built())["README.md"].data.decode()
     assert "FROM lmsysorg/sglang:v0.5.16\nRUN python3 -m pip install" in text
     assert re.search(r"engine-tuner==\d", text)
-    assert "`--attention-backend triton`" in text
+    assert "`--prefill-attention-backend` and `--decode-attention-backend` for one" in text
+    assert "compare before you change" in text
     assert f"`SGLANG_MOE_CONFIG_DIR` and `{CONFIG_DIR_VARIABLE}` point at" in text
     assert "docker run --rm --entrypoint python3 lmsysorg/sglang:v0.5.16 -c 'import" in text
     bare = replace(example(L40S), engine=replace(example(L40S).engine, image=""))
@@ -347,7 +348,7 @@ def test_what_is_no_attention_file_is_refused(content: object) -> None:
 
 
 def test_the_backend_is_the_cluster_file_s_to_choose() -> None:
-    chosen = "--attention-backend triton to engine.flags"
+    chosen = "engine.flags name no backend. --attention-backend triton makes it read the files"
     assert not any(chosen in note for note in built().notes)
     by_itself = bundle(L40S, with_flags(L40S))
     assert attention_paths(by_itself)

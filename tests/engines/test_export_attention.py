@@ -87,7 +87,13 @@ def test_both_families_lie_under_one_root(store, engine, tmp_path):
     assert report.variables == ["SGLANG_MOE_CONFIG_DIR", VARIABLE]
     text = report.as_text()
     assert f"export {VARIABLE}={tmp_path}" in text
-    assert "--attention-backend triton" in text
+    plain = " ".join(text.split())
+    assert (
+        "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 for decode_attention and "
+        "extend_attention; tuned files are read only with --attention-backend triton; these files "
+        "were not measured beside FlashAttention 3, which may be faster"
+    ) in plain
+    assert "for fused_moe" not in plain  # Triton runs there, and reads the files
     assert f"{folder}/extend_attention" in text
 
 

@@ -222,7 +222,7 @@ def test_files_that_are_used(root):
     assert report["environment"] == {"TUNER_ATTENTION_CONFIG_DIR": str(root)}
     text = run("--dir", root, "--device", "H200", "--engine", "sglang==0.5.16").stdout
     assert "extend 16/1 576/512 bfloat16        1  used" in text
-    assert "start the server with: --attention-backend triton" in text
+    assert "used by servers that run with: --attention-backend triton" in text
     assert f"export TUNER_ATTENTION_CONFIG_DIR={root}" in text
 
 

@@ -17,7 +17,7 @@ from tuner.tuning.request import Effort, Source
 from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
 
-SIZES = (16, 256)
+SIZES = (16,)
 ENTRIES = 2 * len(SIZES)
 pytestmark = pytest.mark.timeout(900)
 

@@ -42,9 +42,8 @@ BYTES = {"Content-Type": "application/octet-stream"}
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ApiSettings:
-    service = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
-    return ApiSettings(service, cache_gb=1, cache_dir=tmp_path)
+def settings(sqlite_url: str, tmp_path: Path) -> ApiSettings:
+    return ApiSettings(Settings(sqlite_url), cache_gb=1, cache_dir=tmp_path)
 
 
 @pytest.fixture

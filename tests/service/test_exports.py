@@ -64,12 +64,11 @@ def store(server: Server, store_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def one_server(tmp_path: Path) -> Iterator[Server]:
+def one_server(sqlite_url: str) -> Iterator[Server]:
     """For what does not depend on the database."""
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Store.open(url) as opened:
+    with Store.open(sqlite_url) as opened:
         fill(opened, EXTEND)
-    with serving_readers(url) as running:
+    with serving_readers(sqlite_url) as running:
         yield running
 
 

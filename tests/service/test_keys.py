@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 from databases import both_databases
@@ -291,8 +290,8 @@ class TestKnownKeys:
     """What the API asks the store, in the event loop of a test."""
 
     @pytest.fixture
-    def keys(self, tmp_path: Path) -> Iterator[KeyStore]:
-        with KeyStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as opened:
+    def keys(self, sqlite_url: str) -> Iterator[KeyStore]:
+        with KeyStore.open(sqlite_url) as opened:
             yield opened
 
     def test_a_key_is_asked_for_again_after_two_seconds(self, keys: KeyStore, clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from itertools import product
 
@@ -170,32 +171,36 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("versions", "cards", "problem", "flags", "kernels"), EXPECTED)
-def test_answers_are_what_the_source_says(versions, cards, problem, flags, kernels):
-    for version, card in product(versions, cards):
-        assert names(version, card, problem, flags) == kernels, f"{version} on {card}"
+def test_answers_are_what_the_source_says(subtests):
+    for versions, cards, problem, flags, kernels in EXPECTED:
+        with subtests.test(problem=problem, flags=flags, versions=versions, cards=cards):
+            pairs = [*product(versions, cards)]
+            found = {pair: names(*pair, problem, flags) for pair in pairs}
+            assert found == dict.fromkeys(pairs, kernels)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_every_release_answers_for_every_card(problem):
-    for version, card in product(RELEASES, CARDS):
-        runs = asked(version, card, problem)
-        assert not runs.kernels[-1].condition
-        assert all(kernel.condition for kernel in runs.kernels[:-1])
-        assert "\n" not in runs.line()
-        assert runs.line().startswith(f"sglang {version} on {find_device(card).name} runs ")
+def test_every_release_answers_for_every_card(subtests):
+    for problem, version in product(PROBLEMS, RELEASES):
+        with subtests.test(problem=problem, version=version):
+            for card in CARDS:
+                runs = asked(version, card, problem)
+                assert not runs.kernels[-1].condition, card
+                assert all(kernel.condition for kernel in runs.kernels[:-1]), card
+                assert "\n" not in runs.line()
+                assert runs.line().startswith(f"sglang {version} on {find_device(card).name} runs ")
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("changed", [{}, {BACKEND: "deep_gemm"}, {RUNNER: "cutlass"}])
-def test_the_options_that_an_answer_names_give_triton(problem, changed):
-    for version, card in product(RELEASES, (*CARDS, "MI300X")):
-        runs = what_runs("sglang", version, problem_of(problem), find_device(card), changed)
-        if runs and runs.to_triton:
-            again = asked(version, card, problem, {**changed, **runs.to_triton})
-            kernels = [kernel.name for kernel in again.kernels]
-            # No option says whether a model's class asks for another kernel.
-            assert again.always_triton or M in kernels or "Kimi" in runs.line(), runs.line()
+def test_the_options_that_an_answer_names_give_triton(changed, subtests):
+    for problem, version in product(PROBLEMS, RELEASES):
+        with subtests.test(problem=problem, version=version):
+            for card in (*CARDS, "MI300X"):
+                runs = what_runs("sglang", version, problem_of(problem), find_device(card), changed)
+                if runs and runs.to_triton:
+                    again = asked(version, card, problem, {**changed, **runs.to_triton})
+                    kernels = [kernel.name for kernel in again.kernels]
+                    # No option says whether a model's class asks for another kernel.
+                    assert again.always_triton or M in kernels or "Kimi" in runs.line(), runs.line()
 
 
 def test_a_line_says_what_files_are_read_with():
@@ -235,6 +240,7 @@ def test_the_json_has_the_line_and_its_sources():
     first, second = runs["kernels"]
     assert first == {
         "kernel": "DeepGEMM",
+        "backend": "deep_gemm",
         "triton": False,
         "if": "DeepGEMM is installed, as in sglang's images",
         "source": "srt/layers/quantization/fp8_utils.py:577",
@@ -243,6 +249,38 @@ def test_the_json_has_the_line_and_its_sources():
     assert runs["to_triton"] == {"--fp8-gemm-backend": "triton"}
     assert runs["rules_of"] == "0.5.16"
     assert runs["problems"] == [FP8]
+
+
+# Problem, card, flags, installed backends, and the backend that runs; "" where it is not known.
+WITHOUT_US = [
+    (FP8, "H200", {}, {"deep_gemm"}, "deep_gemm"),
+    (FP8, "H200", {}, set(), "triton"),
+    (FP8, "H200", {}, None, ""),
+    (FP8, "H200", {BACKEND: "triton"}, None, "triton"),
+    (FP8, "L40S", {}, None, "triton"),
+    (MOE_FP8, "H200", {}, None, "triton"),
+    (MHA, "H200", {}, None, "fa3"),
+    (MHA, "H200", {"--attention-backend": "flashmla"}, None, "flash_mla"),
+    (MLA, "H200", {"--decode-attention-backend": "triton"}, None, "triton"),
+    (MLA, "H200", {"--prefill-attention-backend": "triton"}, None, "fa3"),
+    (FP8, "MI300X", {}, {"aiter"}, ""),  # a variable decides, not what is installed
+    (FP8, "MI300X", {"SGLANG_USE_AITER": "1"}, None, "aiter"),
+    (FP8, "H200", {BACKEND: "cutlass"}, None, "none"),  # the server refuses it
+]
+
+
+@pytest.mark.parametrize(("problem", "card", "flags", "installed", "backend"), WITHOUT_US)
+def test_what_runs_without_us_is_known_where_nothing_is_left_open(
+    problem, card, flags, installed, backend
+):
+    found = asked("0.5.16", card, problem, flags).without_us(installed)
+    assert (found.backend if found else "") == backend
+
+
+def test_an_installed_backend_may_not_be_enough():
+    runs = what_runs("vllm", "0.33.0", problem_of(FP8), find_device("H200"), {})
+    assert runs.without_us({"deep_gemm"}) is None  # whether it takes the shape is not known
+    assert runs.without_us(set()).backend == "cutlass"
 
 
 def test_vllm_answers_as_far_as_it_was_read():
@@ -322,7 +360,7 @@ def values(request):
 
 def test_rows_have_known_fields_and_open_questions(values):
     known = {"if" if one.name == "unknown" else one.name for one in fields(Rule)}
-    assert set(values) == {"releases", "flags", "unknown", "row"}
+    assert set(values) - {"backends"} == {"releases", "flags", "unknown", "row"}
     assert len(values["row"]) > 5
     asked_for = set()
     for row in values["row"]:
@@ -330,6 +368,8 @@ def test_rows_have_known_fields_and_open_questions(values):
         assert bool(row.get("triton")) == (
             row["kernel"] == "Triton" and "heuristic" not in row.get("reads", "")
         )
+        assert (row["kernel"] == "Triton") == (row["backend"] == "triton"), row
+        assert re.fullmatch(r"[a-z][a-z0-9_]*|\{--[a-z-]+\}", row["backend"]), row
         asked_for.add(row.get("if"))
     assert set(values["unknown"]) == asked_for - {None}
     for unknown in values["unknown"].values():

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.dispatch_table import DispatchTable, Rule, dispatch_table
+from tuner.engines.dispatch_table import DispatchTable, Rule, Unknown, dispatch_table
 from tuner.engines.engine import engine_package
 from tuner.errors import BadProblem
 from tuner.problems.points import Problem
@@ -26,10 +26,23 @@ _NOTHING: Mapping[str, str] = {}
 class Kernel:
     """A kernel that an engine runs under a condition."""
 
-    name: str
+    name: str  # for people: "FlashAttention 3"
+    backend: str  # the library that has it: "fa3"
     triton: bool  # the kernel that the tuner tunes
     condition: str  # "" where it has none
     source: str  # file and line of the engine's package
+    needs: str = ""  # a backend without which the condition is false
+    enough: bool = False  # with which it is true
+
+    def holds(self, installed: Collection[str] | None) -> bool | None:
+        """Whether its condition is true where these backends are installed; None: not known."""
+        if not self.condition:
+            return True
+        if installed is None or not self.needs:
+            return None
+        if self.needs not in installed:
+            return False
+        return True if self.enough else None
 
     @property
     def words(self) -> str:
@@ -38,6 +51,7 @@ class Kernel:
     def as_json(self) -> dict[str, Any]:
         return {
             "kernel": self.name,
+            "backend": self.backend,
             "triton": self.triton,
             "if": self.condition or None,
             "source": self.source,
@@ -63,26 +77,56 @@ class Runs:
     def always_triton(self) -> bool:
         return all(kernel.triton for kernel in self.kernels)
 
+    def without_us(self, installed: Collection[str] | None = None) -> Kernel | None:
+        """The kernel that a server runs without this program; None where that is not known.
+
+        `installed` names the backends that the server's environment has; None: nobody knows.
+        """
+        for kernel in self.kernels:
+            holds = kernel.holds(installed)
+            if holds is None:
+                return None
+            if holds:
+                return kernel
+        return None  # the last kernel has no condition
+
     def line(self) -> str:
         """One line for people: what runs, and whether tuned files count."""
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"{self.words}; {self.reads or self._files()}{notes}"
+
+    @property
+    def words(self) -> str:
+        """What runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
         first, *others = self.kernels
         runs = f"{first.name} {self.subject}{first.words}"
         runs += "".join(f", else {other.name}{other.words}" for other in others)
         rules = "" if self.version == self.release else f" (by the rules of {self.release})"
-        notes = "".join(f"; {note}" for note in self.notes)
-        files = self.reads or self._files()
         engine = f"{self.engine} {self.version}".strip()
-        return f"{engine} on {self.device} runs {runs}{rules}; {files}{notes}"
+        return f"{engine} on {self.device} runs {runs}{rules}"
 
     def _files(self) -> str:
         if self.always_triton:
             return "it reads tuned files"
         if self.to_triton:
             only = "only by Triton, which needs" if self._sometimes_triton else "only with"
-            return f"tuned files are read {only} {_options(self.to_triton)}"
+            return f"tuned files are read {only} {self.options}"
         if self._sometimes_triton:
             return "only Triton reads tuned files"
         return "no option makes it run Triton, so it reads no tuned file"
+
+    def unmeasured_words(self) -> str:
+        """What an operator must know of tuned files that were not measured beside what runs."""
+        others = dict.fromkeys(kernel.name for kernel in self.kernels if not kernel.triton)
+        return (
+            f"{self.line()}; these files were not measured beside {' and '.join(others)}, which "
+            "may be faster: `tuner prove MODEL --server` compares them"
+        )
+
+    @property
+    def options(self) -> str:
+        """The flags and variables that make it Triton, as people type them."""
+        return _options(self.to_triton)
 
     @property
     def _sometimes_triton(self) -> bool:
@@ -234,10 +278,23 @@ def _kernel(
     flags: Mapping[str, str],
     given: Mapping[str, str],
 ) -> Kernel:
-    name = re.sub(r"\{(.+?)\}", lambda match: flags.get(match[1], ""), rule.kernel)
     open_question = _settled(table, rule, given) is None
-    condition = table.unknown[rule.unknown].words if open_question else ""
-    return Kernel(name, rule.triton, condition, rule.sources[release])
+    asked = table.unknown[rule.unknown] if open_question else Unknown("")
+    backend = _filled(rule.backend, flags)
+    return Kernel(
+        name=_filled(rule.kernel, flags),
+        backend=table.backends.get(backend, backend),
+        triton=rule.triton,
+        condition=asked.words,
+        source=rule.sources[release],
+        needs=asked.installed,
+        enough=bool(asked.installed) and asked.enough,
+    )
+
+
+def _filled(text: str, flags: Mapping[str, str]) -> str:
+    """The text with flags' values in place of "{--flag}"."""
+    return re.sub(r"\{(.+?)\}", lambda match: flags.get(match[1], ""), text)
 
 
 def _merged(kernels: Sequence[Kernel]) -> list[Kernel]:

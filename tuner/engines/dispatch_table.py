@@ -26,6 +26,8 @@ class Unknown:
     words: str  # "DeepGEMM is installed, as in sglang's images"
     flag: str = ""  # a flag or variable that settles it where it is given
     value: str = ""  # its value where the words are true
+    installed: str = ""  # a backend without which the words are not true
+    enough: bool = True  # with it, they are true
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Rule:
 
     problems: Sequence[str]
     kernel: str
+    backend: str
     text: Sequence[str]
     sources: Mapping[str, str]
     since: str = ""
@@ -74,6 +77,7 @@ class DispatchTable:
     defaults: Mapping[str, str]  # flags and variables of a server where nobody says otherwise
     unknown: Mapping[str, Unknown]
     rules: Sequence[Rule]
+    backends: Mapping[str, str] = field(default_factory=dict)  # by the values of flags
 
     def release(self, version: str) -> str:
         """The newest of the releases that is not newer than a version, or the oldest.
@@ -106,6 +110,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
         defaults=values["flags"],
         unknown={name: Unknown(**row) for name, row in values["unknown"].items()},
         rules=[_rule(row) for row in values["row"]],
+        backends=values.get("backends", {}),
     )
 
 

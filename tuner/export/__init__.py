@@ -14,6 +14,7 @@ from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.config_variables import config_variables
+from tuner.engines.dispatch import engine_runs
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
@@ -95,11 +96,19 @@ def export_device(
         notes=[
             *notes,
             *(delivery.note for delivery in used if delivery.note),
+            *_unmeasured(files, engine, device),
             *(_copy_text(out, delivery, engine) for delivery in used if not delivery.variable),
         ],
         left_out=chosen.left_out,
         picture=next(iter(pictures)),
     )
+
+
+def _unmeasured(files: Sequence[PlannedFile], engine: Engine, device: Device) -> list[str]:
+    """What servers may run by default in place of the kernels that the files are for."""
+    problems = [file.problem for file in files]
+    runs = engine_runs(engine.name, engine.version, problems, device)
+    return [one.unmeasured_words() for one in runs if not one.always_triton]
 
 
 def _pictures(winners: Sequence[Winner], device: Device, out: Path) -> dict[Path, bytes]:

@@ -105,9 +105,13 @@ class Config(Mapping[str, int]):
         return Config({**self._values, **changes})
 
 
+TRITON = "triton"  # the backend whose kernels are tuned
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration proposed for a point."""
+    """A configuration proposed for a point, or another backend's kernel, which has none."""
 
     point: Point
     config: Config
+    backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/architecture.md have the names

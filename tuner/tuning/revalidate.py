@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.records import EarlierRun
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Trial
 from tuner.tuning.tune import Plan
@@ -76,13 +76,14 @@ class Revalidation:
         entry = self._entries.get(point)
         if entry is None or Candidate(point, entry.config) not in trials:
             return False
-        raced = {name: incumbent.config for name, incumbent in entry.incumbents.items()}
+        own = {name: one for name, one in entry.incumbents.items() if one.backend == TRITON}
+        raced = {name: incumbent.config for name, incumbent in own.items()}
         return raced == dict(self._plan.incumbents[point])
 
     @staticmethod
     def _last_timed(entry: Entry, trials: Mapping[Candidate, Trial]) -> Iterator[Trial]:
         times: dict[Config, float | None] = {
-            one.config: one.median_us for one in entry.incumbents.values()
+            one.config: one.median_us for one in entry.incumbents.values() if one.backend == TRITON
         }
         times[entry.config] = entry.median_us
         for config, median_us in times.items():

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tuner.engines.dispatch import what_runs
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
 from tuner.measure.recording_file import prove_recordable
 from tuner.measure.replay import Replay
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.points import TRITON, Candidate, Config, Part, Point
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
@@ -27,6 +28,7 @@ from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space, space_identity
 from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
+from tuner.tuning.without_us import with_backends
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
@@ -121,7 +123,8 @@ class TuningRun(RunProcesses):
             watcher.step("")
             plan = self._plan()
             store.expect(run, self._outlook(plan, earlier))
-            entries = tune(plan, strategy, bench, journal, progress, racer, earlier, watcher)
+            asked = plan, strategy, bench, journal, progress
+            entries = tune(*asked, racer, earlier, watcher, self._tell)
             watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
@@ -136,8 +139,15 @@ class TuningRun(RunProcesses):
             store.stop_run(run, RunState.FAILED, str(error))
             raise
         if record is not None:
-            self._record(record, journal.trials(), add_to_record)
+            tried = [one for one in journal.trials() if one.candidate.backend == TRITON]
+            self._record(record, tried, add_to_record)
         return self._report(entries, bench.totals)
+
+    def _tell(self, entries: list[Entry], trials: Sequence[Trial]) -> list[Entry]:
+        """The entries with what a server runs without this program, without any flags."""
+        engine, version = self.environment.engine, self.environment.engine_version
+        runs = what_runs(engine, version, self.request.problem, self.request.device)
+        return with_backends(entries, trials, runs)
 
     def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
         to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Trial
 from tuner.tuning.bench import Bench
 
@@ -148,11 +148,13 @@ def tune(
     racer: Racer | None = None,
     earlier: Earlier | None = None,
     watcher: Watcher | None = None,
+    tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
     With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
-    `earlier` has the times of points that need no race.
+    `earlier` has the times of points that need no race. `tell` adds to the entries what the trials
+    of other backends say; only Triton's are chosen among.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
@@ -162,7 +164,7 @@ def tune(
         watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
     explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
     requested = set(plan.requested)
-    everything = list(trials.values())
+    everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
     entries = plan.chooser.choose(everything)
     if racer is not None:
         final = earlier.final(trials) if earlier else []
@@ -175,6 +177,8 @@ def tune(
         if earlier:
             entries = earlier.explain(entries, known)
             bench.totals.extra["carried_over"] = len(known)
+    if tell:
+        entries = tell(entries, list(trials.values()))
     bench.totals.wall_s = time.perf_counter() - started
     return entries
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from tuner.deploy.cluster import Cluster
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.backend import BACKEND_FLAG
+from tuner.engines.sglang.attention.backend import BACKEND_FLAG, PHASE_FLAGS
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.engines.sglang.attention.server_flags import advised_flags
@@ -20,12 +20,6 @@ from tuner.export.delivery import PlannedFile
 from tuner.export.selection import left_out_lines
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
 from tuner.problems.records import Winner
-
-# These flags override the flag for both phases.
-_PHASE_FLAGS = {
-    Phase.EXTEND: "--prefill-attention-backend",
-    Phase.DECODE: "--decode-attention-backend",
-}
 
 
 def usable_winners(
@@ -70,7 +64,8 @@ def _backend_notes(cluster: Cluster) -> Iterator[str]:
     if None in backends.values():
         yield (
             "tuned attention counts only in servers on the triton attention backend, and here "
-            f"sglang chooses by itself: add {BACKEND_FLAG} triton to engine.flags to be sure"
+            f"sglang chooses by itself: engine.flags name no backend. {BACKEND_FLAG} triton makes "
+            "it read the files, and may be slower than what it chooses, which was not measured"
         )
     for phase, backend in backends.items():
         if backend not in ("triton", None):
@@ -95,7 +90,7 @@ def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Ite
 def _backends(cluster: Cluster) -> dict[Phase, str | None]:
     """The backend that the engine's flags set for each phase; None: not set."""
     both = _flag(cluster, BACKEND_FLAG)
-    return {phase: _flag(cluster, flag) or both for phase, flag in _PHASE_FLAGS.items()}
+    return {phase: _flag(cluster, flag) or both for phase, flag in PHASE_FLAGS.items()}
 
 
 def _flag(cluster: Cluster, name: str) -> str | None:

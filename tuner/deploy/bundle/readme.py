@@ -110,8 +110,11 @@ Check it with `{check}`.
 engine's own launch constants. Where it is installed,
 `tuner attention status --dir {configs} --device {device}` says what a server would use, and why.
 
-The files count only in servers on the Triton attention backend (`--attention-backend triton`), and
-not with `--enable-deterministic-inference`: they choose by the size of the batch.
+The files count only in servers on the Triton attention backend, and not with
+`--enable-deterministic-inference`: they choose by the size of the batch. `--attention-backend`
+chooses it for both phases, `--prefill-attention-backend` and `--decode-attention-backend` for one.
+Where a server runs another backend by default, that one may be faster: compare before you change
+it.
 
 """
 _PIP = "python3 -m pip install --no-cache-dir engine-tuner=={version}"

@@ -20,6 +20,14 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Point
 
 BACKEND_FLAG = "--attention-backend"  # a server flag; tuned attention needs the value triton
+PHASE_FLAGS = {  # these override it for one phase
+    Phase.EXTEND: "--prefill-attention-backend",
+    Phase.DECODE: "--decode-attention-backend",
+}
+PHASE_FLAGS = {  # these override it for one phase
+    Phase.EXTEND: "--prefill-attention-backend",
+    Phase.DECODE: "--decode-attention-backend",
+}
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.devices.table import Device
+from tuner.engines.sglang.attention.backend import PHASE_FLAGS
 from tuner.engines.sglang.attention.export import (
     AttentionFileExport,
     plan_attention,
@@ -34,8 +35,8 @@ class AttentionDelivery:
     engine: SGLang
 
     note = (
-        "the attention files are for servers with engine-tuner installed, "
-        "started with --attention-backend triton"
+        "the attention files are read only by servers that have engine-tuner installed and run the "
+        f"triton backend; {' and '.join(PHASE_FLAGS.values())} choose one for each phase"
     )
     engine_root = None
     variable = CONFIG_DIR_VARIABLE
@@ -44,6 +45,9 @@ class AttentionDelivery:
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         assert isinstance(problem, Attention)
         return [file_name(problem, device.name)]
+
+    def ships(self, problem: Problem, device: Device) -> bool:
+        return False  # the constants are in the engine's code
 
     def obstacle(self, *, into_engine: bool) -> str:
         if not self.engine.loads_plugins():

@@ -97,7 +97,7 @@ class AttentionStatus:
         if missing := self.without_file():
             lines += ["", f"{' and '.join(missing)}: no file; sglang's own constants run"]
         if any(check.used for check in self.checks):
-            lines += ["", f"start the server with: {_command_line(self.flags)}"]
+            lines += ["", f"used by servers that run with: {_command_line(self.flags)}"]
             lines += [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
         return "\n".join(lines)
 
