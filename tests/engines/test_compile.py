@@ -193,7 +193,10 @@ DTYPES = (
 )
 
 
-@pytest.mark.parametrize(("version", "arch"), [("0.5.12", 89), ("0.5.16", 100), ("0.5.23", 90)])
+EACH = [("0.5.12", 89), ("0.5.16", 100), ("0.5.23", 90)]
+
+
+@pytest.mark.parametrize(("version", "arch"), only(EACH[-1:], EACH))
 def test_every_dtype_compiles(farm, version, arch):
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     jobs = [
@@ -210,14 +213,14 @@ def test_every_dtype_compiles(farm, version, arch):
     assert [found.detail for found in compiled(farm, *jobs) if not found.ok] == []
 
 
-@pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])
+@pytest.mark.parametrize("version", only(["0.4.4"], ["0.4.4", "0.5.2"]))
 def test_older_engines_compile(farm, version):
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     found = compiled(farm, *(job(kernels, INT8, g, SMALL, 89) for g in Gemm))
     assert [one.ok for one in found] == [True] * len(Gemm)
 
 
-@pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
+@pytest.mark.parametrize("version", only(["0.5.23"], ["0.5.12", "0.5.16", "0.5.23"]))
 def test_tma_compiles_for_down_and_its_up(farm, version):
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     down = job(kernels, FP8, Gemm.DOWN, SMALL.replace(USE_TMA=1), 90)

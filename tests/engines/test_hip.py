@@ -331,9 +331,9 @@ def test_a_prediction_leaves_the_options_to_the_compiler(card: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "selection"),
     [
-        (FP8, MoeSelection((16,))),
+        (FP8, MoeSelection((16,), (Gemm.UP,))),
         (NO_FILE, GemmSelection((16,))),
-        (INT8_GEMM, GemmSelection((16,))),
+        pytest.param(INT8_GEMM, GemmSelection((16,)), marks=pytest.mark.slow),
     ],
     ids=["fused_moe", "fp8", "int8"],
 )

@@ -254,14 +254,14 @@ def request_of(version: str, **changes) -> Request:
 
 def test_a_prediction_tries_everything_and_says_what_it_is(tmp_path):
     with (
-        open_run(request_of("0.33.0")) as run,
+        open_run(request_of("0.33.0", problem=replace(WIDE, state_size=16))) as run,
         Store.open(f"sqlite:///{tmp_path}/tuner.db") as store,
     ):
         report = run.run(store, progress=lambda trial: None)
     assert [entry.point.batch_size for entry in report.entries] == [1, 64]
     assert {entry.status for entry in report.entries} == {Status.PREDICTED}
     assert all("default" in entry.incumbents for entry in report.entries)
-    assert "headdim=64,dstate=128,device_name=NVIDIA_L40S" in report.file_names[Update.STATE]
+    assert "headdim=64,dstate=16,device_name=NVIDIA_L40S" in report.file_names[Update.STATE]
     assert report.totals.configs_compiled <= 24
     assert "sequences" in report.as_text()
 

@@ -200,7 +200,7 @@ def test_a_process_that_imports_another_triton_is_refused(tmp_path, job):
             list(farm.completed())
 
 
-@pytest.mark.parametrize("version", ["3.1.0", "3.8.0"])
+@pytest.mark.parametrize("version", only(["3.8.0"], ["3.1.0", "3.8.0"]))
 def test_the_measuring_child_imports_torch_beside_the_same_triton(tmp_path, version):
     program = "import torch, triton, tuner.measure.gpu_child; print(triton.__version__)"
     with Farm(1, cache_dir=tmp_path, triton=release(version)) as farm:

@@ -1,6 +1,6 @@
 """docs/service.md's first hour, word for word but for the installation and the port.
 
-On each commit, its jobs try less: they are quick ones.
+On each commit, its jobs try less: `quick` says how. At night, they are the page's own.
 """
 
 from __future__ import annotations
@@ -48,20 +48,27 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:
     assert "device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json" in files
     assert "4 watched, 4 to do" in night and night.count("missing") == 4
     assert "did you mean 'deepseek-r1'?" in mistake
-    assert "done   NVIDIA_H100_80GB_HBM3  mixtral-8x7b" in cli
+    job = "NVIDIA_H100_80GB_HBM3  mixtral-8x7b" if gpu else "NVIDIA_L40S  deepseek-r1"
+    assert f"done   {job}" in cli
     assert '"status":401' in keys and '"state":"done"' in keys
     assert re.search(r"^local  admin   valid", keys, re.M)
     assert re.search(r"^ci     submit  valid", keys, re.M)
 
 
 def quick(script: str) -> str:
-    """The same jobs with less effort: one that is posted, and one of the command line."""
-    for plain, more in (
-        ('"measure": "predict"', ', "effort": "quick"'),
-        ("--measure predict", " --effort quick"),
+    """The same with less work: both jobs try few configurations, of the same kernels."""
+    for plain, other in (
+        (
+            '"measure": "predict", "batch_sizes": [1, 64]',
+            '"measure": "predict", "effort": "quick", "batch_sizes": [1]',
+        ),
+        (
+            "mixtral-8x7b --tp 8 --device H100",
+            "deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --seed 1 --effort quick",
+        ),
     ):
         assert script.count(plain) == 1
-        script = script.replace(plain, plain + more)
+        script = script.replace(plain, other)
     return script
 
 
