@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
+import shellingham
 import typer
 from typer.testing import CliRunner
 
@@ -88,7 +89,9 @@ def test_the_version() -> None:
     assert run("--version") == f"tuner {metadata.version('engine-tuner')}\n"
 
 
-def test_completion_can_be_installed() -> None:
+def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests' own parent may be no shell.
+    monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
     assert "--install-completion" in run("--help")
     assert "complete" in run("--show-completion")
 
