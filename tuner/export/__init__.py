@@ -16,7 +16,7 @@ from tuner.devices.table import Device
 from tuner.engines.config_variables import config_variables
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
-from tuner.export.advice import NO_FLAGS, Advice, advise_all
+from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
 from tuner.export.files import (
     PICTURES,
@@ -54,6 +54,17 @@ class Choice:
     left_out: Sequence[LeftOut]
     advice: Sequence[Advice] = ()
 
+    @property
+    def not_written(self) -> list[LeftOut]:
+        """All stored problems without files, and why."""
+        alone = [one for one in self.advice if one.verdict is Verdict.LEAVE]
+        return [*self.left_out, *(LeftOut(one.problem, f"leave it: {one.reason}") for one in alone)]
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The flags that the files need, besides what servers are started with."""
+        return {name: value for one in self.advice for name, value in one.flags.items()}
+
 
 def export_device(
     store: WinnerStore,
@@ -88,7 +99,7 @@ def export_device(
     carried = packaged_to_carry(used, out) if out else {}
     pictures = _pictures(chosen.winners, device, out) if out else {}
     beside = {**carried, **pictures}
-    files = export(chosen.winners, engine, device, out, chosen.left_out, beside=beside)
+    files = export(chosen.winners, engine, device, out, chosen.not_written, beside=beside)
     notes = triton_notes(files, engine)
     readable = {delivery.variable for delivery in used}
     if out is None:
