@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tuner.deploy.bundle.archive import File, plain_tar
 from tuner.devices.table import Device
+from tuner.engines.dispatch import options_text, server_settings
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export import choose, export, package_folders, packaged_files
@@ -43,6 +44,7 @@ class Wanted:
     engine: str  # as `find_engine` takes it
     problem: Problem | None
     allow_predicted: bool
+    server_args: str = ""  # what the servers are started with
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Archive:
     data: bytes
     etag: str
     left_out: int  # problems
+    flags: str = ""  # to start servers with, besides what they are started with already
 
 
 @dataclass(frozen=True)
@@ -176,10 +179,14 @@ def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | Expo
             allow_predicted=wanted.allow_predicted,
             wanted=problems,
             named=problems,
+            flags=server_settings(wanted.server_args),
         )
+        if not chosen.winners:
+            reasons = "; ".join(map(str, chosen.advice))
+            return ExportRefused(f"nothing is advised for these servers: {reasons}")
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as folder:
             root = Path(folder)
-            export(chosen.winners, engine, wanted.device, root, chosen.left_out)
+            export(chosen.winners, engine, wanted.device, root, chosen.not_written)
             # The engine's packaged files are added without copying them into the folder.
             files = {path.as_posix(): file for path, file in packaged_files(engine)}
             files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
@@ -188,7 +195,8 @@ def make_archive(store: Store, wanted: Wanted, engine: Engine) -> Archive | Expo
         return refusal
     except OSError as error:
         raise UnwritableOutput(f"cannot write a temporary folder: {error.strerror}") from None
-    return Archive(name, data, f'"{hashlib.sha256(data).hexdigest()}"', len(chosen.left_out))
+    etag = f'"{hashlib.sha256(data).hexdigest()}"'
+    return Archive(name, data, etag, len(chosen.not_written), options_text(chosen.flags))
 
 
 def _files_state(folders: Iterable[Path]) -> str:

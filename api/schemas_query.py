@@ -96,3 +96,9 @@ class ExportIn(Strict):
     engine: EngineSpec = "sglang"
     allow_predicted: bool = Field(False, description="Export predicted winners too.")
     problem: Name | None = Field(None, description="Export the winners for this problem only.")
+    server_args: str = Field(
+        "",
+        max_length=4096,
+        description="Flags and variables that servers are started with. They decide what runs "
+        "without the files, and so which files are faster and are exported.",
+    )

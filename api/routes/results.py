@@ -142,9 +142,15 @@ ExportDevice = Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-
 _EXPORT_HEADERS = {
     "ETag": ("Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.", "string"),
     "X-Tuner-Left-Out": (
-        "How many stored problems the export lacks, because they are only predicted, or no server "
-        "could load them. `provenance/left_out,device_name=NAME.jsonl` in it lists them.",
+        "How many stored problems the export lacks, because they are only predicted, no server "
+        "could load them, or what runs without them is not slower. "
+        "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
         "integer",
+    ),
+    "X-Tuner-Server-Flags": (
+        "The flags and variables that the files need, besides `server_args`: they were measured to "
+        "be faster with them. Empty where none are needed.",
+        "string",
     ),
 }
 
@@ -182,7 +188,9 @@ async def download_export(
         end_turn()
     problem = parse_problem(wanted.problem) if wanted.problem is not None else None
     try:
-        found = await api.exports.get(Wanted(card, wanted.engine, problem, wanted.allow_predicted))
+        found = await api.exports.get(
+            Wanted(card, wanted.engine, problem, wanted.allow_predicted, wanted.server_args)
+        )
     except UnwritableOutput as error:
         log.error("an export failed: %s", error)
         text = "the server cannot write its temporary files: its operator must make room for them"
@@ -193,6 +201,7 @@ async def download_export(
         "Cache-Control": "private, no-cache",
         "Content-Disposition": f'attachment; filename="{found.name}.tar"',
         "X-Tuner-Left-Out": str(found.left_out),
+        "X-Tuner-Server-Flags": found.flags,
     }
     # A client may send several of these headers; the parameter has one.
     if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):

@@ -267,7 +267,11 @@ def test_winners_for_another_split_are_refused() -> None:
 def test_an_empty_store_and_an_engine_without_an_overlay_are_refused() -> None:
     assert "run `tuner tune" in refused(TEXT, winners=[])
     old = find_engine("sglang==0.4.4")
-    assert "--into-engine" in refused(TEXT, engine=old)
+    theirs = [
+        replace(one, environment=replace(one.environment, engine_version=old.version))
+        for one in stored(H20)
+    ]
+    assert "--into-engine" in refused(TEXT, engine=old, winners=theirs)
 
 
 def test_nodes_that_differ_get_no_pod_template() -> None:

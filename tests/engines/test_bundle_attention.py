@@ -46,8 +46,9 @@ from tuner.engines.sglang.plugin.files import (
 from tuner.errors import BundleRefused, ExportRefused, MalformedCluster
 from tuner.families.attention.problem import Attention, parse_attention
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe
+from tuner.problems.points import Config
 from tuner.problems.records import Winner
-from tuner.problems.results import Status
+from tuner.problems.results import Incumbent, Status
 from tuner.store import Store
 
 L40S, H20, RAY = CASES
@@ -348,15 +349,17 @@ def test_what_is_no_attention_file_is_refused(content: object) -> None:
 
 
 def test_the_backend_is_the_cluster_file_s_to_choose() -> None:
-    chosen = "engine.flags name no backend. --attention-backend triton makes it read the files"
-    assert not any(chosen in note for note in built().notes)
     by_itself = bundle(L40S, with_flags(L40S))
-    assert attention_paths(by_itself)
-    assert any(chosen in note for note in by_itself.notes)
+    assert attention_paths(by_itself)  # latent attention runs on Triton here by default
     files = winners(L40S, (EXTEND,))
-    wanted = "which needs --attention-backend triton"
-    assert any(wanted in note for note in bundle(L40S, with_flags(L40S), files).notes)
-    assert not any(wanted in note for note in bundle(L40S, found=files).notes)
+    found = bundle(L40S, with_flags(L40S), files)
+    assert not attention_paths(found)
+    (said,) = [note for note in found.notes if note.startswith(f"leave it: {EXTEND.spec()}")]
+    assert "runs Triton here if the model's class asks for it (Llama 4, Gemma 4), else " in said
+    assert "--attention-backend triton it would be Triton" in said
+    told = bundle(L40S, found=files)
+    assert attention_paths(told)
+    assert not any(note.startswith("leave it") for note in told.notes)
     for text in (file.data for path, file in files_of(by_itself).items() if path.endswith(".sh")):
         assert b"--attention-backend" not in text
 
@@ -368,24 +371,41 @@ def test_another_backend_gets_no_attention_files(flags: tuple[str, ...]) -> None
     found = bundle(L40S, with_flags(L40S, *flags))
     assert not attention_paths(found)
     name = flags[-1].rpartition("=")[2]
-    why = f"engine.flags ask for the attention backend {name}, and the files are for triton"
-    assert f"attention left out: {why}" in found.notes
+    why = f"the {name} back end, which runs without us, was not measured beside Triton"
+    assert f"leave it: {RANKS.spec()}: {why}" in found.notes
     assert CONFIG_DIR_VARIABLE.encode() not in files_of(found)["nodes/l40s-01/bare.sh"].data
-    with pytest.raises(ExportRefused, match="attention alone: engine.flags ask"):
+    with pytest.raises(ExportRefused, match=f"^leave it: {RANKS.spec()}: {why}$"):
         alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
         bundle(L40S, with_flags(L40S, *flags), alone)
 
 
 def test_a_backend_for_one_phase_leaves_the_other() -> None:
     flags = "--attention-backend", "fa3", "--decode-attention-backend", "triton"
-    found = bundle(L40S, with_flags(L40S, *flags))
-    assert attention_paths(found)
-    said = "tuned extend attention does not count: engine.flags ask for fa3"
-    assert said in found.notes
+    found = bundle(L40S, with_flags(L40S, *flags), winners(L40S, (EXTEND, DECODE)))
+    (path,) = attention_paths(found)
+    assert "decode_attention" in path
+    assert [note for note in found.notes if note.startswith("leave it: extend_attention")]
+
+
+def test_flags_that_would_help_are_named_and_not_set() -> None:
+    """Measured beside FlashAttention 3, which servers run on an H20."""
+    other = {"fa3": Incumbent(Config({}), Status.OK, 900.0, backend="fa3")}
+    found = [
+        replace(one, entry=replace(one.entry, incumbents={**one.entry.incumbents, **other}))
+        if one.problem == EXTEND
+        else one
+        for one in winners(H20, (EXTEND,))
+    ]
+    bundled = bundle(H20, with_flags(H20), found)
+    assert not attention_paths(bundled)
+    (said,) = [note for note in bundled.notes if note.endswith("Add it and bundle again")]
+    assert said.startswith(f"{EXTEND.spec()}: with --prefill-attention-backend triton in engine.fl")
+    flags = ("--prefill-attention-backend", "triton")
+    assert attention_paths(bundle(H20, with_flags(H20, *flags), found))
 
 
 def test_an_engine_without_plugins_gets_none() -> None:
-    kept, (note,) = usable_winners(winners(H20), example(H20), find_engine("sglang==0.5.2"))
+    kept, (note,) = usable_winners(winners(H20), find_engine("sglang==0.5.2"))
     assert {type(winner.problem) for winner in kept} == {FusedMoe}
     assert "sglang 0.5.2 loads no plugins" in note
 
@@ -419,7 +439,8 @@ def test_proofs_of_the_bundle_s_own_files_are_in_it() -> None:
 
 
 def splits_notes(*flags: str, problems: tuple[Attention, ...]) -> list[str]:
-    found = bundle(H20, with_flags(H20, *flags), winners(H20, problems))
+    cluster = with_flags(H20, "--attention-backend", "triton", *flags)
+    found = bundle(H20, cluster, winners(H20, problems))
     return [note for note in found.notes if "kv-splits" in note]
 
 

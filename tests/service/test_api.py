@@ -24,7 +24,7 @@ from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Job, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Status
+from tuner.problems.results import Compiled, Entry, Incumbent, Status
 from tuner.store import JobStore, Leases, Store
 from workers.settings import Settings
 
@@ -364,13 +364,14 @@ class TestResults:
         twins = [parse_problem(spec.format(hidden)) for hidden in (7168, 6144)]
         keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
         config = Config({**dict.fromkeys(keys, 32), "num_warps": 4, "num_stages": 3})
+        own = {"default": Incumbent(config.replace(num_stages=2), Status.OK, 12.0)}
         with Store.open(store_url) as store:
             for problem in twins:
                 fill(
                     store,
                     problem,
                     [
-                        Entry(Point(8, gemm), config, Status.OK, 9.0, Compiled(Status.OK), {}, "")
+                        Entry(Point(8, gemm), config, Status.OK, 9.0, Compiled(Status.OK), own, "")
                         for gemm in Gemm
                     ],
                 )
@@ -391,7 +392,8 @@ class TestResults:
     def test_an_export_holds_attention_too(self, server: Server, store_url: str) -> None:
         with Store.open(store_url) as store:
             fill(store, EXTEND)
-        found = server.call("GET", "/v1/exports/H200.tar?engine=sglang==0.5.16")
+        flags = "server_args=--attention-backend%20triton"
+        found = server.call("GET", f"/v1/exports/H200.tar?engine=sglang==0.5.16&{flags}")
         assert found.status == 200
         with tarfile.open(fileobj=io.BytesIO(found.body)) as tar:
             names = {member.name for member in tar.getmembers()}

@@ -24,14 +24,16 @@ from api import exports
 from api.settings import ApiSettings
 from tuner.engines.engine import find_engine
 from tuner.families.attention.problem import Stage
-from tuner.problems.points import Problem
+from tuner.problems.points import Config, Problem
 from tuner.problems.records import RunKey
-from tuner.problems.results import MeasureKind, Status, Totals
+from tuner.problems.results import Incumbent, MeasureKind, Status, Totals
 from tuner.store import Store
 from tuner.store.keys import Scope
 from workers.settings import Settings
 
-PATH = "/v1/exports/H200.tar?engine=sglang==0.5.16"
+PLAIN = "/v1/exports/H200.tar?engine=sglang==0.5.16"
+TRITON = "server_args=--attention-backend%20triton"  # FlashAttention 3 is the default there
+PATH = f"{PLAIN}&{TRITON}"
 FOLDER = "NVIDIA_H200-sglang-0.5.16"
 LIST = f"{FOLDER}/provenance/left_out,device_name=NVIDIA_H200.jsonl"
 
@@ -141,6 +143,28 @@ class TestPredicted:
         assert (named.status, named.headers["x-tuner-left-out"]) == (200, "0")
 
 
+class TestAdvised:
+    def test_what_servers_run_anyway_is_left_alone(self, server: Server, store: Store) -> None:
+        fill(store, EXTEND)
+        why = "FlashAttention 3, which runs without us, was not measured beside Triton"
+        said = server.call("GET", PLAIN).problem(409)
+        assert said == f"nothing is advised for these servers: {EXTEND.spec()}: leave it: {why}"
+
+        other = {"fa3": Incumbent(Config({}), Status.OK, 900.0, backend="fa3")}
+        faster = [replace(one, incumbents={**one.incumbents, **other}) for one in usual(EXTEND)]
+        fill(store, EXTEND, faster)
+        advised = server.call("GET", PLAIN)
+        assert advised.headers["x-tuner-server-flags"] == "--prefill-attention-backend triton"
+        assert advised.headers["x-tuner-left-out"] == "0"
+
+        fill(store, DECODE)
+        partly = server.call("GET", PLAIN)
+        (line,) = files_of(partly)[LIST].splitlines()
+        assert json.loads(line) == {"problem": DECODE.spec(), "why": f"leave it: {why}"}
+        assert partly.headers["x-tuner-left-out"] == "1"
+        assert server.call("GET", PATH).headers["x-tuner-server-flags"] == ""
+
+
 class TestMadeOnce:
     def test_six_clients_get_one_archive_that_was_made_once(
         self, server: Server, store: Store, making: Making
@@ -178,7 +202,8 @@ class TestMadeOnce:
             fill(store, EXTEND, device=device)
         with ThreadPoolExecutor(6) as clients:
             paths = [
-                f"/v1/exports/{device}.tar?engine=sglang==0.5.16&allow_predicted={predicted}"
+                f"/v1/exports/{device}.tar?engine=sglang==0.5.16&{TRITON}"
+                f"&allow_predicted={predicted}"
                 for device in ("H200", "L40S", "H20")
                 for predicted in ("true", "false")
             ]

@@ -16,6 +16,8 @@ from tuner.render import gain_text
 
 # Triton's own configurations: the one in the engine's file, where it finds one, comes first.
 OWN = ("shipped", "default")
+# Measured times on a GPU: a difference up to NOISE is none, and a gain up to CLEAR_GAIN is no gain.
+NOISE, CLEAR_GAIN = 0.004, 0.01
 NOT_MEASURED = "not measured"
 WITHOUT_US = "what runs without us"
 TRITONS_OWN = "Triton's own configuration"  # what a gain is over where the other has no time

@@ -18,6 +18,7 @@ from tuner.problems.points import TRITON, Candidate, Config, Part, Point
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
+from tuner.tuning import gains
 from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
@@ -31,7 +32,7 @@ from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched
 from tuner.tuning.without_us import with_backends
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
-NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+NOISE = {MeasureKind.GPU: gains.NOISE, MeasureKind.REPLAY: 0.0}
 # Raced times this near count as equal. It is as far as two runs' choices may lie apart.
 TIE = {MeasureKind.GPU: 0.003, MeasureKind.REPLAY: 0.0}
 # What a run does before its first trial, which may take seconds.

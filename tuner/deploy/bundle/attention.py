@@ -1,7 +1,6 @@
-"""Whether a cluster's servers can use tuned attention, and notes about it for the operator.
+"""What a cluster's servers can load, and notes about tuned attention for the operator.
 
-The files are for sglang's Triton attention backend. A bundle never sets a server's backend or KV
-splits: the cluster file does, or else sglang chooses.
+A bundle never sets a server's backend or KV splits: the cluster file does, or else sglang chooses.
 """
 
 from __future__ import annotations
@@ -10,39 +9,21 @@ from collections.abc import Iterator, Sequence
 
 from tuner.deploy.cluster import Cluster
 from tuner.engines.engine import Engine
-from tuner.engines.sglang.attention.backend import BACKEND_FLAG, PHASE_FLAGS
 from tuner.engines.sglang.attention.export import AttentionFileExport
 from tuner.engines.sglang.attention.kv_splits import KV_SPLITS_FLAG
 from tuner.engines.sglang.attention.server_flags import advised_flags
-from tuner.errors import ExportRefused
 from tuner.export import loadable
 from tuner.export.delivery import PlannedFile
 from tuner.export.selection import left_out_lines
-from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention, Phase
+from tuner.families.attention.problem import ENGINE_KV_SPLITS
 from tuner.problems.records import Winner
 
 
-def usable_winners(
-    winners: Sequence[Winner], cluster: Cluster, engine: Engine
-) -> tuple[list[Winner], list[str]]:
-    """(the winners that the cluster's servers can use, notes about winners left out).
+def usable_winners(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
+    """(the winners that servers can load, notes about the others).
 
     Raises ExportRefused where no winner is left.
     """
-    others = [winner for winner in winners if not isinstance(winner.problem, Attention)]
-    backends = set(_backends(cluster).values())
-    if len(others) == len(winners) or backends & {"triton", None}:
-        return _loadable(winners, engine)
-    named = " and ".join(sorted(filter(None, backends)))
-    why = f"engine.flags ask for the attention backend {named}, and the files are for triton"
-    if not others:
-        raise ExportRefused(f"there are winners for attention alone: {why}")
-    kept, notes = _loadable(others, engine)
-    return kept, [f"attention left out: {why}", *notes]
-
-
-def _loadable(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
-    """(the winners that servers can load, notes about the others)."""
     kept, left_out = loadable(winners, engine)
     return kept, left_out_lines(left_out)
 
@@ -56,20 +37,7 @@ def attention_notes(exported: Sequence[PlannedFile], cluster: Cluster) -> list[s
         "tuned attention needs engine-tuner installed in the serving environment: sglang finds "
         "the plugin there"
     ]
-    return [*notes, *_backend_notes(cluster), *_splits_notes(files, cluster)]
-
-
-def _backend_notes(cluster: Cluster) -> Iterator[str]:
-    backends = _backends(cluster)
-    if None in backends.values():
-        yield (
-            "tuned attention counts only in servers on the triton attention backend, and here "
-            f"sglang chooses by itself: engine.flags name no backend. {BACKEND_FLAG} triton makes "
-            "it read the files, and may be slower than what it chooses, which was not measured"
-        )
-    for phase, backend in backends.items():
-        if backend not in ("triton", None):
-            yield f"tuned {phase.value} attention does not count: engine.flags ask for {backend}"
+    return [*notes, *_splits_notes(files, cluster)]
 
 
 def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Iterator[str]:
@@ -85,12 +53,6 @@ def _splits_notes(files: Sequence[AttentionFileExport], cluster: Cluster) -> Ite
     splits = {str(problem.kv_splits) for problem in decode if not problem.shares_kv}
     if flag and splits and flag not in splits:
         yield f"engine.flags hold {KV_SPLITS_FLAG} {flag}, and no decode file is for as many"
-
-
-def _backends(cluster: Cluster) -> dict[Phase, str | None]:
-    """The backend that the engine's flags set for each phase; None: not set."""
-    both = _flag(cluster, BACKEND_FLAG)
-    return {phase: _flag(cluster, flag) or both for phase, flag in PHASE_FLAGS.items()}
 
 
 def _flag(cluster: Cluster, name: str) -> str | None:

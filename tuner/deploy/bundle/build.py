@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tuner.deploy.bundle.advice import advice_notes, advised_winners
 from tuner.deploy.bundle.archive import File, pack
 from tuner.deploy.bundle.attention import attention_notes, usable_winners
 from tuner.deploy.bundle.commands import node_commands
 from tuner.deploy.bundle.compose import compose_file
 from tuner.deploy.bundle.configs import ConfigFolder, config_folder
-from tuner.deploy.bundle.dispatch import dispatch_notes
+from tuner.deploy.bundle.dispatch import dispatch_notes, server_flags
 from tuner.deploy.bundle.environment import environment_notes, node_environments
 from tuner.deploy.bundle.fabric import fabric_program, fabric_script
 from tuner.deploy.bundle.keys import Keys, asked_files, compare_keys, file_names
@@ -42,6 +43,7 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine
 from tuner.engines.launch import unknown_flags
 from tuner.errors import ExportRefused, UnknownModel, UnwritableOutput
+from tuner.export.advice import Verdict, advise_all
 from tuner.export.files import PROVENANCE, write_all
 from tuner.export.selection import LeftOut, leave_out_predicted, left_out_lines, with_shipped
 from tuner.problems.points import Problem
@@ -81,11 +83,12 @@ def build_bundle(
 
     `engine` is the engine whose kernels were tuned, which the cluster must run. Unless
     `allow_predicted`, sizes with predicted winners are left out, and a note names them. Unless
-    `allow_missing`, the bundle must hold every file that the servers ask for. Of `proofs`, the
-    reports of proofs in a live engine, it holds those of its own files. Raises ExportRefused
-    where it does not, for winners of another engine, where nothing is left, where one of the
-    `named` problems is left out, and for winners that cannot be shipped;
-    MalformedCluster for a launch that the cluster's engine cannot do.
+    `allow_missing`, the bundle must hold every file that the servers ask for. Problems are left
+    alone where the cluster's servers run something that is not slower, and a note says so. Of
+    `proofs`, the reports of proofs in a live engine, it holds those of its own files. Raises
+    ExportRefused where it does not, for winners of another engine, where nothing is left, where one
+    of the `named` problems is left out, and for winners that cannot be shipped; MalformedCluster
+    for a launch that the cluster's engine cannot do.
     """
     if engine.name != cluster.engine.name:
         raise ExportRefused(
@@ -94,19 +97,24 @@ def build_bundle(
         )
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, report)
-    usable, left_out = usable_winners(with_shipped(winners), cluster, engine)
+    usable, left_out = usable_winners(with_shipped(winners), engine)
     predicted: list[LeftOut] = []
     if not allow_predicted:
         usable, predicted = leave_out_predicted(usable, named)
-    folder = config_folder(usable, cluster, engine, device)
+    advice = advise_all(usable, device, engine, server_flags(cluster))
+    chosen = advised_winners(advice, usable, named)
+    folder = config_folder(chosen, cluster, engine, device)
     pointers = folder.variables
     files = _launch_files(cluster, environments, name, pointers) | _check_files(cluster)
-    keys, missing = _keys(folder, predicted, cluster, engine, device, allow_missing=allow_missing)
+    alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
+    keys, missing = _keys(
+        folder, predicted, alone, cluster, engine, device, allow_missing=allow_missing
+    )
     files |= {f"{CONFIGS}/{path}": File(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
     notes = missing + _notes(cluster, engine, environments, statuses) + left_out
-    notes += left_out_lines(predicted)
+    notes += [*left_out_lines(predicted), *advice_notes(advice)]
     notes += attention_notes(folder.exported, cluster)
     notes += dispatch_notes(usable, cluster, engine, device)
     served, told = served_files(proofs, folder)
@@ -133,6 +141,7 @@ def build_bundle(
 def _keys(
     folder: ConfigFolder,
     left_out: Sequence[LeftOut],
+    alone: Collection[Problem],
     cluster: Cluster,
     engine: Engine,
     device: Device,
@@ -141,7 +150,7 @@ def _keys(
 ) -> tuple[Keys, list[str]]:
     """(the keys asked and bundled, notes); a model that is not known asks for no key."""
     try:
-        asked = asked_files(cluster, engine, device)
+        asked = [f for f in asked_files(cluster, engine, device) if f.problem not in alone]
     except UnknownModel:
         keys = Keys((), file_names(folder.tuned))
         return keys, [
