@@ -20,6 +20,7 @@ READY = {
     "driver": "1",
     "free_bytes": 1000,
     "needed_bytes": 10,
+    "backends": {},
 }
 
 

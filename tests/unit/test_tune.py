@@ -91,12 +91,10 @@ class MemoryRacer:
         self.rounds: set[int] = set()
         self._us = us
 
-    def race(
-        self, point: Point, configs: Sequence[Config], rounds: int
-    ) -> dict[Config, Measurement]:
-        self.raced[point] = list(configs)
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        self.raced[candidates[0].point] = [one.config for one in candidates]
         self.rounds.add(rounds)
-        times = {one: self._us(point, one) for one in configs}
+        times = {one: self._us(one.point, one.config) for one in candidates}
         return {one: ok(us) for one, us in times.items() if us is not None}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.records import EarlierRun
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Trial
 from tuner.tuning.tune import Plan
@@ -34,7 +34,7 @@ class Revalidation:
 
     def candidates(self) -> list[Candidate]:
         """The finalists of the earlier run: its winners, their rivals and the neighbours'."""
-        trials, entries = list(self._trials.values()), list(self._entries.values())
+        trials, entries = _of_triton(self._trials), list(self._entries.values())
         return [trial.candidate for trial in self._plan.chooser.finalists(trials, entries)]
 
     def known(self, candidate: Candidate, compiled: Compiled) -> Measurement | None:
@@ -47,7 +47,7 @@ class Revalidation:
 
     def final(self, trials: Mapping[Candidate, Trial]) -> list[Trial]:
         """The earlier result at each size where it stands: winner and incumbents, as last timed."""
-        changed = {_size(t.candidate.point) for t in trials.values() if not self._stands(t)}
+        changed = {_size(t.candidate.point) for t in _of_triton(trials) if not self._stands(t)}
         changed |= {_size(p) for p in self._plan.requested if not self._same_incumbents(p, trials)}
         standing = (p for p in self._plan.requested if _size(p) not in changed)
         return [
@@ -76,13 +76,17 @@ class Revalidation:
         entry = self._entries.get(point)
         if entry is None or Candidate(point, entry.config) not in trials:
             return False
-        raced = {name: incumbent.config for name, incumbent in entry.incumbents.items()}
+        raced = {
+            name: incumbent.config
+            for name, incumbent in entry.incumbents.items()
+            if incumbent.backend == TRITON
+        }
         return raced == dict(self._plan.incumbents[point])
 
     @staticmethod
     def _last_timed(entry: Entry, trials: Mapping[Candidate, Trial]) -> Iterator[Trial]:
         times: dict[Config, float | None] = {
-            one.config: one.median_us for one in entry.incumbents.values()
+            one.config: one.median_us for one in entry.incumbents.values() if one.backend == TRITON
         }
         times[entry.config] = entry.median_us
         for config, median_us in times.items():
@@ -90,6 +94,11 @@ class Revalidation:
             if median_us is not None:
                 trial = replace(trial, measurement=Measurement(Status.OK, median_us))
             yield trial
+
+
+def _of_triton(trials: Mapping[Candidate, Trial]) -> list[Trial]:
+    """Other backends are measured anew: what they are compiled to is not known."""
+    return [trial for trial in trials.values() if trial.candidate.backend == TRITON]
 
 
 def _same(before: Compiled, now: Compiled) -> bool:

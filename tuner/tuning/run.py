@@ -13,7 +13,7 @@ from tuner.measure.recording import write_trials
 from tuner.measure.recording_file import prove_recordable
 from tuner.measure.replay import Replay
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Candidate, Config, Part, Point
+from tuner.problems.points import TRITON, Candidate, Config, Part, Point
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
@@ -119,7 +119,7 @@ class TuningRun(RunProcesses):
         racer = bench if isinstance(bench, GpuBench) else None
         try:
             watcher.step("")
-            plan = self._plan()
+            plan = self._with_backends(self._plan())
             store.expect(run, self._outlook(plan, earlier))
             entries = tune(plan, strategy, bench, journal, progress, racer, earlier, watcher)
             watcher.step("storing the winners")
@@ -139,8 +139,17 @@ class TuningRun(RunProcesses):
             self._record(record, journal.trials(), add_to_record)
         return self._report(entries, bench.totals)
 
+    def _with_backends(self, plan: Plan) -> Plan:
+        """The plan with the backends that its GPU's environment has for the requested points."""
+        if self.request.source.kind is not MeasureKind.GPU:
+            return plan
+        first = self.request.problem.parts[0]
+        whole = [point for point in plan.requested if point.part is first]
+        return replace(plan, backends=dict.fromkeys(whole, tuple(self._gpu.backends)))
+
     def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
         to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
+        to_try += sum(len(names) for names in plan.backends.values())
         return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
 
     def _revalidation(self, store: RunStore) -> Revalidation | None:
@@ -157,8 +166,9 @@ class TuningRun(RunProcesses):
                 totals.extra["kernels_shared"] = shared
 
     def _record(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
+        tuned = [trial for trial in trials if trial.candidate.backend == TRITON]
         try:
-            self._write_recording(path, trials, add)
+            self._write_recording(path, tuned, add)
         except UnwritableOutput as error:
             raise UnwritableOutput(
                 f"{error}; the run is done and its winners are stored: run it again to record it"
