@@ -123,8 +123,8 @@ class Plan:
     # What the store has for the requested points, measured in the same environment. It is tried
     # beside the incumbents, and it is no seed: a search must ask the same when it is resumed.
     previous: Mapping[Point, Config] = field(default_factory=dict)
-    # Backends to measure beside Triton. A backend's kernel may do the work of the kernels of several
-    # points; it is measured at the first of them.
+    # Backends to measure beside Triton. One kernel of a backend may do the work of the kernels of
+    # several points; it is measured at the first of them.
     backends: Mapping[Point, Sequence[str]] = field(default_factory=dict)
 
     def incumbent_candidates(self) -> list[Candidate]:
