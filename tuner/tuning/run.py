@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tuner.engines.dispatch import what_runs
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
@@ -140,12 +141,20 @@ class TuningRun(RunProcesses):
         return self._report(entries, bench.totals)
 
     def _with_backends(self, plan: Plan) -> Plan:
-        """The plan with the backends that its GPU's environment has for the requested points."""
-        if self.request.source.kind is not MeasureKind.GPU:
+        """The plan with the other backends at its requested points: those that the engine may run,
+        so that a missing one is told, and those that the GPU's environment has.
+        """
+        request = self.request
+        if request.source.kind is not MeasureKind.GPU:
             return plan
-        first = self.request.problem.parts[0]
+        runs = what_runs(
+            request.engine.name, request.engine.version, request.problem, request.device
+        )
+        named = [kernel.backend for kernel in runs.kernels] if runs else []
+        others = [name for name in dict.fromkeys([*named, *self._gpu.backends]) if name != TRITON]
+        first = request.problem.parts[0]
         whole = [point for point in plan.requested if point.part is first]
-        return replace(plan, backends=dict.fromkeys(whole, tuple(self._gpu.backends)))
+        return replace(plan, backends=dict.fromkeys(whole, others))
 
     def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
         to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
