@@ -75,6 +75,7 @@ _WINNER = {
             "median_us": 52.96059635655606,
         }
     },
+    "without_us": "default",
     "least_us": 9.557333333333334,
     "reason": "predicted 2.572x as fast as the default configuration",
     "run_id": 1,
@@ -193,6 +194,7 @@ ANSWERS: dict[str, Any] = {
                 "why": "",
                 "points": {"incumbent": 32, "predicted": 4},
                 "speedup": 1.87,
+                "over": "what runs without us",
                 "oldest": "2026-11-21T20:49:45.388817Z",
                 "newest": "2026-11-21T20:49:45.388817Z",
             }
@@ -215,6 +217,7 @@ ANSWERS: dict[str, Any] = {
                         "state": "predicted",
                         "why": "",
                         "speedup": 1.87,
+                        "over": "what runs without us",
                         "points": {"incumbent": 32, "predicted": 4},
                         "engine_version": "0.5.16",
                         "newest": "2026-11-21T20:49:45.388817Z",

@@ -227,12 +227,16 @@ def _cell(stored: Mapping[str, Any]) -> dict[str, Any]:
         state = CellState.PREDICTED
     else:
         state = CellState.UNTUNED
-    shown = ("device", "why", "points", "speedup", "newest")
+    shown = ("device", "why", "points", "speedup", "over", "newest")
     version = stored["environment"]["engine_version"]
     return {"state": state, "engine_version": version, **{n: stored[n] for n in shown}}
 
 
 def _missing(device: str) -> dict[str, Any]:
     why = "it is watched, and nothing is stored"
-    nothing: dict[str, Any] = {"points": {}, "speedup": None, "newest": None, "engine_version": ""}
+    nothing: dict[str, Any] = {
+        **dict.fromkeys(("speedup", "over", "newest")),
+        "points": {},
+        "engine_version": "",
+    }
     return {"state": CellState.MISSING, "device": device, "why": why, **nothing}

@@ -22,8 +22,12 @@ class HeldOut(BaseModel):
     why: str
     points: dict[str, int] = Field(description="Numbers of points by their winners' status.")
     speedup: float | None = Field(
-        description="How many times as fast as what the engine would run: the harmonic mean over "
-        "the points; null where nothing is timed."
+        description="How many times as fast as what `over` names: the geometric mean over the "
+        "sizes; null where nothing is timed."
+    )
+    over: str | None = Field(
+        description='"what runs without us": what servers run by default. "Triton\'s own '
+        'configuration": what they run by default was not measured, or is not known.'
     )
     oldest: datetime
     newest: datetime
@@ -46,6 +50,7 @@ class CellOut(BaseModel):
     )
     why: str = Field(description="Why it is stale or missing.")
     speedup: float | None = Field(description="As in GET /v1/coverage.")
+    over: str | None = Field(description="As in GET /v1/coverage.")
     points: dict[str, int]
     engine_version: str
     newest: datetime | None

@@ -57,7 +57,14 @@ class IncumbentOut(BaseModel):
 class WinnerOut(ResultOut):
     """A configuration that was chosen."""
 
-    incumbents: dict[str, IncumbentOut]
+    incumbents: dict[str, IncumbentOut] = Field(
+        description="By name: default, shipped (in the engine's own file), and other backends. A "
+        "backend that runs all parts of a size as one kernel has 0 at the others than the first."
+    )
+    without_us: str | None = Field(
+        description="The incumbent that servers run without this program. It has no time where it "
+        "is not among the incumbents. Null: not known."
+    )
     least_us: float = Field(
         description="The roofline: the least time that the device's memory and tensor cores need."
     )

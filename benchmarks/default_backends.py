@@ -34,11 +34,12 @@ from typing import Any
 
 from gpu_runs import Text, this_device
 
-from tuner.backends.registry import BACKENDS, backends_of, find_backend, title_of
+from tuner.backends.registry import BACKENDS, backends_of, find_backend
 from tuner.devices.table import Device, find_device
 from tuner.engines.dispatch import Kernel, what_runs
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import BadInput
+from tuner.export.advice import advise
 from tuner.families.attention.problem import Attention, Phase
 from tuner.families.attention.selection import AttentionSelection
 from tuner.families.attention.workloads import WorkPoint
@@ -48,6 +49,7 @@ from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.targets import resolve_all
 from tuner.measure.workbench import Workbench
 from tuner.models.serving import Serving
+from tuner.problems.backends import title_of
 from tuner.problems.points import TRITON, Problem
 from tuner.problems.registry import Selection
 from tuner.problems.results import Entry, Trial
@@ -61,7 +63,6 @@ CASES = ("deepseek-r1-rank", "qwen3-30b-a3b", "qwen3-32b-fp8")
 TOKENS = (1, 8, 64, 256, 1024, 4096, 8192)  # rows of A, and tokens of a fused-MoE layer
 EXTEND = ((1, 1024, 0), (1, 8192, 0), (4, 2048, 0), (1, 8192, 24576))
 DECODE = tuple((n, 1, cached) for cached in (1024, 8192, 32768) for n in (1, 16, 64))
-CLEAR = 0.01  # a smaller gain is no gain, as where the tuner chooses
 Row = dict[str, Any]
 
 
@@ -194,13 +195,17 @@ def measured(asked: Asked, workbench: Workbench, store: Store) -> Row:
             report = run.run(store, progress)
         entries = report.entries
         row["totals"] = report.as_json()["totals"]
+        winners = store.winners_in(asked.problem, run.environment)
+        told = advise(
+            asked.problem, winners, asked.device, (asked.engine.name, asked.engine.version)
+        )
+        row["advice"] = told.as_json()
     except OutOfTime:
         row["stopped"] = "out of time: not raced"
     except BadInput as error:
         row["stopped"] = str(error)
     row["seconds"] = time.monotonic() - began
     row["points"] = points_of(asked, entries)
-    row["advice"] = advice(row)
     return row
 
 
@@ -221,7 +226,9 @@ def _point(asked: Asked, size: str, entries: Sequence[Entry]) -> Row:
         "configs": {e.point.part.value: dict(e.config) for e in entries},
         "reasons": {e.point.part.value: e.reason for e in entries},
     }
-    raced = {n: one.median_us for e in entries for n, one in e.incumbents.items()}
+    raced: dict[str, float] = defaultdict(float)  # the first part has the time of all
+    for name, one in ((n, one) for e in entries for n, one in e.incumbents.items()):
+        raced[name] += one.median_us or 0.0
     for backend in backends_of(asked.problem.family):
         name, tried = backend.name, others.get(backend.name)
         us = raced.get(name) or (tried.measurement.median_us if tried else None)
@@ -258,7 +265,7 @@ def _best_us(asked: Asked, trials: Sequence[Trial]) -> dict[str, float]:
     return {"tuned": sum(best.values())} if len(best) == len(asked.problem.parts) else {}
 
 
-# What to do
+# Tables
 
 
 def without_us(row: Row, point: Row) -> float | None:
@@ -272,28 +279,6 @@ def without_us(row: Row, point: Row) -> float | None:
     return us.get("shipped", us.get("default"))
 
 
-def advice(row: Row) -> str:
-    """What a user should do about a problem, by the rules of docs/export.md."""
-    if row["runs"] is None:
-        return "not known what runs"
-    pairs = [(without_us(row, point), point["us"].get("tuned")) for point in row["points"]]
-    gains = [own / tuned for own, tuned in pairs if own and tuned]
-    runs = row["runs"]["kernel"]
-    if len(gains) < len(pairs) or not gains:
-        return f"leave it: {runs} was measured at {len(gains)} of {len(pairs)} points"
-    better = sum(gain > 1 + CLEAR for gain in gains)
-    if row["runs"]["backend"] == TRITON:
-        if not better:
-            return "leave it: nothing is faster"
-        return f"these files: {better} of {len(gains)} points up to {max(gains):.2f}x"
-    worse = [gain for gain in gains if gain < 1 - CLEAR]
-    if worse:
-        return f"leave it: Triton is slower than {runs} at {len(worse)} points, {min(worse):.2f}x"
-    if not better:
-        return f"leave it: Triton is as fast as {runs}"
-    return f"these files and flags: {better} of {len(gains)} points up to {max(gains):.2f}x"
-
-
 def columns(row: Row) -> list[str]:
     names = ["default", "shipped", "tuned", *(b.name for b in backends_of(row["family"]))]
     return [name for name in names if any(name in point["us"] for point in row["points"])]
@@ -305,11 +290,14 @@ def table(row: Row) -> str:
     titles = {"default": "Triton default", "shipped": "Triton shipped", "tuned": "Triton tuned"}
     heads = ["size", *(titles.get(name, title_of(name)) for name in names), "gain over default"]
     runs = row["runs"]["kernel"] if row["runs"] else "not known"
+    told = row.get("advice")
+    advice = (
+        f"Advice: {told['advice']}: {told['reason']}" if told else f"No advice: {row['stopped']}"
+    )
     lines = [
         f"### {row['case']}: `{row['problem']}`",
         "",
-        f"Runs by default: {runs}. {row['advice']}.",
-        *([f"Stopped: {row['stopped']}."] if "stopped" in row else []),
+        f"Runs by default: {runs}. {advice}.",
         "",
         f"| {' | '.join(heads)} |",
         f"|{'---|' * len(heads)}",

@@ -22,6 +22,7 @@ from tuner.devices.table import find_device
 from tuner.draw.chart import WIDTH
 from tuner.draw.files import picture_files
 from tuner.draw.shapes import Drawing, heading, stack
+from tuner.engines.dispatch import what_runs
 from tuner.pictures.charts import problem_charts
 from tuner.pictures.place import Place
 from tuner.pictures.rows import rows_of, summary_line
@@ -30,6 +31,7 @@ from tuner.problems.points import Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of, parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.tuning.without_us import with_backends
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -121,7 +123,11 @@ def winners_of(report: Mapping[str, Any]) -> list[Winner]:
     fields = {k: v for k, v in report["environment"].items() if k != "fingerprint"}
     environment = Environment(**fields)
     then = datetime(2026, 1, 1, tzinfo=timezone.utc)  # reports do not say when they were made
-    return [Winner(problem, environment, _entry(one), 0, then) for one in report["entries"]]
+    runs = what_runs(
+        environment.engine, environment.engine_version, problem, find_device(report["device"])
+    )
+    entries = with_backends(map(_entry, report["entries"]), [], runs)
+    return [Winner(problem, environment, entry, 0, then) for entry in entries]
 
 
 def _entry(value: Mapping[str, Any]) -> Entry:

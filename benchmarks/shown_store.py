@@ -14,11 +14,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.table import find_device
+from tuner.engines.dispatch import what_runs
 from tuner.families.fused_moe.recording import Recording, read_recording
 from tuner.jobs.job import Job, JobFilter, JobRequest
 from tuner.jobs.workers import WorkerInfo
@@ -37,6 +39,7 @@ from tuner.problems.results import (
 from tuner.store import JobStore, Leases, Store
 from tuner.store.nights import NightStore
 from tuner.store.workers import WorkerStore
+from tuner.tuning.without_us import with_backends
 from workers.nightly import do_round
 from workers.settings import Settings
 from workers.watches import Watch
@@ -106,7 +109,7 @@ def reports() -> Iterator[dict[str, Any]]:
 
 def publish(store: Store, report: Mapping[str, Any]) -> None:
     """Store the entries of a report, and for one layer its recorded trials."""
-    entries = [entry_of(one) for one in report["entries"]]
+    entries = told(report, map(entry_of, report["entries"]))
     run = store.begin_run(key_of(report, [entry.point for entry in entries]))
     if report["problem"] == recorded().problem.spec():
         store.add_trials(run, recorded().trials.values())
@@ -116,9 +119,17 @@ def publish(store: Store, report: Mapping[str, Any]) -> None:
 def publish_gemms(store: Store, report: Mapping[str, Any]) -> None:
     """Store the sizes of a report of dense GEMMs."""
     for shape in report["shapes"]:
-        entries = [gemm_entry(one) for one in shape["sizes"]]
+        entries = told({**report, **shape}, map(gemm_entry, shape["sizes"]))
         run = store.begin_run(key_of({**report, **shape}, [entry.point for entry in entries]))
         store.finish_run(run, entries, Totals(**shape["totals"]))
+
+
+def told(report: Mapping[str, Any], entries: Iterable[Entry]) -> list[Entry]:
+    """The entries with what servers run without this program."""
+    place, problem = report["environment"], parse_problem(report["problem"])
+    device = find_device(place["device"])
+    runs = what_runs(place["engine"], place["engine_version"], problem, device)
+    return with_backends(entries, [], runs)
 
 
 def key_of(report: Mapping[str, Any], points: Sequence[Point], seed: int = 0) -> RunKey:

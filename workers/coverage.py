@@ -16,6 +16,7 @@ from tuner.problems.registry import family_named
 from tuner.problems.results import Environment
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
 from tuner.store.workers import WorkerStore
+from tuner.tuning.gains import TRITONS_OWN, WITHOUT_US
 from workers.watch_status import (
     GPU,
     OF_GPU,
@@ -97,9 +98,17 @@ def _stored_row(summary: StoredSummary, why: str) -> dict[str, Any]:
         "why": why,
         "points": {status.value: count for status, count in sorted(summary.points.items())},
         "speedup": summary.speedup,
+        "over": _over(summary),
         "oldest": summary.oldest,
         "newest": summary.newest,
     }
+
+
+def _over(summary: StoredSummary) -> str | None:
+    """What the gain is over."""
+    if summary.speedup is None:
+        return None
+    return WITHOUT_US if summary.over_without_us else TRITONS_OWN
 
 
 def _watched_row(status: WatchStatus) -> dict[str, Any]:

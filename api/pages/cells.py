@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from api.pages.names import status_words
 from api.pages.plain import plain
+from tuner.tuning.gains import WITHOUT_US
 
 
 def cells_of(
@@ -32,7 +33,9 @@ def _cell(name: str, cell: Mapping[str, Any] | None, result: str, gap: str) -> s
         said = 'aria-label="nothing: queue a job"'
         return f'<td><a class="cell gap" href="{gap}{device}" {said}></a></td>'
     state, why = cell["state"].value, cell["why"]
-    title = f' title="{escape(plain(why))}"' if why else ""
+    over = f"over {cell['over']}" if cell["over"] not in (None, WITHOUT_US) else ""
+    told = "; ".join(filter(None, (str(plain(why)), over)))
+    title = f' title="{escape(told)}"' if told else ""
     if state == "missing":
         said = 'aria-label="missing: queue a job"'
         return f'<td><a class="cell missing" href="{gap}{device}"{title} {said}></a></td>'

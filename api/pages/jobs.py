@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader, Submitter
 from api.pages.forms import Posted, asked, mistakes_in
-from api.pages.points import charts_of, entries_of, entries_so_far, harmonic_speedup
+from api.pages.points import charts_of, entries_of, entries_so_far, over_of, speedup_of
 from api.pages.render import go, page
 from api.routes.jobs import cancel_job, get_job, list_jobs
 from api.routes.results import get_progress, list_trials, list_winners
@@ -111,7 +111,8 @@ def _show_job(job: Mapping[str, Any], request: Request, caller: Reader, api: Api
         entries=timed,
         untuned=untuned,
         charts=charts_of(timed) if entries else charts_of(so_far, running=True),
-        speedup=harmonic_speedup(timed),
+        speedup=speedup_of(timed),
+        over=over_of(timed),
         finished=state.finished,
         may_cancel=not state.finished and owns and caller.scope >= Scope.SUBMIT,
         may_retry=state in (JobState.FAILED, JobState.DEAD, JobState.CANCELLED)

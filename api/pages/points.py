@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from api.pages.charts import Chart, chart_of
+from tuner.problems.backends import title_of
+from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
 
-_INCUMBENTS = ("default", "shipped")
 _ROOM = 4.0  # a run may find times that are shorter by this factor before its chart is drawn anew
 _FAR = 50.0  # a roofline that lies further below a time is not drawn: it would flatten the rest
 
@@ -19,6 +20,7 @@ class Entry:
 
     number: int  # among the winners of its environment
     winner: Mapping[str, Any]
+    whole: bool = False  # what the gain is over runs all parts of the size as one kernel
 
     @property
     def part(self) -> str:
@@ -31,9 +33,17 @@ class Entry:
 
     @property
     def running(self) -> str:
-        """What the engine would run: the file that it ships, else its default."""
-        incumbents = self.winner["incumbents"]
-        return next((name for name in reversed(_INCUMBENTS) if name in incumbents), "")
+        """The incumbent that gains are over, as `tuner.tuning.gains.reference` chooses it."""
+        incumbents, name = self.winner["incumbents"], self.winner.get("without_us") or ""
+        found = incumbents.get(name)
+        if found is not None and (found["median_us"] is not None or name in OWN):
+            return str(name)
+        return next((own for own in OWN if own in incumbents), "")
+
+    @property
+    def over_without_us(self) -> bool:
+        """Whether gains are over what a server runs without this program."""
+        return bool(self.running) and self.running == self.winner.get("without_us")
 
     @property
     def alone_us(self) -> float | None:
@@ -47,7 +57,7 @@ class Entry:
     @property
     def speedup(self) -> float | None:
         alone, mine = self.alone_us, self.winner["median_us"]
-        return alone / mine if alone and mine else None
+        return alone / mine if alone and mine and not self.whole else None
 
     @property
     def roofline_share(self) -> float | None:
@@ -70,7 +80,9 @@ def size_of(point: Mapping[str, Any]) -> str:
 
 def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[Entry]:
     """Winners as entries. Where a point has several, the one that counts more comes later."""
-    return [Entry(number, winner) for number, winner in enumerate(winners)]
+    found = [Entry(number, winner) for number, winner in enumerate(winners)]
+    whole = {one.size for one in found if one.alone_us == 0}
+    return [replace(one, whole=one.size in whole) for one in found]
 
 
 def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
@@ -92,10 +104,28 @@ def entries_so_far(progress: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-def harmonic_speedup(entries: Sequence[Entry]) -> float | None:
-    """The mean of the entries' speed-ups; None without any."""
-    relative = [1 / one.speedup for one in entries if one.speedup]
-    return len(relative) / sum(relative) if relative else None
+def speedup_of(entries: Sequence[Entry]) -> float | None:
+    """The geometric mean over the sizes whose parts all have both times; None without any."""
+    by_size: dict[str, list[Entry]] = {}
+    for one in entries:
+        by_size.setdefault(one.size, []).append(one)
+    ratios = []
+    for some in by_size.values():
+        alone = [one.alone_us for one in some if one.alone_us is not None]
+        mine = [one.winner["median_us"] for one in some if one.winner["median_us"]]
+        if len(alone) == len(mine) == len(some):
+            ratios.append(sum(alone) / sum(mine))
+    return mean_gain(ratios)
+
+
+def over_of(entries: Sequence[Entry]) -> str:
+    """What the gains of some entries are over, in words."""
+    timed = [one for one in entries if one.running]
+    names = dict.fromkeys(one.running for one in timed)
+    said = " and ".join(f"Triton's {n}" if n in OWN else title_of(n) for n in names)
+    if not timed or all(one.over_without_us for one in timed):
+        return f"{WITHOUT_US}: {said}" if said else WITHOUT_US
+    return f"{said}; {WITHOUT_US} was {NOT_MEASURED}"
 
 
 def charts_of(entries: Sequence[Entry], running: bool = False) -> list[Chart]:
@@ -110,7 +140,7 @@ def charts_of(entries: Sequence[Entry], running: bool = False) -> list[Chart]:
             (words, name): {
                 one.size: time for one in mine if (time := one.time_of(name)) is not None
             }
-            for words, name in (("engine's default", "default"), ("engine's file", "shipped"))
+            for words, name in _incumbents(mine)
         }
         series["best so far" if running else "tuned", "tuned"] = {
             one.size: one.winner["median_us"] for one in mine if one.winner["median_us"]
@@ -120,6 +150,13 @@ def charts_of(entries: Sequence[Entry], running: bool = False) -> list[Chart]:
         if chart := chart_of(part, series, _ROOM if running else 1.0):
             charts.append(chart)
     return charts
+
+
+def _incumbents(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """The lines of a chart beside the tuned one: words, and the incumbent's name."""
+    known = (("engine's default", "default"), ("engine's file", "shipped"))
+    others = {name for one in entries for name in one.winner["incumbents"]} - set(OWN)
+    return [*known, *((title_of(name), name) for name in sorted(others))]
 
 
 def _rooflines(entries: Sequence[Entry]) -> dict[str, float]:

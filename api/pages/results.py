@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from api.auth import Caller, Reader
 from api.pages.forms import asked
-from api.pages.points import Entry, charts_of, entries_of, harmonic_speedup
+from api.pages.points import Entry, charts_of, entries_of, over_of, speedup_of
 from api.pages.render import page
 from api.pages.trial_map import TrialMap, map_of
 from api.paging import cursor_at
@@ -58,9 +58,10 @@ def show_result(
         chosen=chosen,
         entries=entries,
         charts=charts_of(timed),
-        speedup=harmonic_speedup(timed),
+        speedup=speedup_of(timed),
+        over=over_of(timed),
         measured=bool(measured),
-        history=[(one, harmonic_speedup(entries_of(one["winners"]))) for one in histories],
+        history=[(one, speedup_of(entries_of(one["winners"]))) for one in histories],
         about=about,
         trials=_trials(about, wanted, caller, api) if about else None,
         limit_bytes=find_device(result["device"]).shared_optin_bytes,
@@ -82,6 +83,7 @@ def _trials(about: Entry, wanted: ResultPage, caller: Caller, api: Api) -> Trial
         point["batch_size"],
         point.get("new_tokens") or 0,
         point.get("cached_tokens") or 0,
+        "",
         "",
     ]
     found = list_run_trials(

@@ -58,7 +58,7 @@ def winner(
         status,
         12.5,
         Compiled(Status.OK, shared_bytes=20480, n_regs=80, n_spills=0),
-        {"default": Incumbent(chosen, Status.OK, 15.0)},
+        {"default": Incumbent(chosen.replace(num_stages=7), Status.OK, 15.0)},
         "1.200x as fast as the default configuration",
     )
     environment = Environment("NVIDIA_L40S", "sglang", "0.5.16", TRITON, "abc")
@@ -310,6 +310,7 @@ def test_the_command_chooses_by_problem_or_model(gpu, tmp_path, monkeypatch):
         for problem in attention.problems:
             fill(store, problem)
     command = ["export", "--device", gpu, "--engine", "sglang==0.5.16"]
+    command += ["--server-args", "--attention-backend triton"]
     run = CliRunner().invoke
     refused = run(app, [*command, "--out", str(tmp_path / "out")])
     assert (refused.exit_code, "--problem SPEC" in refused.stderr) == (1, True)

@@ -242,3 +242,33 @@ def test_race_that_runs_out_of_memory_says_so(bench):
 def test_race_that_meets_bad_input_says_why(bench):
     with pytest.raises(BadInput, match="^as asked$"):
         bench.race(candidates(config(5), config(6, fake.BAD_INPUT)), rounds=9)
+
+
+def test_another_backend_is_not_compiled_here_and_is_raced_beside_triton(bench, lane):
+    (tuned,), library = candidates(config(5)), Candidate(POINT, Config({}), "deep_gemm")
+    assert bench.backends == {"deep_gemm": "sgl-deep-gemm 0.1.0"}
+    bench.submit([library])
+    (trial,) = bench.poll(wait=True)
+    assert (trial.candidate, trial.compiled) == (library, Compiled(Status.OK, cached=True))
+    assert trial.measurement.median_us == 4
+    raced = bench.race([library, tuned], rounds=9)
+    assert {one.backend: time.median_us for one, time in raced.items()} == {
+        "deep_gemm": 4,
+        "triton": 5,
+    }
+
+
+def test_a_backend_that_ends_the_child_costs_the_run_nothing_else(bench, lane):
+    library = Candidate(POINT, Config({}), "fa3")
+    done = trials_of(bench, [library, *candidates(config(5))])
+    assert done[library].status is Status.CRASHED
+    assert lane.replaced == 1
+    (raced,) = bench.race([library, *candidates(config(6))], rounds=9)
+    assert raced.config == config(6)
+
+
+def test_a_library_may_take_longer_than_a_candidate():
+    limits = Limits()
+    assert limits.of(Candidate(POINT, Config({}), "flashinfer")) > limits.of(
+        Candidate(POINT, config(5))
+    )

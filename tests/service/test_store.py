@@ -33,7 +33,8 @@ from tuner.problems.results import (
 )
 from tuner.store import Store
 from tuner.store.connect import connect
-from tuner.store.lookups import Lookups
+from tuner.store.lookups import Lookups, trial_cursor
+from tuner.store.results import ResultStore
 from tuner.tuning.journal import RunJournal
 
 UP, DOWN = POINTS
@@ -150,8 +151,40 @@ class TestTrials:
         store.add_trials(run, [replace(trial(0), measurement=crashed)])
         assert store.trials(run)[0].measurement.detail == "CUDA\N{REPLACEMENT CHARACTER}error?"
 
+    def test_each_backend_of_a_point_has_its_trial(self, store: Store) -> None:
+        run, results = store.begin_run(KEY), ResultStore.sharing(store)
+        none = Config({})
+        others = [
+            replace(trial(0), candidate=Candidate(UP, none, backend))
+            for backend in ("deep_gemm", "cutlass")
+        ]
+        faster = [replace(one, measurement=Measurement(Status.OK, 0.25, 0.25, 3)) for one in others]
+        store.add_trials(run, [trial(0), *faster, *others])
+        assert store.trials(run) == [trial(0), *faster]
+        pages = Lookups.sharing(store)
+        first, second, third = pages.trials(run.id, None, 9)
+        assert [first, second] == faster[::-1]  # no configuration comes before any
+        assert list(pages.trials(run.id, trial_cursor(first), 9)) == [second, third]
+        # "Best so far" is Triton's.
+        assert results.best_trials(run.id) == {UP: trial(0).measurement.median_us}
+
 
 class TestWinners:
+    def test_what_runs_without_us_comes_back(self, store: Store) -> None:
+        other = Incumbent(Config({}), Status.OK, 8.0, backend="deep_gemm")
+        one = entry(UP)
+        one = replace(
+            one, incumbents={**one.incumbents, "deep_gemm": other}, without_us="deep_gemm"
+        )
+        publish(store, KEY, one)
+        (winner,) = store.winners_in(KEY.problem, KEY.environment)
+        assert winner.entry == one
+        (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
+        assert (summary.speedup, summary.over_without_us) == (pytest.approx(0.8), True)
+        publish(store, KEY, replace(one, without_us="cutlass"))  # which was not measured
+        (summary,) = Lookups.sharing(store).stored_summaries(None, None, 9)
+        assert (summary.speedup, summary.over_without_us) == (pytest.approx(1.25), False)
+
     def test_entries_come_back_with_what_they_hold_for(self, store: Store) -> None:
         run = store.begin_run(KEY)
         store.finish_run(run, [entry(DOWN), entry(UP)], Totals())

@@ -7,20 +7,22 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, make_url, text
+from sqlalchemy import MetaData, inspect, make_url, select, text
 from store_writer import KEY
 
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
 from tuner.store import Store, schema
 from tuner.store.connect import connect, writer
 from tuner.store.schema import HEAD, alembic_config
-from tuner.store.tables import VERSION_TABLE, metadata
+from tuner.store.tables import VERSION_TABLE, metadata, trials, winners
 
 
 def execute(url: str, *statements: str) -> None:
@@ -82,6 +84,54 @@ def test_the_code_knows_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == HEAD
 
 
+def test_a_store_of_0011_is_brought_up_to_date(store_url: str) -> None:
+    engine, config, then = connect(store_url), alembic_config(), datetime(2026, 1, 1, tzinfo=UTC)
+    with writer(engine).begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0011")
+    old = MetaData()
+    old.reflect(engine)
+    texts = dict.fromkeys(("device", "engine", "engine_version", "triton", "kernel_hash"), "")
+    texts |= dict.fromkeys(("torch", "cuda", "driver", "fingerprint"), "")
+    run = {"problem_id": 1, "environment_id": 1, "measure": "gpu", "effort": "quick", "seed": 0}
+    run |= dict.fromkeys(("fingerprint", "space", "recording", "state", "reason"), "")
+    place = {"part": "up", "batch_size": 8, "run_id": 1, "config": {}, "status": "ok"}
+    place |= {"compile_status": "ok", "compile_detail": "", "cached": False}
+    winner = {**place, "problem_id": 1, "environment_id": 1, "reason": "", "published_at": then}
+    shipped, default = ({"status": "ok", "median_us": us} for us in (9.5, 12.5))
+    crashed = {"status": "crashed", "median_us": None}
+    known: list[dict[str, object]] = [
+        {"default": default, "shipped": shipped},
+        {"default": default},
+        {"default": crashed},
+        {},
+    ]
+    with writer(engine).begin() as connection:
+        for name, rows in {
+            "environments": [{"id": 1, **texts}],
+            "problems": [{"id": 1, "spec": "", "family": ""}],
+            "runs": [{"id": 1, **run, "points": [], "created_at": then, "updated_at": then}],
+            "trials": [{**place, "config_key": "X=1", "samples": 3, "detail": ""}],
+            "winners": [{**winner, "batch_size": n, "incumbents": i} for n, i in enumerate(known)],
+        }.items():
+            connection.execute(old.tables[name].insert(), rows)
+    engine.dispose()
+    Store.open(store_url).close()
+    engine = connect(store_url)
+    with engine.connect() as connection:
+        told = select(winners.c.over, winners.c.over_us, winners.c.without_us)
+        found = connection.execute(told.order_by(winners.c.batch_size)).all()
+        backends = connection.execute(select(trials.c.backend)).scalars().all()
+    engine.dispose()
+    assert [tuple(row) for row in found] == [
+        ("shipped", 9.5, ""),
+        ("default", 12.5, ""),
+        ("default", None, ""),
+        ("", None, ""),
+    ]
+    assert backends == ["triton"]
+
+
 def test_opening_again_changes_nothing(store_url: str) -> None:
     with Store.open(store_url) as store:
         store.begin_run(KEY)
@@ -134,8 +184,8 @@ def test_a_version_that_was_set_back_is_named(
 ) -> None:
     """As a program of the next schema sees this one's store."""
     with Store.open(store_url) as store:
-        monkeypatch.setattr(schema, "HEAD", "0012")
-        with pytest.raises(WrongSchema, match=f"set back to schema {HEAD} and this .* 0012: rest"):
+        monkeypatch.setattr(schema, "HEAD", "9000")
+        with pytest.raises(WrongSchema, match=f"set back to schema {HEAD} and this .* 9000: rest"):
             store.check_schema()
 
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
+from tuner.devices.table import find_device
+from tuner.engines.dispatch import what_runs
 from tuner.export.selection import leave_out_predicted, with_shipped
+from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Config, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.records import Winner
 from tuner.problems.registry import parse_problem
-from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Environment,
+    Incumbent,
+    Measurement,
+    Status,
+    Trial,
+)
 from tuner.tuning.gains import closing_line, gains
+from tuner.tuning.without_us import with_backends
 
 PROBLEM = parse_problem("fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16")
+GEMM = parse_dense_gemm("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128")
 HERE = Environment("NVIDIA_H20", "sglang", "0.5.16", "3.6.0", "k")
 OWN, OTHER = Config({"X": 1}), Config({"X": 2})
 
@@ -31,7 +45,74 @@ def entry(
 ) -> Entry:
     ran = status if engine_us else Status.OUT_OF_RESOURCES
     incumbents = {name: Incumbent(OWN, ran, engine_us)}
-    return Entry(Point(size, gemm), config, status, us, Compiled(Status.OK), incumbents, "why")
+    point, compiled = Point(size, gemm), Compiled(Status.OK)
+    return Entry(point, config, status, us, compiled, incumbents, "why", without_us=name)
+
+
+def beside(one: Entry, backend: str, us: float | None) -> Entry:
+    """The entry where servers run another backend, which was measured or was not."""
+    there = {backend: Incumbent(Config({}), Status.OK, us, backend=backend)} if us else {}
+    return replace(one, without_us=backend, incumbents={**one.incumbents, **there})
+
+
+def test_a_gain_is_over_the_backend_that_servers_run() -> None:
+    entries = [beside(entry(8, gemm, 30.0, 20.0), "deep_gemm", 10.0) for gemm in Gemm]
+    assert [one.ratio for one in gains(entries)] == [0.5]
+    assert closing_line(entries) == (
+        "0.50x as fast at M=8 (measured, over what runs without us: DeepGEMM)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [("fa3", "FlashAttention 3, which runs without us,"), ("", "what runs without us")],
+)
+def test_a_gain_over_tritons_own_is_called_so(backend: str, said: str) -> None:
+    entries = [beside(entry(8, gemm, 30.0, 20.0), backend, None) for gemm in Gemm]
+    assert closing_line(entries) == (
+        "1.50x as fast at M=8 (measured, over Triton's default configurations; "
+        f"{said} was not measured)"
+    )
+
+
+def test_a_backend_may_run_both_gemms_as_one_kernel() -> None:
+    up, down = (entry(8, gemm, 30.0, 20.0) for gemm in Gemm)
+    entries = with_backends([up, down], [trial(up.point, "deep_gemm", 30.0)], None)
+    assert [one.incumbents["deep_gemm"].median_us for one in entries] == [30.0, 0.0]
+    told = [replace(one, without_us="deep_gemm") for one in entries]
+    assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [(30.0, 40.0)]
+
+
+def trial(point: Point, backend: str, us: float) -> Trial:
+    measured = Measurement(Status.OK, us, us, 3)
+    return Trial(Candidate(point, Config({}), backend), Compiled(Status.OK), measured)
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "name"),
+    [
+        ("L40S", None, "default"),
+        ("H200", None, ""),
+        ("H200", {"deep_gemm"}, "deep_gemm"),
+        ("H200", set(), "default"),
+    ],
+)
+def test_entries_are_told_what_runs_without_us(
+    device: str, installed: set[str] | None, name: str
+) -> None:
+    runs = what_runs("sglang", "0.5.16", GEMM, find_device(device))
+    one = replace(entry(8, Gemm.UP, 30.0, 20.0), without_us="")
+    (told,) = with_backends([one], [], runs, installed)
+    assert told.without_us == name
+    untuned = replace(one, incumbents={})
+    assert with_backends([untuned], [], runs, installed) == [untuned]
+
+
+def test_the_engines_own_file_runs_where_it_has_one() -> None:
+    runs = what_runs("sglang", "0.5.16", GEMM, find_device("L40S"))
+    one = entry(8, Gemm.UP, 30.0, 20.0, name="shipped")
+    assert with_backends([one], [], runs)[0].without_us == "shipped"
+    assert with_backends([one], [], None)[0].without_us == ""
 
 
 def test_both_gemms_of_a_size_count_together() -> None:
@@ -44,7 +125,7 @@ def test_both_gemms_of_a_size_count_together() -> None:
     assert [(one.size, one.ratio) for one in gains(entries)] == [("M=1", 1.0), ("M=8", 2.0)]
     assert closing_line(entries) == (
         "1.41x as fast (geometric mean of 2 sizes), best 2.00x at M=8, worst 1.00x at M=1 "
-        "(measured, against the engine's default configurations)"
+        "(measured, over what runs without us: Triton's default configurations)"
     )
 
 
@@ -60,7 +141,10 @@ def test_the_line_says_where_times_are_from() -> None:
         entry(1, Gemm.UP, 10.0, 10.0, status=Status.PREDICTED, name="shipped", config=OWN),
         entry(8, Gemm.UP, 30.0, 20.0),
     ]
-    end = "(measured and predicted, against the engine's default and shipped configurations)"
+    end = (
+        "(measured and predicted, over what runs without us: "
+        "Triton's default and shipped configurations)"
+    )
     assert closing_line(entries).endswith(end)
 
 

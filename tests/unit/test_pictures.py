@@ -121,7 +121,7 @@ class TestCharts:
     def test_a_chart_has_the_three_lines_and_says_what_the_points_are(self) -> None:
         up, down = problem_charts(rows_of(LAYER, layer(), H200))
         words = [shape.words for shape in up.shapes if isinstance(shape, Text)]
-        for word in ("up gemm", "engine's choice", "tuned", "roofline", "measured", "2.00x"):
+        for word in ("up gemm", "Triton's default", "tuned", "roofline", "measured", "2.00x"):
             assert word in words
         assert "predicted" not in words
         assert "down gemm" in down.label

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from importlib.util import find_spec
 from types import ModuleType
 
+from tuner.problems.backends import title_of
+
 _GEMMS = ("block_gemm", "channel_gemm")
 _ATTENTION = ("extend_attention", "decode_attention")
 
@@ -22,9 +24,13 @@ class Backend:
     """A kernel library. Its module in this package has its name."""
 
     name: str  # as results and stores have it: "fa3"
-    title: str  # for people: "FlashAttention 3"
     families: Sequence[str]  # the families of problems of which it runs some
     packages: Sequence[str]  # it is installed if Python finds one of these
+
+    @property
+    def title(self) -> str:
+        """Its name for people: "FlashAttention 3"."""
+        return title_of(self.name)
 
     @property
     def missing(self) -> str:
@@ -56,13 +62,13 @@ class Backend:
 
 
 BACKENDS = (
-    Backend("deep_gemm", "DeepGEMM", ("block_gemm",), ("deep_gemm",)),
-    Backend("cutlass", "CUTLASS", _GEMMS, ("sgl_kernel", "vllm")),
-    Backend("cublas", "cuBLAS", _GEMMS, ("torch",)),
-    Backend("fa3", "FlashAttention 3", _ATTENTION, ("sgl_kernel", "flash_attn_interface", "vllm")),
-    Backend("flashinfer", "FlashInfer", _ATTENTION, ("flashinfer",)),
-    Backend("fa2", "FlashAttention 2", _ATTENTION, ("torch",)),
-    Backend("cudnn", "cuDNN", _ATTENTION, ("torch",)),
+    Backend("deep_gemm", ("block_gemm",), ("deep_gemm",)),
+    Backend("cutlass", _GEMMS, ("sgl_kernel", "vllm")),
+    Backend("cublas", _GEMMS, ("torch",)),
+    Backend("fa3", _ATTENTION, ("sgl_kernel", "flash_attn_interface", "vllm")),
+    Backend("flashinfer", _ATTENTION, ("flashinfer",)),
+    Backend("fa2", _ATTENTION, ("torch",)),
+    Backend("cudnn", _ATTENTION, ("torch",)),
 )
 _BY_NAME: Mapping[str, Backend] = {backend.name: backend for backend in BACKENDS}
 
@@ -75,12 +81,6 @@ def find_backend(name: str) -> Backend | None:
 def backends_of(family: str) -> list[Backend]:
     """The backends that run problems of a family, installed or not."""
     return [backend for backend in BACKENDS if family in backend.families]
-
-
-def title_of(name: str) -> str:
-    """A backend's name for people; the name itself where it has no module here."""
-    known = find_backend(name)
-    return known.title if known else name
 
 
 @cache

@@ -17,6 +17,7 @@ from tuner.cli.options import (
     Json,
     ModelName,
     ProblemSpecs,
+    ServerArgs,
     Tp,
 )
 from tuner.cli.targets import Asked, problems_to_ship
@@ -40,14 +41,21 @@ def export(
         ),
     ] = False,
     engine: EngineSpec = "sglang",
+    server_args: ServerArgs = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
     dtype: DtypeName = None,
     as_json: Json = False,
 ) -> None:
-    """Write the stored winners as the files that the engine loads."""
+    """Write the stored winners as the files that the engine loads, where they are faster than what
+    servers run without them.
+
+    Says of each problem: leave it, these files, or these files and these flags. Where all is to be
+    left alone it writes nothing, and exits with 0.
+    """
     from tuner.devices.here import device_or_here
+    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -70,6 +78,7 @@ def export(
             allow_predicted=allow_predicted,
             wanted=problems_to_ship(problem or (), asked, choice),
             named=[parse_problem(spec) for spec in problem or ()],
+            flags=server_settings(server_args),
         )
     for line in left_out_lines(report.left_out):
         say(line)

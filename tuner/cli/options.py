@@ -52,6 +52,12 @@ ProblemSpecs = Annotated[
         metavar="PROBLEM", help="Only this problem's winners; may be given again; default: all."
     ),
 ]
+ServerArgs = Annotated[
+    str,
+    typer.Option(
+        help="Flags and variables that servers are started with, as one word; default: none."
+    ),
+]
 ModelName = Annotated[
     str | None, typer.Option(help="Only the winners of this model's problems; default: all.")
 ]

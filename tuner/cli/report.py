@@ -10,7 +10,16 @@ import typer
 
 from tuner.cli.app import command, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
-from tuner.cli.options import DeviceName, DtypeName, EngineSpec, Json, ModelName, ProblemSpecs, Tp
+from tuner.cli.options import (
+    DeviceName,
+    DtypeName,
+    EngineSpec,
+    Json,
+    ModelName,
+    ProblemSpecs,
+    ServerArgs,
+    Tp,
+)
 from tuner.cli.targets import Asked, problems_to_ship
 
 
@@ -23,6 +32,7 @@ def report(
         "report_out"
     ),
     engine: EngineSpec = "sglang",
+    server_args: ServerArgs = "",
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
@@ -35,8 +45,10 @@ def report(
     """
     from tuner.devices.table import find_device
     from tuner.draw.files import NO_PNG, can_write_png
+    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.export import stored
+    from tuner.export.advice import for_servers
     from tuner.export.files import write_all
     from tuner.pictures.rows import by_problem, rows_of
     from tuner.pictures.write import as_text, picture_pages
@@ -47,6 +59,7 @@ def report(
     wanted = problems_to_ship(problem or (), asked, choice)
     with Store.open(database_url(os.environ)) as store:
         winners = stored(store, card, found, wanted)
+    winners = for_servers(winners, card, found, server_settings(server_args))
     files = {out / name: data for name, data in picture_pages(winners, card).items()}
     write_all(out, files)
     winners_of = by_problem(winners)

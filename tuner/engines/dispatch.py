@@ -6,6 +6,7 @@ An answer refuses nothing: it says whether the files that the tuner writes will 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.dispatch_table import DispatchTable, Rule, Unknown, dispatch_table
 from tuner.engines.engine import engine_package
-from tuner.errors import BadProblem
+from tuner.errors import BadInput, BadProblem
 from tuner.problems.points import Problem
 
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -115,18 +117,10 @@ class Runs:
             return "only Triton reads tuned files"
         return "no option makes it run Triton, so it reads no tuned file"
 
-    def unmeasured_words(self) -> str:
-        """What an operator must know of tuned files that were not measured beside what runs."""
-        others = dict.fromkeys(kernel.name for kernel in self.kernels if not kernel.triton)
-        return (
-            f"{self.line()}; these files were not measured beside {' and '.join(others)}, which "
-            "may be faster: `tuner prove MODEL --server` compares them"
-        )
-
     @property
     def options(self) -> str:
         """The flags and variables that make it Triton, as people type them."""
-        return _options(self.to_triton)
+        return options_text(self.to_triton)
 
     @property
     def _sometimes_triton(self) -> bool:
@@ -223,6 +217,26 @@ def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
     return f"for {' and '.join(dict.fromkeys(names))}"
 
 
+def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
+    """The flags, with those that choose for this problem alone in place of those for several."""
+    table = dispatch_table(engine)
+    alone = table.alone.get(problem.family, {}) if table else {}
+    return {alone.get(name, name): value for name, value in flags.items()}
+
+
+def server_settings(text: str) -> dict[str, str]:
+    """The flags of a command line, and the variables before it: `NAME=value --flag value`.
+
+    Raises BadInput for quotation marks that are not closed.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"cannot read the server's flags {text!r}: {error}") from None
+    variables = (word.partition("=") for word in words if _VARIABLE.match(word))
+    return {**{name: value for name, _, value in variables}, **flags_of(words)}
+
+
 def flags_of(words: Sequence[str]) -> dict[str, str]:
     """The flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
 
@@ -316,7 +330,7 @@ def _refusals(
     return [text for name in names for text in module.refusals(name, version, problem, device)]
 
 
-def _options(flags: Mapping[str, str]) -> str:
+def options_text(flags: Mapping[str, str]) -> str:
     """Flags and variables as people type them."""
     words = []
     for name, value in flags.items():

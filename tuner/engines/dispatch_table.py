@@ -78,6 +78,8 @@ class DispatchTable:
     unknown: Mapping[str, Unknown]
     rules: Sequence[Rule]
     backends: Mapping[str, str] = field(default_factory=dict)  # by the values of flags
+    # By problem, the flags that choose for it alone, by the flags that choose for several.
+    alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def release(self, version: str) -> str:
         """The newest of the releases that is not newer than a version, or the oldest.
@@ -111,6 +113,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
         unknown={name: Unknown(**row) for name, row in values["unknown"].items()},
         rules=[_rule(row) for row in values["row"]],
         backends=values.get("backends", {}),
+        alone=values.get("alone", {}),
     )
 
 

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.config_variables import config_variables
-from tuner.engines.dispatch import engine_runs
 from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
+from tuner.export.advice import NO_FLAGS, Advice, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
 from tuner.export.files import (
     PICTURES,
@@ -48,10 +48,11 @@ class WinnerStore(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """The winners to export, and the stored problems that are left out."""
+    """The winners to export, the stored problems that are left out, and what is advised."""
 
     winners: Sequence[Winner]
     left_out: Sequence[LeftOut]
+    advice: Sequence[Advice] = ()
 
 
 def export_device(
@@ -63,10 +64,12 @@ def export_device(
     allow_predicted: bool,
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
+    flags: Mapping[str, str] = NO_FLAGS,
 ) -> ExportReport:
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
-    Takes the arguments of `choose`, and raises what it and `export` raise.
+    Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
+    nothing is better than what servers run without this program.
     """
     chosen = choose(
         store,
@@ -76,7 +79,11 @@ def export_device(
         wanted=wanted,
         named=named,
         into_engine=out is None,
+        flags=flags,
     )
+    if not chosen.winners:
+        root = out or engine.root
+        return ExportReport(root, (), 0, (), left_out=chosen.left_out, advice=chosen.advice)
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
     pictures = _pictures(chosen.winners, device, out) if out else {}
@@ -86,7 +93,8 @@ def export_device(
     readable = {delivery.variable for delivery in used}
     if out is None:
         root = _engine_root(used, engine)
-        return ExportReport(root, files, 0, (), notes=notes, left_out=chosen.left_out)
+        left = chosen.left_out
+        return ExportReport(root, files, 0, (), notes=notes, left_out=left, advice=chosen.advice)
     return ExportReport(
         out,
         files,
@@ -96,19 +104,12 @@ def export_device(
         notes=[
             *notes,
             *(delivery.note for delivery in used if delivery.note),
-            *_unmeasured(files, engine, device),
             *(_copy_text(out, delivery, engine) for delivery in used if not delivery.variable),
         ],
         left_out=chosen.left_out,
+        advice=chosen.advice,
         picture=next(iter(pictures)),
     )
-
-
-def _unmeasured(files: Sequence[PlannedFile], engine: Engine, device: Device) -> list[str]:
-    """What servers may run by default in place of the kernels that the files are for."""
-    problems = [file.problem for file in files]
-    runs = engine_runs(engine.name, engine.version, problems, device)
-    return [one.unmeasured_words() for one in runs if not one.always_triton]
 
 
 def _pictures(winners: Sequence[Winner], device: Device, out: Path) -> dict[Path, bytes]:
@@ -136,19 +137,22 @@ def choose(
     wanted: Sequence[Problem] = (),
     named: Sequence[Problem] = (),
     into_engine: bool = False,
+    flags: Mapping[str, str] = NO_FLAGS,
 ) -> Choice:
     """The winners to export. If `wanted` has problems, only their winners; see `select`.
 
     Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
     predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
-    `named` problems stands for is predicted.
+    `named` problems stands for is predicted. Of what is left, only the winners are chosen whose
+    files are advised for servers that are started with `flags`: there may be none.
     """
     found = stored(store, device, engine, wanted)
     kept, left_out = loadable(found, engine, into_engine=into_engine)
     if not allow_predicted:
         kept, predicted = leave_out_predicted(kept, named)
         left_out += predicted
-    return Choice(kept, left_out)
+    advice = advise_all(kept, device, engine, flags, wanted=wanted)
+    return Choice([winner for one in advice for winner in one.winners], left_out, advice)
 
 
 def stored(

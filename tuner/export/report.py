@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.engines.engine import Engine
 from tuner.engines.triton_release import engine_triton
+from tuner.export.advice import Advice
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.results import Status
@@ -34,6 +35,7 @@ class ExportReport:
     notes: Sequence[str] = ()  # what an operator should know about the files
     left_out: Sequence[LeftOut] = ()
     picture: Path | None = None  # the page with pictures of the winners
+    advice: Sequence[Advice] = ()  # what to do about each problem
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -44,14 +46,18 @@ class ExportReport:
             "carried": self.carried,
             "environment": dict.fromkeys(self.variables, str(self.root.resolve())),
             "server_flags": [flags.as_json() for flags in self.server_flags],
+            "advice": [one.as_json() for one in self.advice],
             "left_out": "; ".join(left_out_lines(self.left_out)),
             **({"left_out_problems": problems} if problems else {}),
         }
 
     def as_text(self) -> str:
         """The files, the number of measured entries in each, and how to use them."""
+        if not self.files:
+            first = "leave it: nothing is advised, and nothing was written"
+            return folded("\n".join([first, *map(str, self.advice)]))
         lines = [line for file in self.files for line in (_path(file, self.root), _entries(file))]
-        lines += ["", f"written under {self.root}"]
+        lines += ["", *map(str, self.advice), "", f"written under {self.root}"]
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
         if self.picture:

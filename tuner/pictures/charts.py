@@ -8,7 +8,7 @@ from tuner.draw.bars import Row as BarRow
 from tuner.draw.bars import draw_rows
 from tuner.draw.chart import Chart, Series, Spot, draw_chart
 from tuner.draw.shapes import Colour, Drawing, Glyph
-from tuner.pictures.rows import Origin, Row
+from tuner.pictures.rows import Origin, Row, over_title
 
 _GLYPHS = {
     Origin.MEASURED: Glyph.DISC,
@@ -53,7 +53,7 @@ def _chart(title: str, rows: Sequence[Row]) -> Drawing:
     )
     least = tuple(Spot(row.place.x, row.roofline_us, Glyph.NONE) for row in rows)
     series = (
-        Series("engine's choice", Colour.FIRST, engine),
+        Series(over_title(rows), Colour.FIRST, engine),
         Series("tuned", Colour.SECOND, tuned),
         Series("roofline", Colour.THIRD, least, dashed=True),
     )

@@ -9,11 +9,12 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.pictures.place import Place
+from tuner.problems.backends import title_of
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
-from tuner.problems.results import Entry, Incumbent, Status, is_shipped
-from tuner.tuning.gains import closing_line, running
+from tuner.problems.results import Entry, Status, is_shipped
+from tuner.tuning.gains import OWN, closing_line, reference
 
 
 class Origin(str, Enum):
@@ -36,10 +37,12 @@ class Row:
     tuned_us: float | None
     roofline_us: float
     origin: Origin
+    over: str = ""  # the name of the incumbent whose time `engine_us` is
+    without_us: bool = False  # whether a server runs that one without this program
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as the engine's choice."""
+        """How many times as fast as what `over` names."""
         if self.engine_us is None or not self.tuned_us:
             return None
         return self.engine_us / self.tuned_us
@@ -50,6 +53,8 @@ class Row:
             "x": self.place.x,
             "size": self.size,
             "engine_us": self.engine_us,
+            "over": self.over or None,
+            "over_without_us": self.without_us,
             "tuned_us": self.tuned_us,
             "roofline_us": self.roofline_us,
             "gain": self.gain,
@@ -67,18 +72,29 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
         placed.setdefault(place, []).append(winner.entry)
     least_us = family.module("roofline").least_us
     charts = list(dict.fromkeys(place.chart for place in placed))
-    return [
-        Row(
+    # A backend's time may be for all parts of a size. A place with some of them has no such time.
+    every = (entry for entries in placed.values() for entry in entries)
+    whole = {entry.point.size for entry in every if reference(entry).median_us == 0}
+
+    def row(place: Place, entries: Sequence[Entry]) -> Row:
+        over = [reference(entry) for entry in entries]
+        apart = entries[0].point.size in whole and len(entries) < len(problem.parts)
+        return Row(
             place=place,
             size=entries[0].point.size,
-            engine_us=_sum([found.median_us if found else None for found in map(_engine, entries)]),
+            engine_us=None if apart else _sum([one.median_us for one in over]),
             engine_measured=all(
-                found is not None and found.status is Status.OK for found in map(_engine, entries)
+                one.incumbent is not None and one.incumbent.status is Status.OK for one in over
             ),
             tuned_us=_sum([entry.median_us for entry in entries]),
             roofline_us=sum(least_us(problem, entry.point, device) for entry in entries),
             origin=max((origin_of(entry) for entry in entries), key=list(Origin).index),
+            over=over[0].name if len({one.name for one in over}) == 1 else "",
+            without_us=all(one.without_us for one in over),
         )
+
+    return [
+        row(place, entries)
         for place, entries in sorted(
             placed.items(), key=lambda p: (charts.index(p[0].chart), p[0].x)
         )
@@ -96,20 +112,24 @@ def origin_of(entry: Entry) -> Origin:
     return Origin.DEFAULT if kept or entry.status is not Status.PREDICTED else Origin.PREDICTED
 
 
-def _engine(entry: Entry) -> Incumbent | None:
-    """What the engine would launch: with its file where it ships one, else its default."""
-    return running(entry)[1]
-
-
 def _sum(times: Sequence[float | None]) -> float | None:
     known = [one for one in times if one is not None]
     return sum(known) if len(known) == len(times) else None
 
 
+def over_title(rows: Sequence[Row]) -> str:
+    """What the gains of some rows are over, in few words."""
+    names = {row.over for row in rows}
+    (name,) = names if len(names) == 1 else ("",)
+    if not name:
+        return "engine's choice"
+    return f"Triton's {name}" if name in OWN else title_of(name)
+
+
 def summary_line(winners: Iterable[Winner]) -> str:
     """The gains of one problem's winners in one sentence, as `tuner tune` says it."""
     line = closing_line([winner.entry for winner in winners])
-    return line or "No time is known for both the engine's choice and the tuned one"
+    return line or "No time is known for both what the engine runs and the tuned one"
 
 
 def by_problem(winners: Iterable[Winner]) -> Mapping[Problem, list[Winner]]:

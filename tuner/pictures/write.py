@@ -13,13 +13,12 @@ from tuner.draw.page import html_page
 from tuner.draw.shapes import Drawing, heading, stack
 from tuner.draw.svg import joined
 from tuner.pictures.charts import problem_charts
-from tuner.pictures.rows import Origin, Row, by_problem, rows_of, summary_line
+from tuner.pictures.rows import Origin, Row, by_problem, over_title, rows_of, summary_line
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.render import gain_text, table
 
 _COLUMNS = 80
-_HEADERS = ("size", "engine us", "tuned us", "gain", "roofline us", "from")
 _ROOFLINE = (
     "The roofline is the least time that any kernel could take: the larger of the bytes over the "
     "memory's bandwidth and the operations over the tensor cores' peak."
@@ -69,10 +68,11 @@ def _section(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -
 
 
 def _html_table(rows: Sequence[Row]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in _HEADERS)
+    headers = _headers(rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in headers)
     lines = []
     for title, some in _by_chart(rows).items():
-        span = f'<tr class="group"><th colspan="{len(_HEADERS)}">{escape(title)}</th></tr>'
+        span = f'<tr class="group"><th colspan="{len(headers)}">{escape(title)}</th></tr>'
         cells = ("".join(f"<td>{escape(one)}</td>" for one in _cells(row)) for row in some)
         lines += [span, *(f"<tr>{one}</tr>" for one in cells)]
     body = "\n".join(lines)
@@ -83,9 +83,16 @@ def _html_table(rows: Sequence[Row]) -> str:
 def as_text(problem: Problem, rows: Sequence[Row], winners: Sequence[Winner]) -> str:
     """A heading, a table that fits 80 columns, and the gains in one sentence."""
     parts = [fill(title_of(problem), _COLUMNS)]
+    headers = _headers(rows)
     for title, some in _by_chart(rows).items():
-        parts += [title, table(_HEADERS, [_cells(row) for row in some], right=_HEADERS[1:5])]
+        parts += [title, table(headers, [_cells(row) for row in some], right=headers[1:5])]
     return "\n".join([*parts, fill(summary_line(winners), _COLUMNS)])
+
+
+def _headers(rows: Sequence[Row]) -> tuple[str, ...]:
+    over = over_title(rows).removeprefix("Triton's ")
+    gain = "gain" if all(row.without_us for row in rows) else f"over {over}"
+    return ("size", f"{over} us", "tuned us", gain, "roofline us", "from")
 
 
 def _by_chart(rows: Sequence[Row]) -> Mapping[str, list[Row]]:

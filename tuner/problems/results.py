@@ -107,6 +107,9 @@ def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
 class Incumbent:
     """What the engine could run at a point without this tuner: Triton's kernel with a configuration
     of the engine, or another backend's kernel, which has no configuration.
+
+    A backend may run all parts of a size as one kernel. Then its time is at the first part, and it
+    is 0 at the others.
     """
 
     config: Config
@@ -125,8 +128,12 @@ class Entry:
     status: Status  # OK (measured), PREDICTED, or INCUMBENT (a point that was not to be tuned)
     median_us: float | None
     compiled: Compiled
-    incumbents: Mapping[str, Incumbent]  # "default", and "shipped" where the engine ships a file
+    # "default", "shipped" where the engine ships a file, and other backends by their names.
+    incumbents: Mapping[str, Incumbent]
     reason: str
+    # The name of the incumbent that a server runs without this program. A backend that was not
+    # measured is not among the incumbents. Empty: not known.
+    without_us: str = ""
 
 
 def is_shipped(entry: Entry) -> bool:
@@ -160,6 +167,7 @@ def entry_json(
         "n_regs": entry.compiled.n_regs,
         "n_spills": entry.compiled.n_spills,
         "incumbents": {name: incumbent_json(i, config) for name, i in entry.incumbents.items()},
+        "without_us": entry.without_us or None,
         "reason": entry.reason,
     }
 

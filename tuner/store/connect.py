@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -198,6 +199,10 @@ def _take_over_transactions(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def _on_connect(connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None
+        try:
+            connection.execute("SELECT ln(1)")
+        except sqlite3.OperationalError:  # SQLite was built without its mathematical functions
+            connection.create_function("ln", 1, math.log, deterministic=True)
         connection.execute("PRAGMA foreign_keys = ON")
 
     @event.listens_for(engine, "begin")

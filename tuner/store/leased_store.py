@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, func, select, tuple_
 
 from tuner.errors import RunAlreadyActive
 from tuner.jobs.job import PLANNED, Cost, JobState, Lease
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.records import Outlook, Run, RunKey
 from tuner.problems.results import Entry, Totals, Trial
 from tuner.store.database import Clock, time_of
@@ -113,12 +113,13 @@ def _as_dicts(by_name: Mapping[str, Config]) -> dict[str, dict[str, int]]:
 
 
 def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
-    """The best time of the run so far, in microseconds, at each of these points that has one."""
+    """Triton's best time of the run so far, in microseconds, at each of these points with one."""
     wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
     place = [trials.c[name] for name in POINT_COLUMNS]
     query = (
         select(*place, func.min(trials.c.median_us))
         .where(trials.c.run_id == run_id, trials.c.median_us.is_not(None))
+        .where(trials.c.backend == TRITON)
         .where(tuple_(*place).in_(list(wanted)))
         .group_by(*place)
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, case, cast, func, select, tuple_
 
 from tuner.errors import BadInput
 from tuner.problems.points import Problem
@@ -58,8 +59,9 @@ _NEWEST = (
     .scalar_subquery()
     .label("newest")
 )
-# Part, batch size, new tokens, cached tokens, config key.
-TrialCursor = tuple[str, int, int, int, str]
+_TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first one counts
+# Part, batch size, new tokens, cached tokens, config key, backend.
+TrialCursor = tuple[str, int, int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,10 @@ class StoredSummary:
     points: dict[Status, int]  # the number of points by their winners' status
     oldest: datetime
     newest: datetime
-    # How many times as fast the winners are as what the engine would run: the harmonic mean over
-    # the measured points, or over the predicted ones if none is measured. None: nothing is timed.
+    # How many times as fast the winners are as what the gain is over: the geometric mean over the
+    # measured sizes, or over the predicted ones if none is measured. None: nothing is timed.
     speedup: float | None
+    over_without_us: bool  # at all these sizes it is over what a server runs without this program
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Lookups(Database):
 
     def trials(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
         """A page of a run's trials, in order of part, size and configuration."""
-        place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key")]
+        place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key", "backend")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
         if after is not None:
             query = query.where(tuple_(*place) > after)
@@ -203,15 +206,16 @@ class Lookups(Database):
 
 def trial_cursor(trial: Trial) -> TrialCursor:
     """The cursor with which `Lookups.trials` continues after a trial."""
-    point, key = trial.candidate.point, trial.candidate.config.key
-    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, key
+    tried = trial.candidate
+    point, last = tried.point, (tried.config.key, tried.backend)
+    return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, *last
 
 
 def parse_trial_cursor(values: object) -> TrialCursor:
     """A cursor from JSON. Raises BadInput."""
     match values:
-        case [str(part), int(size), int(new), int(cached), str(key)]:
-            return read_part(part).value, size, new, cached, key
+        case [str(part), int(size), int(new), int(cached), str(key), str(backend)]:
+            return read_part(part).value, size, new, cached, key, backend
     raise BadInput("not a place in a list of trials")
 
 
@@ -226,16 +230,34 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
     )
 
 
-def _relative_time(status: Status) -> ColumnElement[float]:
-    """The mean of the winners' times, each divided by the time of what the engine would run.
-
-    The engine runs the file that it ships, where it ships one.
-    """
-    alone = func.coalesce(
-        *(winners.c.incumbents[name]["median_us"].as_float() for name in ("shipped", "default"))
+def _mean_gains(
+    connection: Connection, environment_id: int, problem_ids: Collection[int]
+) -> dict[int, tuple[float, bool]]:
+    """By problem, its gain as `StoredSummary` has it, and what that is over."""
+    alone, mine = func.sum(winners.c.over_us), func.sum(winners.c.median_us)
+    told = (winners.c.over == winners.c.without_us) & (winners.c.over != "")
+    key = winners.c.problem_id, winners.c.status
+    sizes = (
+        select(
+            *key,
+            alone.label("alone"),
+            mine.label("mine"),
+            func.min(case((told, 1), else_=0)).label("told"),
+        )
+        .where(winners.c.environment_id == environment_id, winners.c.problem_id.in_(problem_ids))
+        .where(winners.c.status.in_([status.value for status in _TIMED]))
+        .group_by(*key, winners.c.batch_size, winners.c.new_tokens, winners.c.cached_tokens)
+        .having(func.count(winners.c.over_us) == func.count())
+        .having(func.count(winners.c.median_us) == func.count())
+        .having((alone > 0) & (mine > 0))
+        .subquery()
     )
-    relative = winners.c.median_us / func.nullif(alone, 0)
-    return func.avg(relative).filter(winners.c.status == status.value)
+    mean = func.avg(func.ln(sizes.c.alone / sizes.c.mine)).label("mean")
+    query = select(sizes.c.problem_id, sizes.c.status, mean, func.min(sizes.c.told).label("told"))
+    rows = connection.execute(query.group_by(sizes.c.problem_id, sizes.c.status)).all()
+    # The first of the statuses counts, so it comes last.
+    ordered = sorted(rows, key=lambda row: _TIMED.index(Status(row.status)), reverse=True)
+    return {row.problem_id: (math.exp(row.mean), bool(row.told)) for row in ordered}
 
 
 def _summaries(
@@ -264,7 +286,6 @@ def _summaries(
             ),
             func.min(winners.c.published_at).label("oldest"),
             func.max(winners.c.published_at).label("newest"),
-            func.coalesce(*map(_relative_time, (Status.OK, Status.PREDICTED))).label("relative"),
         )
         .where(wanted)
         .group_by(winners.c.problem_id)
@@ -278,6 +299,8 @@ def _summaries(
         .order_by(page.c.problem_id)
     )
     place = read_environment(environment)
+    rows = connection.execute(query).mappings().all()
+    gains = _mean_gains(connection, environment["id"], [row["problem_id"] for row in rows])
     return [
         StoredSummary(
             cursor=(environment["id"], row["problem_id"]),
@@ -286,7 +309,8 @@ def _summaries(
             points={status: row[status.value] for status in WINNING if row[status.value]},
             oldest=row["oldest"],
             newest=row["newest"],
-            speedup=1 / row["relative"] if row["relative"] else None,
+            speedup=gains.get(row["problem_id"], (None,))[0],
+            over_without_us=row["problem_id"] in gains and gains[row["problem_id"]][1],
         )
-        for row in connection.execute(query).mappings()
+        for row in rows
     ]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import func, select
 
-from tuner.problems.points import Candidate, Point, Problem
+from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import read_part
 from tuner.problems.results import Status
@@ -43,6 +43,7 @@ class ResultStore(Database):
         query = select(trials.c.config_key, trials.c.median_us, *place).where(
             trials.c.run_id == run_id,
             trials.c.median_us.is_not(None),
+            trials.c.backend == TRITON,
             trials.c.config_key.in_({one.config.key for one in some}),
         )
         with self._read() as connection:
@@ -51,11 +52,12 @@ class ResultStore(Database):
         return {wanted[at]: time for at, time in times.items() if at in wanted}
 
     def best_trials(self, run_id: int) -> dict[Point, float]:
-        """The best time of a run so far, in microseconds, at each point that has one."""
+        """Triton's best time of a run so far, in microseconds, at each point that has one."""
         place = [trials.c[name] for name in POINT_COLUMNS]
         query = (
             select(*place, func.min(trials.c.median_us))
             .where(trials.c.run_id == run_id, trials.c.median_us.is_not(None))
+            .where(trials.c.backend == TRITON)
             .group_by(*place)
         )
         with self._read() as connection:

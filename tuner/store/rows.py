@@ -24,6 +24,7 @@ from tuner.problems.results import (
     Trial,
     incumbent_json,
 )
+from tuner.tuning.gains import reference
 
 ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
 
@@ -81,6 +82,7 @@ def trial_row(run_id: int, trial: Trial) -> dict[str, Any]:
     return {
         "run_id": run_id,
         **_point_columns(point),
+        "backend": trial.candidate.backend,
         "config_key": config.key,
         "config": dict(config),
         **_compiled_row(trial.compiled),
@@ -94,7 +96,7 @@ def trial_row(run_id: int, trial: Trial) -> dict[str, Any]:
 
 def read_trial(row: RowMapping) -> Trial:
     return Trial(
-        candidate=Candidate(_read_point(row), Config(row["config"])),
+        candidate=Candidate(_read_point(row), Config(row["config"]), row["backend"]),
         compiled=_read_compiled(row),
         measurement=Measurement(
             status=Status(row["status"]),
@@ -107,6 +109,7 @@ def read_trial(row: RowMapping) -> Trial:
 
 
 def entry_row(entry: Entry) -> dict[str, Any]:
+    over = reference(entry)
     return {
         "status": entry.status.value,
         **_point_columns(entry.point),
@@ -114,6 +117,9 @@ def entry_row(entry: Entry) -> dict[str, Any]:
         "median_us": entry.median_us,
         **_compiled_row(entry.compiled),
         "incumbents": {name: incumbent_json(one) for name, one in entry.incumbents.items()},
+        "without_us": entry.without_us,
+        "over": over.name,
+        "over_us": over.median_us,
         "reason": storable(entry.reason),
     }
 
@@ -127,6 +133,7 @@ def read_winner(row: RowMapping) -> Winner:
         compiled=_read_compiled(row),
         incumbents={name: _read_incumbent(one) for name, one in row["incumbents"].items()},
         reason=row["reason"],
+        without_us=row["without_us"],
     )
     return Winner(
         problem=parse_problem(row["spec"]),

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
 from tuner.store.tables import VERSION_TABLE
 
-HEAD = "0011"
+HEAD = "0012"
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
 # `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:

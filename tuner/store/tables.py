@@ -138,7 +138,8 @@ trials = Table(
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("run_id", ForeignKey(runs.c.id), nullable=False),
     *_point(),
-    text_column("config_key"),
+    Column("backend", Text, nullable=False, server_default="triton"),
+    text_column("config_key"),  # empty for another backend than Triton
     Column("config", JSON, nullable=False),
     text_column("compile_status"),
     *_compiled(),
@@ -148,7 +149,7 @@ trials = Table(
     Column("samples", Integer, nullable=False),
     text_column("detail"),
     # Named by hand, here and in `winners`: the generated names are too long for PostgreSQL.
-    UniqueConstraint("run_id", *POINT_COLUMNS, "config_key", name="uq_trials_place"),
+    UniqueConstraint("run_id", *POINT_COLUMNS, "config_key", "backend", name="uq_trials_place"),
 )
 
 WINNER_KEY = (
@@ -170,6 +171,10 @@ winners = Table(
     text_column("compile_status"),
     *_compiled(),
     Column("incumbents", JSON, nullable=False),
+    Column("without_us", Text, nullable=False, server_default=""),  # an incumbent's name
+    # What a gain is over, so that queries need no JSON: `gains.reference` of the entry.
+    Column("over", Text, nullable=False, server_default=""),
+    Column("over_us", Double),
     text_column("reason"),
     Column("published_at", UtcDateTime, nullable=False),
     UniqueConstraint(*WINNER_KEY, name="uq_winners_place"),

@@ -1,4 +1,8 @@
-"""What a run gained over the engine: the figures that its table and its closing line show."""
+"""What a run gained over what runs without this program: the figures of tables and closing lines.
+
+A gain is over what a server runs without this program, where that was timed. Else it is over
+Triton's own configuration, and is called so.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,36 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tuner.problems.backends import title_of
 from tuner.problems.results import Entry, Incumbent, Status
 from tuner.render import gain_text
 
-# What the engine runs without this program: its file's entry where it finds one.
-_RUNNING = ("shipped", "default")
+# Triton's own configurations: the one in the engine's file, where it finds one, comes first.
+OWN = ("shipped", "default")
+# Measured times on a GPU: a difference up to NOISE is none, and a gain up to CLEAR_GAIN is no gain.
+NOISE, CLEAR_GAIN = 0.004, 0.01
+NOT_MEASURED = "not measured"
+WITHOUT_US = "what runs without us"
+TRITONS_OWN = "Triton's own configuration"  # what a gain is over where the other has no time
 _SOURCES = {Status.OK: "measured", Status.PREDICTED: "predicted"}
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What a gain at a point is over."""
+
+    name: str  # of the incumbent; "default" where a point has none
+    incumbent: Incumbent | None
+    without_us: bool  # whether it is what a server runs without this program
+
+    @property
+    def median_us(self) -> float | None:
+        return self.incumbent.median_us if self.incumbent else None
+
+
+@dataclass(frozen=True)
 class Gain:
-    """One size: what the engine runs there, against what was chosen. Times are microseconds."""
+    """One size: the time of what the gain is over, against what was chosen. Microseconds."""
 
     size: str
     engine_us: float
@@ -27,12 +50,16 @@ class Gain:
         return self.engine_us / self.tuned_us
 
 
-def running(entry: Entry) -> tuple[str, Incumbent | None]:
-    """What the engine runs at a point without this program, with its name."""
-    for name in _RUNNING:
-        if name in entry.incumbents:
-            return name, entry.incumbents[name]
-    return "default", None
+def reference(entry: Entry) -> Reference:
+    """What the gain at a point is over."""
+    name = entry.without_us
+    found = entry.incumbents.get(name)
+    if found is not None and (found.median_us is not None or name in OWN):
+        return Reference(name, found, without_us=True)
+    for own in OWN:
+        if own in entry.incumbents:
+            return Reference(own, entry.incumbents[own], without_us=False)
+    return Reference("default", None, without_us=False)
 
 
 def gains(entries: Iterable[Entry]) -> list[Gain]:
@@ -42,29 +69,62 @@ def gains(entries: Iterable[Entry]) -> list[Gain]:
         by_size.setdefault(entry.point.size, []).append(entry)
     found = []
     for size, some in by_size.items():
-        engine = [incumbent.median_us for _, incumbent in map(running, some) if incumbent]
-        times = [us for us in engine if us is not None]
+        times = [us for entry in some if (us := reference(entry).median_us) is not None]
         tuned = [entry.median_us for entry in some if entry.median_us is not None]
         if len(times) == len(tuned) == len(some):
             found.append(Gain(size, sum(times), sum(tuned)))
     return found
 
 
+def mean_gain(ratios: Iterable[float]) -> float | None:
+    """The mean that every table and page shows: the geometric one, over sizes. None of nothing."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
 def closing_line(entries: Sequence[Entry]) -> str:
-    """All gains in one line: geometric mean, best and worst, and where they are from."""
+    """All gains in one line: geometric mean, best and worst, and what they are over."""
     found = gains(entries)
-    if not found:
+    mean = mean_gain(one.ratio for one in found)
+    if mean is None:
         return ""
-    names = sorted({running(entry)[0] for entry in entries})
-    sources = sorted({_SOURCES.get(entry.status, entry.status.value) for entry in entries})
-    origin = f"{' and '.join(sources)}, against the engine's {' and '.join(names)} configurations"
     if len(found) == 1:
-        return f"{gain_text(found[0].ratio)} as fast at {found[0].size} ({origin})"
-    mean = math.exp(sum(math.log(one.ratio) for one in found) / len(found))
+        return f"{gain_text(mean)} as fast at {found[0].size} ({_origin(entries)})"
     ranked = sorted(found, key=lambda one: one.ratio)
     best, worst = ranked[-1], ranked[0]
     ends = (f"{gain_text(one.ratio)} at {one.size}" for one in (best, worst))
     return (
         f"{gain_text(mean)} as fast (geometric mean of {len(found)} sizes), "
-        f"best {next(ends)}, worst {next(ends)} ({origin})"
+        f"best {next(ends)}, worst {next(ends)} ({_origin(entries)})"
     )
+
+
+def unmeasured(entries: Iterable[Entry]) -> list[str]:
+    """The titles of what runs without us at points where it has no time; "" where it is not known
+    what that is.
+    """
+    others = (entry for entry in entries if entry.incumbents and not reference(entry).without_us)
+    names = sorted({entry.without_us for entry in others})
+    return [title_of(name) if name else "" for name in names]
+
+
+def over_words(entries: Iterable[Entry]) -> str:
+    """What the gains of some entries are over."""
+    some = [entry for entry in entries if entry.incumbents]
+    names = sorted({reference(entry).name for entry in some})
+    own = [name for name in names if name in OWN]
+    said = [title_of(name) for name in names if name not in OWN]
+    if own:
+        said.append(f"Triton's {' and '.join(own)} configurations")
+    over = " and ".join(said)
+    missing = unmeasured(some)
+    if not missing:
+        return f"over {WITHOUT_US}: {over}"
+    titles = " and ".join(filter(None, missing))
+    told = f"{titles}, which runs without us," if titles else WITHOUT_US
+    return f"over {over}; {told} was {NOT_MEASURED}"
+
+
+def _origin(entries: Sequence[Entry]) -> str:
+    sources = sorted({_SOURCES.get(entry.status, entry.status.value) for entry in entries})
+    return f"{' and '.join(sources)}, {over_words(entries)}"

@@ -14,12 +14,13 @@ from math import inf
 from tuner.errors import NothingFits
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
+from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.run import NOISE
 from tuner.tuning.tune import STAYS, Plan
 
 # A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more
 # between two processes at one in a hundred points (docs/benchmarks.md has the table).
-GAIN = {MeasureKind.GPU: 0.01, MeasureKind.REPLAY: 0.0}
+GAIN = {MeasureKind.GPU: CLEAR_GAIN, MeasureKind.REPLAY: 0.0}
 FINALISTS = 4  # per point, besides the incumbents and the neighbours' choices
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.engines.config_files import AMD_OPTIONS
 from tuner.engines.dispatch import what_runs
+from tuner.problems.backends import title_of
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
 from tuner.render import folded, gain_text, table
 from tuner.tuning.costs import cost_line, work_line
-from tuner.tuning.gains import closing_line, running
+from tuner.tuning.gains import NOT_MEASURED, closing_line, gains, reference, unmeasured
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,18 @@ class Report:
         return folded("\n".join(lines)).rstrip("\n")
 
     def _table(self, entries: Sequence[Entry]) -> str:
-        named = {running(entry)[0] for entry in entries}
-        engine = f"{named.pop()} us" if len(named) == 1 else "engine us"
         statuses = [SHIPPED if is_shipped(entry) else entry.status.value for entry in entries]
-        varies = len(set(statuses)) > 1
-        headers = (*self.table.headers, engine, "tuned us", "gain", "shared")
+        columns = _columns(entries)
+        columns.append(("shared", [entry.compiled.shared_bytes for entry in entries]))
+        if len(set(statuses)) > 1:
+            columns.append(("status", statuses))
+        headers, cells = zip(*columns, strict=True)
         rows = [
-            (*self.table.cells(entry), *_figures(entry), *([status] if varies else []))
-            for entry, status in zip(entries, statuses, strict=True)
+            (*self.table.cells(entry), *row)
+            for entry, row in zip(entries, zip(*cells, strict=True), strict=True)
         ]
-        return table((*headers, *(["status"] if varies else [])), rows, drop=["shared"])
+        missing = [name for name, some in columns if NOT_MEASURED in some]
+        return table((*self.table.headers, *headers), rows, drop=["shared", *missing])
 
     def _reasons(self, entries: Sequence[Entry]) -> list[str]:
         """Why entries are what they are, where the gain does not say it: a line for each reason."""
@@ -116,17 +119,50 @@ SHIPPED = "shipped"  # the status that people see of an entry in the engine's ow
 _GAIN = re.compile(r"\dx as fast as")
 
 
-def _figures(entry: Entry) -> tuple[object, ...]:
-    """The engine's time, the chosen one, the gain, and the bytes of shared memory of a block."""
-    incumbent = running(entry)[1]
-    engine_us = incumbent.median_us if incumbent else None
-    gain = None
-    if engine_us is not None and entry.median_us:
-        gain = gain_text(engine_us / entry.median_us)
-    if incumbent and engine_us is None:
-        gain = incumbent.status.value.replace("_", " ")
-    rounded = (None if us is None else round(us, 1) for us in (engine_us, entry.median_us))
-    return (*rounded, gain, entry.compiled.shared_bytes)
+def _columns(entries: Sequence[Entry]) -> list[tuple[str, Sequence[object]]]:
+    """The columns with times: what the gain is over, what was chosen, and the gain. Before them,
+    what runs without us, where it was not measured.
+    """
+    over = [reference(entry) for entry in entries]
+    named = {title_of(one.name) for one in over}
+    name = named.pop() if len(named) == 1 else "engine"
+    engine_us = [_rounded(one.median_us) or None for one in over]
+    tuned_us = [_rounded(entry.median_us) for entry in entries]
+    columns: list[tuple[str, Sequence[object]]] = [
+        (f"{name} us", engine_us),
+        ("tuned us", tuned_us),
+        ("gain", _gains(entries)),
+    ]
+    if missing := unmeasured(entries):
+        title = missing[0] if len(missing) == 1 and missing[0] else "without us"
+        columns.insert(0, (title, ["" if one.without_us else NOT_MEASURED for one in over]))
+        columns[-1] = f"over {name}", columns[-1][1]
+    return columns
+
+
+def _gains(entries: Sequence[Entry]) -> list[object]:
+    """The gain of each entry. Where a backend runs all parts of a size as one kernel, the size's
+    gain stands at the first part.
+    """
+    by_size = {one.size: one for one in gains(entries)}
+    whole = {entry.point.size for entry in entries if reference(entry).median_us == 0}
+    found: list[object] = []
+    for entry in entries:
+        over, size = reference(entry), entry.point.size
+        if size in whole:
+            shown = by_size.get(size) if over.median_us else None
+            found.append(gain_text(shown.ratio) if shown else None)
+        elif over.incumbent and over.median_us is None:
+            found.append(over.incumbent.status.value.replace("_", " "))
+        elif over.median_us is not None and entry.median_us:
+            found.append(gain_text(over.median_us / entry.median_us))
+        else:
+            found.append(None)
+    return found
+
+
+def _rounded(us: float | None) -> float | None:
+    return None if us is None else round(us, 1)
 
 
 def config_cells(config: Config) -> tuple[str, int, int, int]:

@@ -76,11 +76,8 @@ class Revalidation:
         entry = self._entries.get(point)
         if entry is None or Candidate(point, entry.config) not in trials:
             return False
-        raced = {
-            name: incumbent.config
-            for name, incumbent in entry.incumbents.items()
-            if incumbent.backend == TRITON
-        }
+        own = {name: one for name, one in entry.incumbents.items() if one.backend == TRITON}
+        raced = {name: incumbent.config for name, incumbent in own.items()}
         return raced == dict(self._plan.incumbents[point])
 
     @staticmethod

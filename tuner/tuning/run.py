@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch import Runs, what_runs
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
@@ -18,6 +19,7 @@ from tuner.problems.points import TRITON, Candidate, Config, Part, Point
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
+from tuner.tuning import gains
 from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
 from tuner.tuning.costs import Meter
@@ -28,9 +30,10 @@ from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space, space_identity
 from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
+from tuner.tuning.without_us import with_backends
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
-NOISE = {MeasureKind.GPU: 0.004, MeasureKind.REPLAY: 0.0}
+NOISE = {MeasureKind.GPU: gains.NOISE, MeasureKind.REPLAY: 0.0}
 # Raced times this near count as equal. It is as far as two runs' choices may lie apart.
 TIE = {MeasureKind.GPU: 0.003, MeasureKind.REPLAY: 0.0}
 # What a run does before its first trial, which may take seconds.
@@ -122,7 +125,8 @@ class TuningRun(RunProcesses):
             watcher.step("")
             plan = self._with_backends(self._plan())
             store.expect(run, self._outlook(plan, earlier))
-            entries = tune(plan, strategy, bench, journal, progress, racer, earlier, watcher)
+            asked = plan, strategy, bench, journal, progress
+            entries = tune(*asked, racer, earlier, watcher, self._tell)
             watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
@@ -137,24 +141,38 @@ class TuningRun(RunProcesses):
             store.stop_run(run, RunState.FAILED, str(error))
             raise
         if record is not None:
-            self._record(record, journal.trials(), add_to_record)
+            tried = [one for one in journal.trials() if one.candidate.backend == TRITON]
+            self._record(record, tried, add_to_record)
         return self._report(entries, bench.totals)
 
     def _with_backends(self, plan: Plan) -> Plan:
         """The plan with the other backends at its requested points: those that the engine may run,
         so that a missing one is told, and those that the GPU's environment has.
         """
-        request = self.request
-        if request.source.kind is not MeasureKind.GPU:
+        if self._installed is None:
             return plan
-        runs = what_runs(
-            request.engine.name, request.engine.version, request.problem, request.device
-        )
-        named = [kernel.backend for kernel in runs.kernels] if runs else []
-        others = [name for name in dict.fromkeys([*named, *self._gpu.backends]) if name != TRITON]
-        first = request.problem.parts[0]
+        named = [kernel.backend for kernel in self._runs.kernels] if self._runs else []
+        named = [name for name in named if name not in (TRITON, "none")]
+        others = tuple(dict.fromkeys([*named, *self._installed]))
+        first = self.request.problem.parts[0]
         whole = [point for point in plan.requested if point.part is first]
         return replace(plan, backends=dict.fromkeys(whole, others))
+
+    @cached_property
+    def _runs(self) -> Runs | None:
+        """What a server runs by the engine's rules, without any flags."""
+        engine, version = self.environment.engine, self.environment.engine_version
+        return what_runs(engine, version, self.request.problem, self.request.device)
+
+    @property
+    def _installed(self) -> Collection[str] | None:
+        """The backends that the GPU's environment has; None without a GPU."""
+        gpu = self.request.source.kind is MeasureKind.GPU
+        return self._gpu.backends if gpu else None
+
+    def _tell(self, entries: list[Entry], trials: Sequence[Trial]) -> list[Entry]:
+        """The entries with what a server runs without this program, without any flags."""
+        return with_backends(entries, trials, self._runs, self._installed)
 
     def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
         to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
@@ -175,9 +193,8 @@ class TuningRun(RunProcesses):
                 totals.extra["kernels_shared"] = shared
 
     def _record(self, path: Path, trials: Sequence[Trial], add: bool) -> None:
-        tuned = [trial for trial in trials if trial.candidate.backend == TRITON]
         try:
-            self._write_recording(path, tuned, add)
+            self._write_recording(path, trials, add)
         except UnwritableOutput as error:
             raise UnwritableOutput(
                 f"{error}; the run is done and its winners are stored: run it again to record it"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tuner.problems.points import TRITON, Candidate, Config, Point
-from tuner.problems.results import Entry, Incumbent, Measurement, Trial
+from tuner.problems.results import Entry, Measurement, Trial
 from tuner.tuning.bench import Bench
 
 Progress = Callable[[Trial], None]
@@ -154,11 +154,13 @@ def tune(
     racer: Racer | None = None,
     earlier: Earlier | None = None,
     watcher: Watcher | None = None,
+    tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
     With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
-    `earlier` has the times of points that need no race.
+    `earlier` has the times of points that need no race. `tell` adds to the entries what the trials
+    of other backends say; only Triton's are chosen among.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
@@ -168,8 +170,8 @@ def tune(
         watcher.planned(dict.fromkeys([*plan.incumbent_candidates(), *strategy.left]))
     explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
     requested = set(plan.requested)
-    everything = [t for t in trials.values() if t.candidate.backend == TRITON]
-    others = [t for t in trials.values() if t.candidate.backend != TRITON]
+    everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
+    others = [trial for trial in trials.values() if trial.candidate.backend != TRITON]
     entries = plan.chooser.choose(everything)
     if racer is not None:
         final = earlier.final(trials) if earlier else []
@@ -183,8 +185,10 @@ def tune(
         if earlier:
             entries = earlier.explain(entries, known)
             bench.totals.extra["carried_over"] = len(known)
+    if tell:
+        entries = tell(entries, [*everything, *others])
     bench.totals.wall_s = time.perf_counter() - started
-    return _with_others(entries, others)
+    return entries
 
 
 def _apart(raced: Sequence[Trial], others: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
@@ -192,20 +196,6 @@ def _apart(raced: Sequence[Trial], others: Sequence[Trial]) -> tuple[list[Trial]
     tuned = [trial for trial in raced if trial.candidate.backend == TRITON]
     times = {trial.candidate: trial for trial in raced}
     return tuned, [times.get(trial.candidate, trial) for trial in others]
-
-
-def _with_others(entries: Sequence[Entry], others: Sequence[Trial]) -> list[Entry]:
-    """The entries with the other backends among their incumbents."""
-    at: dict[Point, dict[str, Incumbent]] = {}
-    for trial in others:
-        point, backend = trial.candidate.point, trial.candidate.backend
-        measured = trial.measurement
-        found = Incumbent(Config({}), measured.status, measured.median_us, backend=backend)
-        at.setdefault(point, {})[backend] = found
-    return [
-        replace(entry, incumbents={**entry.incumbents, **at.get(entry.point, {})})
-        for entry in entries
-    ]
 
 
 def _race(trials: Sequence[Trial], racer: Racer, watcher: Watcher) -> list[Trial]:

@@ -1,0 +1,329 @@
+"""Advice: leave it, these files, or these files and these flags, and never from partial data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+
+from tuner.devices.table import find_device
+from tuner.engines.dispatch import server_settings
+from tuner.errors import BadInput
+from tuner.export.advice import Advice, Verdict, advise, advise_all, for_servers
+from tuner.families.attention.problem import parse_attention
+from tuner.families.dense_gemm.problem import parse_dense_gemm
+from tuner.problems.points import Config, Part, Point, Problem
+from tuner.problems.records import Winner
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status
+from tuner.tuning.gains import CLEAR_GAIN, NOISE
+
+SERVED = ("sglang", "0.5.16")
+H200, H100 = map(find_device, ("H200", "H100"))
+MOE = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
+GEMM = parse_dense_gemm("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128")
+OTHER_GEMM = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
+_SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
+EXTEND = parse_attention(f"extend_attention:{_SHAPE}")
+DECODE = parse_attention(f"decode_attention:{_SHAPE}")
+OWN, TUNED, NONE = Config({"X": 1}), Config({"X": 2}), Config({})
+ON_TRITON = {"--attention-backend": "triton"}
+
+
+def entries(
+    problem: Problem,
+    tuned: float = 10.0,
+    own: float | None = 20.0,
+    others: Mapping[str, float] | None = None,
+    *,
+    sizes: tuple[int, ...] = (1, 8),
+    without_us: str = "",
+    status: Status = Status.OK,
+    config: Config = TUNED,
+) -> list[Entry]:
+    """An entry for each part and size. A backend of `others` runs all parts as one kernel."""
+    found = []
+    for size in sizes:
+        for at, part in enumerate(problem.parts):
+            there = {
+                name: Incumbent(NONE, Status.OK, 0.0 if at else us, backend=name)
+                for name, us in (others or {}).items()
+            }
+            ran = Status.OUT_OF_RESOURCES if own is None else status
+            mine = {"default": Incumbent(OWN, ran, own), **there}
+            place = _point(part, size)
+            compiled = Compiled(Status.OK)
+            found.append(
+                Entry(place, config, status, tuned, compiled, mine, "why", without_us=without_us)
+            )
+    return found
+
+
+def _point(part: Part, size: int) -> Point:
+    tokens = (1, 1024) if part.value in ("decode", "reduce", "extend") else (0, 0)
+    return Point(size, part, *tokens)
+
+
+def winners(
+    problem: Problem, some: list[Entry], device: str = "H200", **place: str
+) -> list[Winner]:
+    engine, version = SERVED
+    here = Environment(find_device(device).name, engine, version, "3.6.0", "kernels")
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    return [Winner(problem, replace(here, **place), entry, 1, at) for entry in some]
+
+
+def asked(
+    problem: Problem,
+    some: list[Entry],
+    flags: Mapping[str, str] | None = None,
+    device: str = "H200",
+    served: tuple[str, str] = SERVED,
+    **place: str,
+) -> Advice:
+    found = winners(problem, some, device, **place)
+    return advise(problem, found, find_device(device), served, flags or {})
+
+
+def left(advice: Advice) -> str:
+    """Why a problem is left alone."""
+    assert (advice.verdict, advice.winners, advice.flags) == (Verdict.LEAVE, (), {})
+    return advice.reason
+
+
+# Servers that run Triton
+
+
+def test_files_are_advised_where_they_are_faster_than_tritons_own() -> None:
+    advice = asked(MOE, entries(MOE))
+    assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
+    assert str(advice) == (
+        f"{MOE.spec()}: these files: 2.00x as fast (geometric mean of 2 sizes), over what runs "
+        "without us: Triton's default configurations"
+    )
+    assert advice.as_json() == {
+        "problem": MOE.spec(),
+        "advice": "these files",
+        "reason": advice.reason,
+        "gain": pytest.approx(2),
+        "flags": {},
+    }
+    assert {winner.entry.without_us for winner in advice.winners} == {"default"}
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.PREDICTED])
+def test_nothing_is_written_where_tritons_own_stays(status: Status) -> None:
+    kept = entries(MOE, 20.0, 20.0, config=OWN, status=status)
+    assert "nothing was found that is faster" in left(asked(MOE, kept))
+    untuned = [replace(one, incumbents={}, status=Status.INCUMBENT) for one in entries(MOE)]
+    assert "nothing was found that is faster" in left(asked(MOE, untuned))
+
+
+def test_a_size_that_is_slower_keeps_what_runs() -> None:
+    some = [*entries(MOE, sizes=(1,)), *entries(MOE, 21.0, 20.0, sizes=(8,))]
+    advice = asked(MOE, some)
+    assert advice.verdict is Verdict.FILES
+    assert [(w.entry.config, w.status) for w in advice.winners] == [
+        *[(TUNED, Status.OK)] * 2,
+        *[(OWN, Status.INCUMBENT)] * 2,
+    ]
+    assert "stays" in advice.winners[-1].entry.reason
+    assert left(asked(MOE, entries(MOE, 21.0, 20.0))).startswith("nothing was found")
+
+
+def test_attention_with_a_slower_size_is_left_alone() -> None:
+    some = [*entries(DECODE, sizes=(1,)), *entries(DECODE, 21.0, 20.0, sizes=(8,))]
+    said = left(asked(DECODE, some, ON_TRITON))
+    assert said.startswith("tuned Triton is slower at 1 of 2 sizes, 0.95x as fast at 8x1+1024, ")
+
+
+def test_what_the_engine_cannot_run_is_replaced() -> None:
+    advice = asked(MOE, entries(MOE, own=None))
+    assert (advice.verdict, advice.gain) == (Verdict.FILES, None)
+    assert "cannot run" in advice.reason
+
+
+# Servers that run another backend
+
+
+def test_a_store_with_only_tritons_times_advises_no_flag() -> None:
+    """Tuned decode is twice as fast as Triton's default, and FlashAttention 3 was not measured."""
+    for problem in (DECODE, EXTEND):
+        assert left(asked(problem, entries(problem))) == (
+            "FlashAttention 3, which runs without us, was not measured beside Triton"
+        )
+
+
+def test_flags_are_advised_where_triton_is_faster_at_every_point() -> None:
+    advice = asked(DECODE, entries(DECODE, others={"fa3": 40.0}))
+    assert (advice.verdict, advice.gain) == (Verdict.FLAGS, pytest.approx(2))
+    assert advice.flags == {"--decode-attention-backend": "triton"}
+    assert str(advice) == (
+        f"{DECODE.spec()}: these files and these flags, --decode-attention-backend triton: 2.00x "
+        "as fast (geometric mean of 2 sizes), over what runs without us: FlashAttention 3"
+    )
+    assert {winner.entry.without_us for winner in advice.winners} == {"fa3"}
+
+
+def test_prefill_and_decode_are_advised_apart() -> None:
+    """As on an H100: prefill through Triton is 2.7 times as slow, and decode is faster."""
+    slow = winners(EXTEND, entries(EXTEND, 2483.0, 2786.0, {"fa3": 922.0}), "H100")
+    fast = winners(DECODE, entries(DECODE, 20.0, 90.0, {"fa3": 54.0}), "H100")
+    engine = Served()
+    decode, extend = advise_all([*slow, *fast], H100, engine)
+    assert (decode.verdict, decode.flags) == (
+        Verdict.FLAGS,
+        {"--decode-attention-backend": "triton"},
+    )
+    said = left(extend)
+    assert said.startswith("tuned Triton is slower at 2 of 2 sizes, 0.37x as fast at 1x1+1024, ")
+    assert said.endswith("over what runs without us: FlashAttention 3")
+
+
+def test_one_slower_point_is_enough_to_leave_it() -> None:
+    some = [
+        *entries(DECODE, others={"fa3": 60.0}, sizes=(1,)),
+        *entries(DECODE, others={"fa3": 19.0}, sizes=(8,)),
+    ]
+    assert "slower at 1 of 2 sizes, 0.95x as fast at 8x1+1024" in left(asked(DECODE, some))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        (1 - 0.9 * NOISE, Verdict.FLAGS),  # as fast, within the noise
+        (1 - 1.1 * NOISE, Verdict.LEAVE),
+    ],
+)
+def test_a_difference_within_the_noise_is_none(ratio: float, verdict: Verdict) -> None:
+    some = [
+        *entries(DECODE, others={"fa3": 60.0}, sizes=(1,)),
+        *entries(DECODE, others={"fa3": 20.0 * ratio}, sizes=(8,)),
+    ]
+    assert asked(DECODE, some).verdict is verdict
+
+
+def test_a_flag_needs_a_clear_gain() -> None:
+    as_fast = entries(DECODE, others={"fa3": 20.0 * (1 + 0.9 * CLEAR_GAIN)})
+    assert left(asked(DECODE, as_fast)) == (
+        "Triton is as fast as FlashAttention 3, which runs without us"
+    )
+
+
+def test_every_point_must_be_measured_beside_the_other_backend() -> None:
+    whole = entries(DECODE, others={"fa3": 40.0})
+    half = [*whole[:2], *entries(DECODE, sizes=(8,))]
+    assert left(asked(DECODE, half)).endswith("was not measured beside Triton at 1 of 2 sizes")
+    for status in (Status.PREDICTED, Status.INCUMBENT):
+        weaker = [*whole[:2], *(replace(one, status=status) for one in whole[2:])]
+        assert left(asked(DECODE, weaker)).endswith("at 1 of 2 sizes")
+    other = {"fa3": Incumbent(NONE, Status.CRASHED, None, backend="fa3")}
+    crashed = [replace(one, incumbents={**one.incumbents, **other}) for one in whole]
+    assert "was not measured" in left(asked(DECODE, crashed))
+
+
+# Stale data
+
+
+def test_times_of_another_release_or_card_advise_nothing() -> None:
+    some = entries(MOE)
+    assert left(asked(MOE, some, engine_version="0.5.12")) == (
+        "it was tuned for sglang 0.5.12, and the servers run sglang 0.5.16"
+    )
+    assert "servers run sglang 0.5.23" in left(asked(MOE, some, served=("sglang", "0.5.23")))
+    elsewhere = advise(MOE, winners(MOE, some, "H100"), H200, SERVED)
+    assert left(elsewhere) == f"it was tuned on {H100.name}"
+
+
+# Flags of servers
+
+
+def test_server_args_decide_what_files_are_over() -> None:
+    some = entries(DECODE, others={"fa3": 5.0})
+    assert "slower" in left(asked(DECODE, some))
+    advice = asked(DECODE, some, ON_TRITON)
+    assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
+    assert "FlashInfer" not in (said := left(asked(DECODE, some, {"--attention-backend": "fa3"})))
+    assert "slower" in said
+
+
+def test_another_flag_makes_other_times_count() -> None:
+    """Measured beside FlashAttention 3, and the servers are told to run FlashInfer."""
+    some = entries(DECODE, others={"fa3": 40.0})
+    flags = {"--attention-backend": "flashinfer"}
+    assert left(asked(DECODE, some, flags)) == (
+        "the flashinfer back end, which runs without us, was not measured beside Triton"
+    )
+    both = entries(DECODE, others={"fa3": 4.0, "flashinfer": 40.0})
+    advice = asked(DECODE, both, flags)
+    assert advice.verdict is Verdict.FLAGS
+    assert advice.flags == {"--decode-attention-backend": "triton"}
+
+
+def test_what_was_installed_when_it_was_tuned_settles_what_runs() -> None:
+    """DeepGEMM where it is installed: the rules alone cannot say."""
+    assert "it is not known which" in left(asked(GEMM, entries(GEMM)))
+    triton = asked(GEMM, entries(GEMM, without_us="default"))
+    assert triton.verdict is Verdict.FILES
+    slower = entries(GEMM, others={"deep_gemm": 7.0}, without_us="deep_gemm")
+    assert left(asked(GEMM, slower)).startswith("tuned Triton is slower at 2 of 2 sizes, 0.70x")
+    faster = entries(GEMM, others={"deep_gemm": 14.0}, without_us="deep_gemm")
+    advice = asked(GEMM, faster)
+    assert (advice.verdict, advice.flags) == (Verdict.FLAGS, {"--fp8-gemm-backend": "triton"})
+    mixed = [*entries(GEMM, sizes=(1,), without_us="default"), *faster[1:]]
+    assert "it is not known which" in left(asked(GEMM, mixed))
+    # With other flags, what was seen without flags is no answer.
+    flags = {"--fp8-gemm-backend": "cutlass"}
+    assert asked(GEMM, entries(GEMM, without_us="default"), flags).verdict is Verdict.LEAVE
+
+
+def test_a_flag_must_be_good_for_all_that_it_changes() -> None:
+    faster = winners(GEMM, entries(GEMM, others={"deep_gemm": 14.0}, without_us="deep_gemm"))
+    slower = winners(
+        OTHER_GEMM, entries(OTHER_GEMM, others={"deep_gemm": 7.0}, without_us="deep_gemm")
+    )
+    (alone,) = advise_all(faster, H200, Served())
+    assert alone.verdict is Verdict.FLAGS
+    both = advise_all([*faster, *slower], H200, Served())
+    assert {one.verdict for one in both} == {Verdict.LEAVE}
+    (untuned,) = advise_all(faster, H200, Served(), wanted=[GEMM, OTHER_GEMM])
+    assert f"--fp8-gemm-backend triton also changes {OTHER_GEMM.spec()}" in left(untuned)
+    (apart,) = advise_all(faster, H200, Served(), wanted=[GEMM, MOE])
+    assert apart.verdict is Verdict.FLAGS
+
+
+def test_a_kernel_that_no_flag_replaces_is_left_alone() -> None:
+    some = entries(MOE, others={"marlin": 40.0})
+    place = {"engine": "vllm", "engine_version": "0.33.0"}
+    advice = asked(MOE, some, device="A100", served=("vllm", "0.33.0"), **place)
+    assert "no option makes it run Triton" in left(advice)
+
+
+def test_reports_say_what_servers_run_with_their_flags() -> None:
+    some = winners(DECODE, entries(DECODE))
+    assert {one.entry.without_us for one in for_servers(some, H200, Served(), {})} == {"fa3"}
+    told = for_servers(some, H200, Served(), ON_TRITON)
+    assert {one.entry.without_us for one in told} == {"default"}
+    gemms = winners(GEMM, entries(GEMM, without_us="default"))
+    kept = for_servers(gemms, H200, Served(), {})
+    assert {one.entry.without_us for one in kept} == {"default"}
+    other = for_servers(gemms, H200, Served(), {"--fp8-gemm-backend": "cutlass"})
+    assert {one.entry.without_us for one in other} == {""}  # the server refuses it here
+
+
+def test_flags_and_variables_are_read_from_one_text() -> None:
+    assert server_settings("SGLANG_USE_AITER=0 --attention-backend triton --quiet") == {
+        "SGLANG_USE_AITER": "0",
+        "--attention-backend": "triton",
+        "--quiet": "1",
+    }
+    with pytest.raises(BadInput, match="cannot read the server's flags"):
+        server_settings("--a 'b")
+
+
+class Served:
+    """An engine as far as advice asks."""
+
+    name, version = SERVED

@@ -1,0 +1,349 @@
+"""Advice on each problem: leave it, use these files, or use these files and these flags.
+
+Files and flags are advised only where they are faster than what runs without us. A server reads the
+files where it runs Triton's kernel. Where its flags make it run another backend, Triton must have
+been measured beside that one at every point before a flag is advised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import groupby
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.engines.dispatch import Kernel, Runs, only_for, options_text, what_runs
+from tuner.engines.engine import Engine
+from tuner.problems.points import Problem
+from tuner.problems.records import Winner
+from tuner.problems.results import Entry, Status
+from tuner.render import gain_text
+from tuner.tuning.gains import (
+    CLEAR_GAIN,
+    NOISE,
+    OWN,
+    Gain,
+    gains,
+    mean_gain,
+    over_words,
+    reference,
+)
+from tuner.tuning.without_us import name_of
+
+NO_FLAGS: Mapping[str, str] = {}
+
+
+class Verdict(str, Enum):
+    """What to do about a problem."""
+
+    LEAVE = "leave it"
+    FILES = "these files"
+    FLAGS = "these files and these flags"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do about one problem, and why."""
+
+    problem: Problem
+    verdict: Verdict
+    reason: str
+    gain: float | None = None  # over what runs without us: the geometric mean over sizes
+    flags: Mapping[str, str] = field(default_factory=dict)  # to start servers with
+    winners: Sequence[Winner] = ()  # to write into files; none where it is left alone
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem.spec(),
+            "advice": self.verdict.value,
+            "reason": self.reason,
+            "gain": self.gain,
+            "flags": dict(self.flags),
+        }
+
+    def __str__(self) -> str:
+        flags = f", {options_text(self.flags)}" if self.flags else ""
+        return f"{self.problem.spec()}: {self.verdict.value}{flags}: {self.reason}"
+
+
+def advise_all(
+    winners: Sequence[Winner],
+    device: Device,
+    engine: Engine,
+    flags: Mapping[str, str] = NO_FLAGS,
+    version: str = "",
+    wanted: Sequence[Problem] = (),
+) -> list[Advice]:
+    """Advice on each problem of some winners, in the order of their texts.
+
+    `flags` are what the servers are started with, and `version` is the engine's that they run; the
+    engine's own where it is empty. `wanted`: all problems of the servers, as far as they are known.
+    A flag is advised only if it is good for all of them that it changes.
+    """
+    by_problem: dict[Problem, list[Winner]] = {}
+    for winner in winners:
+        by_problem.setdefault(winner.problem, []).append(winner)
+    served = engine.name, version or engine.version
+    found = [
+        advise(problem, by_problem[problem], device, served, flags)
+        for problem in sorted(by_problem, key=lambda one: one.spec())
+    ]
+    others = [problem for problem in wanted if problem not in by_problem]
+    return _agreeing(found, others, device, served, flags)
+
+
+def advise(
+    problem: Problem,
+    winners: Sequence[Winner],
+    device: Device,
+    engine: tuple[str, str],
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> Advice:
+    """Advice on one problem. `engine`: the name and version that the servers run."""
+    if stale := _stale(winners, device, engine):
+        return Advice(problem, Verdict.LEAVE, stale)
+    runs = what_runs(*engine, problem, device, flags)
+    entries = [winner.entry for winner in winners]
+    kernel = kernel_that_runs(runs, what_runs(*engine, problem, device), entries)
+    if runs is None:
+        return _files(problem, told(winners, None))
+    if kernel is None:
+        return Advice(problem, Verdict.LEAVE, _open(runs))
+    mine = told(winners, kernel)
+    if kernel.triton:
+        return _files(problem, mine)
+    if not runs.to_triton:
+        return Advice(problem, Verdict.LEAVE, runs.line())
+    return _flags(problem, mine, kernel, _needed(runs, problem, device, engine, flags))
+
+
+def _agreeing(
+    found: Sequence[Advice],
+    others: Sequence[Problem],
+    device: Device,
+    engine: tuple[str, str],
+    flags: Mapping[str, str],
+) -> list[Advice]:
+    """The advice, without flags that also change what runs for a problem that is left alone."""
+    left = [*others, *(one.problem for one in found if one.verdict is Verdict.LEAVE)]
+
+    def spoiled(advice: Advice) -> Problem | None:
+        for problem in left:
+            before = what_runs(*engine, problem, device, flags)
+            after = what_runs(*engine, problem, device, {**flags, **advice.flags})
+            if before and after and before.kernels != after.kernels:
+                return problem
+        return None
+
+    return [
+        replace(
+            one,
+            verdict=Verdict.LEAVE,
+            flags={},
+            winners=(),
+            reason=f"{one.reason}; but {options_text(one.flags)} also changes {other.spec()}, "
+            "where it was not measured to help",
+        )
+        if one.flags and (other := spoiled(one))
+        else one
+        for one in found
+    ]
+
+
+def kernel_that_runs(
+    runs: Runs | None, by_default: Runs | None, entries: Sequence[Entry]
+) -> Kernel | None:
+    """The kernel that servers run, as far as the rules and the entries say; None: not known.
+
+    What is installed was seen when the entries were tuned, for servers without flags. It is no
+    answer for servers whose flags make another choice.
+    """
+    if runs is None:
+        return None
+    if kernel := runs.without_us():
+        return kernel
+    names = {entry.without_us for entry in entries if entry.incumbents}
+    if not names:
+        return None
+    if by_default is None or runs.kernels != by_default.kernels or len(names - set(OWN)) > 1:
+        return None
+    if "" in names or (names - set(OWN) and names & set(OWN)):
+        return None
+    return next((one for one in runs.kernels if _is(one, names)), None)
+
+
+def for_servers(
+    winners: Sequence[Winner], device: Device, engine: Engine, flags: Mapping[str, str]
+) -> list[Winner]:
+    """The winners with what servers run that are started with these flags."""
+    found: list[Winner] = []
+    for problem, mine in groupby(winners, key=lambda winner: winner.problem):
+        some = list(mine)
+        asked = engine.name, engine.version, problem, device
+        runs, by_default = what_runs(*asked, flags), what_runs(*asked)
+        kernel = kernel_that_runs(runs, by_default, [winner.entry for winner in some])
+        found += told(some, kernel) if flags or kernel else some
+    return found
+
+
+def told(winners: Sequence[Winner], kernel: Kernel | None) -> list[Winner]:
+    """The winners with the name of what servers run, where it is known."""
+    return [
+        replace(
+            winner,
+            entry=replace(
+                winner.entry,
+                without_us=name_of(kernel, winner.entry.incumbents) if kernel else "",
+            ),
+        )
+        if winner.entry.incumbents
+        else winner
+        for winner in winners
+    ]
+
+
+def _is(kernel: Kernel, names: set[str]) -> bool:
+    return kernel.triton if names <= set(OWN) else names == {kernel.backend}
+
+
+def _stale(winners: Sequence[Winner], device: Device, engine: tuple[str, str]) -> str:
+    """Why the winners say nothing of these servers; empty where they do."""
+    name, version = engine
+    for winner in winners:
+        known = winner.environment
+        if known.device != device.name:
+            return f"it was tuned on {known.device}"
+        if (known.engine, known.engine_version) != engine:
+            return (
+                f"it was tuned for {known.engine} {known.engine_version}, and the servers run "
+                f"{name} {version}"
+            )
+    return ""
+
+
+def _open(runs: Runs) -> str:
+    """Why nothing is advised where it is not known what runs."""
+    needs = f"; with {runs.options} it would be Triton" if runs.to_triton else ""
+    return f"{runs.words}, and it is not known which: --server-args can say it{needs}"
+
+
+def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
+    """Advice where servers run Triton and read the files."""
+    found = gains(winner.entry for winner in winners)
+    slower = {one.size for one in found if one.ratio < 1 - NOISE}
+    entries = [winner.entry for winner in winners]
+    if slower and any(entry.point.new_tokens for entry in entries):
+        # One entry of attention is for several sizes: it cannot be kept at some of them.
+        return Advice(problem, Verdict.LEAVE, _slower(found, entries))
+    kept = [_as_it_runs(one) if one.entry.point.size in slower else one for one in winners]
+    entries = [winner.entry for winner in kept]
+    if not any(_replaces(entry) for entry in entries):
+        why = "nothing was found that is faster than what runs without us, Triton's own"
+        return Advice(problem, Verdict.LEAVE, why)
+    found = gains(entries)
+    return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
+
+
+def _as_it_runs(winner: Winner) -> Winner:
+    """The winner with the configuration that servers run without us: a file must hold each size."""
+    own = winner.entry.incumbents[reference(winner.entry).name]
+    reason = f"{winner.entry.reason}; slower than what runs without us, which stays"
+    entry = replace(
+        winner.entry,
+        config=own.config,
+        status=Status.INCUMBENT,
+        median_us=None,
+        reason=reason,
+    )
+    return replace(winner, entry=entry)
+
+
+def _flags(
+    problem: Problem, winners: Sequence[Winner], kernel: Kernel, flags: Mapping[str, str]
+) -> Advice:
+    """Advice where servers run another backend, and these flags would make it Triton."""
+    entries = [winner.entry for winner in winners]
+    if not flags:
+        why = f"{kernel.name} runs without us, and no flag changes it for this problem alone"
+        return Advice(problem, Verdict.LEAVE, why)
+    missing = list(_unmeasured(entries, kernel))
+    found = gains(entries)
+    if missing:
+        sizes = len({entry.point.size for entry in entries})
+        where = f" at {len(missing)} of {sizes} sizes" if len(missing) < sizes else ""
+        why = f"{kernel.name}, which runs without us, was not measured beside Triton{where}"
+        return Advice(problem, Verdict.LEAVE, why)
+    mean = _mean(found)
+    if any(one.ratio < 1 - NOISE for one in found):
+        return Advice(problem, Verdict.LEAVE, _slower(found, entries), mean)
+    if not any(one.ratio > 1 + CLEAR_GAIN for one in found):
+        why = f"Triton is as fast as {kernel.name}, which runs without us"
+        return Advice(problem, Verdict.LEAVE, why, mean)
+    return Advice(problem, Verdict.FLAGS, _told(found, entries), mean, flags, winners)
+
+
+def _needed(
+    runs: Runs,
+    problem: Problem,
+    device: Device,
+    engine: tuple[str, str],
+    flags: Mapping[str, str],
+) -> Mapping[str, str]:
+    """The flags that make it Triton, for this problem alone where the engine has such flags. Empty
+    where they would not make it Triton.
+    """
+    for wanted in (only_for(problem, engine[0], runs.to_triton), runs.to_triton):
+        given = {name: value for name, value in flags.items() if wanted.get(name) != ""}
+        again = what_runs(*engine, problem, device, {**given, **wanted})
+        if again and again.always_triton:
+            return wanted
+    return {}
+
+
+def _unmeasured(entries: Sequence[Entry], kernel: Kernel) -> Iterator[str]:
+    """The sizes at which Triton and the other backend were not both measured."""
+    by_size: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_size.setdefault(entry.point.size, []).append(entry)
+    for size, some in by_size.items():
+        others = [entry.incumbents.get(kernel.backend) for entry in some]
+        if not all(
+            entry.status is Status.OK
+            and entry.median_us is not None
+            and other is not None
+            and other.status is Status.OK
+            and other.median_us is not None
+            for entry, other in zip(some, others, strict=True)
+        ):
+            yield size
+
+
+def _replaces(entry: Entry) -> bool:
+    """Whether an entry is another one than Triton's own, which servers would run."""
+    own = entry.incumbents.get(reference(entry).name)
+    if own is None or own.config == entry.config:
+        return False
+    return entry.status is not Status.INCUMBENT
+
+
+def _mean(found: Sequence[Gain]) -> float | None:
+    return mean_gain(one.ratio for one in found)
+
+
+def _told(found: Sequence[Gain], entries: Sequence[Entry]) -> str:
+    mean, over = _mean(found), over_words(entries)
+    if mean is None:
+        return "what runs without us cannot run, or has no time"
+    sizes = f"geometric mean of {len(found)} sizes" if len(found) > 1 else f"at {found[0].size}"
+    return f"{gain_text(mean)} as fast ({sizes}), {over}"
+
+
+def _slower(found: Sequence[Gain], entries: Sequence[Entry]) -> str:
+    worst = min(found, key=lambda one: one.ratio)
+    slower = sum(one.ratio < 1 - NOISE for one in found)
+    return (
+        f"tuned Triton is slower at {slower} of {len(found)} sizes, {gain_text(worst.ratio)} as "
+        f"fast at {worst.size}, {over_words(entries)}"
+    )
