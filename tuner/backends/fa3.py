@@ -38,7 +38,8 @@ def _with_cache(module: Any, first: Attention) -> Run:  # noqa: ANN401 (a module
         more["scheduler_metadata"] = _metadata(module, first)
 
     def run(one: Attention) -> Tensor:
-        out = {} if own else {"out": one.out}
+        # Engines let it allocate the output of latent attention.
+        out = {} if own or first.latent else {"out": one.out}
         result: Tensor = module.flash_attn_with_kvcache(
             **_tensors(one),
             cache_seqlens=first.lengths,

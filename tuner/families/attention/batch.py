@@ -61,14 +61,9 @@ class Batch:
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
         )
 
-    @cached_property
-    def operands(self) -> list[Operands]:
-        """The inputs as libraries read them."""
-        return [operands_of(inputs) for inputs in self.inputs]
-
     def calls(self, library: Library) -> list[Call]:
-        """A library's calls for each launch of a graph."""
-        some = library(self.operands)
+        """A library's calls for each launch of a graph. They alone keep what is copied for them."""
+        some = library([operands_of(inputs) for inputs in self.inputs])
         return [some[i % len(some)] for i in range(LAUNCHES)]
 
     @cached_property
@@ -210,7 +205,7 @@ def _called(library: Library, batch: Batch) -> Inputs:
     """The batch's first inputs, with what a library answers as their output."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
-    (call,) = library(batch.operands[:1])
+    (call,) = library([operands_of(inputs)])
     return inputs.with_output(call())
 
 
