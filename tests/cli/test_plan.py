@@ -100,7 +100,10 @@ def test_a_cluster_file_names_engine_model_ranks_and_flags(env):
     [
         ((), "name a model, or a cluster file: tuner plan --cluster cluster.toml"),
         (("deepseek-r1", "--cluster", "c.toml"), "leave 'deepseek-r1' out"),
-        (("deepseek-r1", "--server-args", "--x '"), "No closing quotation"),
+        (
+            ("deepseek-r1", "--server-args", "--x '"),
+            "cannot read the server's flags \"--x '\": No closing quotation",
+        ),
     ],
 )
 def test_bad_input_is_one_line(env, words, said):

@@ -62,10 +62,6 @@ ModelName = Annotated[
     str | None, typer.Option(help="Only the winners of this model's problems; default: all.")
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
-ServerArgs = Annotated[
-    str,
-    typer.Option(help="Flags of your servers, e.g. '--attention-backend triton'; default: none."),
-]
 Server = Annotated[
     str | None,
     typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +44,7 @@ def plan(
 ) -> None:
     """Say which kernel servers run for each problem of a model, and what tuning it would bring."""
     from tuner.devices.here import device_or_here
+    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.tuning.request import parse_effort
@@ -55,7 +55,7 @@ def plan(
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found, flags = find_engine(engine), server_flags(server_args)
+        found, flags = find_engine(engine), server_settings(server_args)
         asked = Asked(target, card, found.name, found.version, tp, dtype)
         targets = targets_of(asked, choice, every=_is_model(target, choice))
         for note in [note for one in targets for note in one.notes]:
@@ -108,17 +108,6 @@ def planned(
             return estimates.gpu_s(problem, device.name, effort, len(points))
 
         return plan_model(problems, engine, device, flags, winners, seconds)
-
-
-def server_flags(args: str) -> Mapping[str, str]:
-    """Read the flags of a server as people type them. Raises BadInput for open quotes."""
-    from tuner.engines.dispatch import flags_of
-    from tuner.errors import BadInput
-
-    try:
-        return flags_of(shlex.split(args))
-    except ValueError as error:
-        raise BadInput(f"--server-args {args!r}: {error}") from None
 
 
 def _is_model(target: str, choice: FamilyChoice) -> bool:

@@ -26,7 +26,7 @@ from tuner.cli.options import (
     Tp,
     WritePatch,
 )
-from tuner.cli.plan import planned, server_flags
+from tuner.cli.plan import planned
 from tuner.cli.targets import (
     Asked,
     check_files,
@@ -98,12 +98,13 @@ def tune(
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.devices.here import device_or_here
+    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run_request import Request
 
     card, found_engine = device_or_here(device), find_engine(engine)
-    flags, wanted_effort = server_flags(server_args), parse_effort(effort)
+    flags, wanted_effort = server_settings(server_args), parse_effort(effort)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
     targets = targets_of(asked, choice, every)
     refuse_one_file(every, {"--record": record, "--routing": routing})

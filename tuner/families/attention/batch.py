@@ -109,18 +109,19 @@ class Batches:
         return self._of_lengths(EDGES[self._problem.phase])
 
     @cached_property
-    def library_edges(self) -> dict[bool, Batch]:
-        """The edge cases that servers have: sequences with something to do. By whether anything is
-        cached before the new tokens: some libraries take no cached prefix.
-        """
+    def library_edges(self) -> Batch:
+        """The edge cases that servers have: sequences with something to do."""
         edges, decode = EDGES[self._problem.phase], self._problem.phase is Phase.DECODE
         pairs = zip(edges.new, edges.cached, strict=True)
         kept = [(new, cached) for new, cached in pairs if new and (cached or not decode)]
         new, cached = zip(*kept, strict=True)
-        return {
-            True: self._of_lengths(Lengths(new, cached)),
-            False: self._of_lengths(Lengths(new, (0,) * len(new))),
-        }
+        return self._of_lengths(Lengths(new, cached))
+
+    @cached_property
+    def library_edges_uncached(self) -> Batch:
+        """The same of extend with nothing cached: some libraries take no cached prefix."""
+        new = self.library_edges.inputs[0].lengths.new
+        return self._of_lengths(Lengths(new, (0,) * len(new)))
 
     def _of_lengths(self, lengths: Lengths) -> Batch:
         part = self._problem.parts[0]
@@ -191,7 +192,8 @@ def check(
 
 def check_library(library: Library, batches: Batches, batch: Batch) -> float:
     """The worst error of a library's output for the edge cases and for the batch."""
-    edges = batches.library_edges[batch.point.cached_tokens > 0]
+    cached = batch.point.cached_tokens > 0
+    edges = batches.library_edges if cached else batches.library_edges_uncached
     errors = []
     found = _called(library, edges)
     for i in compared(edges.inputs[0]):
