@@ -98,7 +98,8 @@ def main() -> None:
     if not args.files:
         tune_all(problems, device, engine, args, found, path)
         with Store.open(f"sqlite:///{database_of(args)}") as store:
-            export_device(store, device, engine, root, allow_predicted=False)
+            flags = {"--attention-backend": "triton"}  # what is compared is Triton with Triton
+            export_device(store, device, engine, root, allow_predicted=False, flags=flags)
     served = list(serve(problems, engine, root, args.batches, timed=not args.files))
     for name, rows in served:
         found["shapes"].setdefault(name, {}).update(rows)

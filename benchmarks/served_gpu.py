@@ -45,6 +45,7 @@ LOADS = ",".join(
     if sequences * prompt <= 16 * 32768  # what the KV cache of two servers holds
 )
 CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
+_ON_TRITON = "--attention-backend triton"
 POINTS = 0.03  # a prediction may be off by so much of a gain
 
 
@@ -109,7 +110,8 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
             ["tune", *words, *device, *(lengths if {"--attention", "--all"} & {*words} else [])]
             for words in tuned
         ),
-        ["export", *device, "--out", out],
+        # Both servers run Triton's attention, unless the flags name another backend.
+        ["export", *device, "--out", out, "--server-args", f"{_ON_TRITON} {case.args} {args.args}"],
         prove,
     ]
 

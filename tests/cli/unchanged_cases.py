@@ -57,6 +57,8 @@ ATTENTION_RECORDING = RECORDS / "attention.csv.gz"
 LATENT_DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 EXTEND = "extend_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=8,kv_heads=8,Lq=64,Lv=64,dtype=bfloat16,kv_splits=8"
+# FlashInfer may run there by default, so servers must be told to read files of attention.
+ON_TRITON = ("--server-args", "--attention-backend triton")
 POINTS = "[[point]]\nbatch_size = 4\ncached_tokens = 512\n"
 
 
@@ -172,7 +174,7 @@ def attention_replayed(run: Run) -> None:
     for spec, name in ((LATENT_DECODE, "decode.csv.gz"), (EXTEND, "extend.csv.gz")):
         run.tuner(*_replay_attention(spec, name))
         run.keep_recording(name)
-    run.export("L40S", "out")
+    run.export("L40S", "out", *ON_TRITON)
     run.keep_store()
 
 
@@ -186,7 +188,11 @@ def moe_predicted(run: Run) -> None:
 def attention_predicted(run: Run) -> None:
     (run.folder / "points.toml").write_text(POINTS)
     run.tuner(*_predict(DECODE), "--workload", "points.toml")
-    run.export("L40S", "out", "--allow-predicted")
+    # The engine's own stay, so all is left alone and nothing is written.
+    export = ("export", "--device", "L40S", "--engine", ENGINE, "--allow-predicted")
+    run.tuner(*export)
+    run.tuner(*export, *ON_TRITON, "--json")
+    assert not (run.folder / "configs_out").exists()
     run.keep_store()
 
 
@@ -202,9 +208,9 @@ def checked(run: Run) -> None:
 
 def amd(run: Run) -> None:
     """An AMD card: its sidecars say that the model was never held against one."""
-    for spec, size in ((LAYER, "24"), (GEMM, "24")):
+    for spec, size in ((INT8_LAYER, "64"), (GEMM, "24")):
         run.tuner(*_predict(spec, "MI300X"), "--batch-sizes", size)
-    run.export("MI300X", "out", "--allow-predicted")
+    run.export("MI300X", "out", "--allow-predicted", "--server-args", "SGLANG_USE_AITER=0")
     three_stages = dict(zip(_CONFIG, (128, 256, 128, 1, 8, 3), strict=True))
     name = "E=256,N=256,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128, 128].json"
     (run.folder / name).write_text(json.dumps({"64": {**three_stages, "waves_per_eu": 2}}))
@@ -217,7 +223,7 @@ def existing_store(run: Run) -> None:
     """A store that an earlier version made is migrated, and gives what it gave."""
     run.store.write_bytes(gzip.decompress(STORE.read_bytes()))
     run.export("H200", "h200")
-    run.export("L40S", "l40s", "--allow-predicted")
+    run.export("L40S", "l40s", "--allow-predicted", *ON_TRITON)
     run.tuner("jobs", "--json")
     run.tuner("keys", "list", "--json")
     run.keep_store()

@@ -225,8 +225,10 @@ def _stale(winners: Sequence[Winner], device: Device, engine: tuple[str, str]) -
 
 def _open(runs: Runs) -> str:
     """Why nothing is advised where it is not known what runs."""
-    needs = f"; with {runs.options} it would be Triton" if runs.to_triton else ""
-    return f"{runs.words}, and it is not known which: --server-args can say it{needs}"
+    return (
+        f"{runs.words}, and it is not known which of them was measured; --server-args tells what "
+        "servers are started with"
+    )
 
 
 def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
