@@ -162,7 +162,7 @@ def test_the_check_offers_what_it_compiled():
 @pytest.mark.timeout(300)
 def test_a_patch_that_does_not_fit_is_not_offered(monkeypatch):
     rows = launches_table()
-    monkeypatch.setitem(rows, "tiles", [{"columns_to": 1, "tile": [64, 128]}, {"tile": [64, 128]}])
+    monkeypatch.setitem(rows, "tiles", [{"columns_to": 1, "tile": [32, 64]}, {"tile": [32, 64]}])
     problem = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
     report = check_problems([problem], find_device("L40S"), find_engine("sglang==0.4.4"))
     assert report.remedy.patch() == ""

@@ -30,11 +30,11 @@ from tuner.tuning.run_request import Request
 
 KEY = "k" * 32
 # Engines that run three releases of Triton, with two ways to take a kernel's constants.
-SOME, OLDER = ("sglang==0.5.16", (EXTEND, CHOSEN, BLOCKS)), ("sglang==0.4.4", (BLOCKS,))
+SOME, OLDER = ("sglang==0.5.16", (INT8, EXTEND, CHOSEN, BLOCKS)), ("sglang==0.4.4", (BLOCKS,))
 ENGINES = [
     SOME,
     OLDER,
-    ("sglang==0.5.16", (FP8, INT8, DECODE, MLA)),
+    ("sglang==0.5.16", (FP8, DECODE, MLA)),
     ("sglang==0.4.4", (FP8,)),
     ("vllm==0.33.0", (FP8,)),
 ]
