@@ -1,5 +1,6 @@
 """Attention's tuning run on a recording: every configuration of its spaces, timed on an H200."""
 
+import csv
 import dataclasses
 import gzip
 import itertools
@@ -366,6 +367,22 @@ def test_a_recording_holds_the_trials_of_every_problem_that_was_added(tmp_path):
     write_trials(path, first, trials[first].values())
     with pytest.raises(BadInput, match="only of extend_attention"):
         read_trials(path, second)
+
+
+def test_rows_of_other_problems_are_kept_whatever_the_order_of_their_columns(tmp_path):
+    first, second = parse_attention(PROBLEMS[0]), parse_attention(PROBLEMS[2])
+    path = tmp_path / "x.csv"
+    path.write_text(f"{HEADER}\n{ROW}\n")
+    expected = read_trials(path, first).trials
+    assert len(expected) == 1
+    names, cells = HEADER.split(","), next(csv.reader([ROW]))
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["mine", *reversed(names)])
+        rows.writerow(["a note", *reversed(cells)])
+    assert read_trials(path, first).trials == expected
+    write_trials(path, second, [], add=True)
+    assert read_trials(path, first).trials == expected
 
 
 def test_a_recording_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
+from tuner.compile.candidates import fit
 from tuner.compile.environment import KEPT_SETTINGS
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.compile.shared import SharedCache
@@ -238,6 +239,14 @@ def test_a_config_over_the_devices_limit_is_out_of_resources(farm, kernels):
         [(done, found)] = compiler.poll(wait=True)
         assert (done, found.status) == (candidate, status)
         assert ("limit 101,376" in found.detail) == (device is l40s)
+
+
+def test_a_kernel_may_use_all_of_a_blocks_shared_memory():
+    whole, over = Compiled(Status.OK, 101_376), Compiled(Status.OK, 101_377)
+    assert fit(whole, 101_376) is whole
+    refused = fit(over, 101_376)
+    assert refused.status is Status.OUT_OF_RESOURCES
+    assert refused.detail == "needs 101,377 bytes of shared memory, limit 101,376"
 
 
 # What goes wrong

@@ -16,6 +16,9 @@ import pytest
 from cases import RECORDINGS
 from gemm_cases import BLOCKS, CHANNELS, point, tile
 
+from tuner.devices.constants import Constants
+from tuner.devices.gemm import GemmModel, Product, RowBlocks
+from tuner.devices.occupancy import Footprint
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, UnsupportedKernel
@@ -279,3 +282,19 @@ class TestModel:
         )
         times = predictor.estimate_all(point(4096), [whole, whole.replace(SPLIT_K=4)])
         assert times[whole.replace(SPLIT_K=4)] > times[whole]
+
+    def test_each_split_writes_all_outputs_as_float32(self) -> None:
+        model = GemmModel(H100, BLOCKS.dtype, 1, Constants(dram_efficiency=0.5))
+        whole = Product(BLOCKS.N, BLOCKS.K, 4096, 4096, RowBlocks(1, 64, 64))
+        one, two, eight = (
+            model.predict(
+                dataclasses.replace(whole, splits=splits),
+                tile(64, 64),
+                Footprint(0, 64),
+                swap=False,
+            ).dram_us
+            for splits in (1, 2, 8)
+        )
+        byte_us = 4096 * BLOCKS.N / H100.bandwidth_gbs / 1e3 / 0.5  # a byte of each output
+        assert eight - two == pytest.approx((8 - 2) * 4 * byte_us)
+        assert two - one == pytest.approx((2 * 4 - 2) * byte_us)  # what is whole has 16 bits

@@ -15,7 +15,7 @@ from tuner.engines.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_m
 from tuner.errors import BadProblem, UnsupportedKernel
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.families.fused_moe.slots import padded_slots
-from tuner.kernels.binding import ABSENT, Constant, Descriptor, Integer, Pointer
+from tuner.kernels.binding import ABSENT, Binding, Constant, Descriptor, Integer, Pointer
 from tuner.kernels.lift import Parameter, lift, load_lifted
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -309,6 +309,17 @@ def test_triton_constants_follow_its_own_jit():
     assert "K" in variant.divisible
     assert "stride_asm" not in variant.divisible  # 56 scales a row
     assert "a_ptr" in variant.divisible
+
+
+@pytest.mark.parametrize("value", [1, 2, 16])
+def test_what_a_kernel_is_not_specialised_on_stays_an_argument_of_any_value(value):
+    parameters = (Parameter("n"), Parameter("kept", specialize=False))
+    arguments = dict.fromkeys(("n", "kept"), Integer(value))
+    variant = Binding("kernel", parameters, arguments, {}).variant()
+    assert variant.signature["kept"] == "i32"
+    assert "kept" not in (*variant.constants, *variant.divisible)
+    assert variant.signature["n"] == ("constexpr" if value == 1 else "i32")
+    assert variant.divisible == (("n",) if value == 16 else ())
 
 
 def test_slots_are_at_least_what_the_engine_allocates_and_divide_by_16():

@@ -395,6 +395,16 @@ class TestShortlist:
         assert [scores[c] for c in listed] == sorted(scores.values())[:20]
         assert all(estimate(INT8, L40S, c).shared_bytes <= L40S.shared_optin_bytes for c in listed)
 
+    def test_each_gemm_and_size_has_scores_of_its_own_whatever_was_asked_before(self, spaces):
+        configs = spaces[Point(64, Gemm.UP)][::97]
+        assert len(configs) >= 10
+        points = [Point(size, gemm) for size in (64, 1024) for gemm in Gemm]
+        one = Predictor(L40S, INT8)
+        asked = [one.estimate_all(point, configs) for point in points]
+        assert asked == [Predictor(L40S, INT8).estimate_all(point, configs) for point in points]
+        us = [min(scores.values()) for scores in asked]
+        assert len(set(us)) == len(points)
+
     def test_there_is_a_second_choice_where_the_first_does_not_fit(self):
         point = Point(1, Gemm.UP)
         scores = {point: {config(16, 64, 128, 4, s): 10.0 + s for s in (2, 3, 4, 5)}}
