@@ -185,6 +185,16 @@ def test_ties_go_to_the_entry_that_stands_first(real, engine, tmp_path):
         assert shipped[Gemm.UP]["GROUP_SIZE_M"] == order[0]
 
 
+def test_folders_of_other_tritons_are_searched_from_the_latest_version(real, engine, tmp_path):
+    wanted, versions = problem(), ("3.9.0", "3.10.0", "3.2.0")
+    files = [(version, wanted, Gemm.UP, [size]) for size, version in enumerate(versions, start=1)]
+    write_tree(engine, tmp_path, versions, files, seed=1)
+    theirs = real.configs(wanted, L40S.name, Gemm.UP, "3.6.0", tmp_path)
+    assert ours(engine, tmp_path, wanted, L40S, Gemm.UP, "3.6.0") == expected(theirs)
+    if real.version == VERSIONS[-1]:
+        assert list(theirs) == [2]  # of 3.10.0
+
+
 def test_the_variable_replaces_the_packaged_tree(real, engine, tmp_path):
     """A file that is shipped is not found under an overlay that does not carry it."""
     wanted = problem(8, 3584, Dtype.BFLOAT16)

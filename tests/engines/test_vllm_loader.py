@@ -196,6 +196,17 @@ def test_a_folder_without_the_file_leads_to_the_packages(real, engine, tmp_path)
     assert real.optimal(wanted, card.name, 1, tmp_path) == dict(engine.pick(entries, 1))
 
 
+def test_a_folders_file_goes_before_the_packages(real, engine, tmp_path):
+    wanted = problem(8, 14336, Dtype.BFLOAT16)
+    card = replace(L40S, name="NVIDIA_H200")
+    path = tmp_path / engine.file_name(wanted, card, Gemm.UP)
+    assert engine.find_file(tmp_path, wanted, card, Gemm.UP, "3.6.0") not in (None, path)
+    mine = {**entry(random.Random(1)), "num_stages": 7}  # noqa: S311
+    path.write_text(json.dumps({"1": mine}))
+    assert engine.find_file(tmp_path, wanted, card, Gemm.UP, "3.6.0") == path
+    assert real.optimal(wanted, card.name, 1, tmp_path) == mine
+
+
 def test_a_key_that_names_triton_is_read_as_the_release_reads_it(real, engine, tmp_path):
     path = tmp_path / engine.file_name(problem(), L40S, Gemm.UP)
     path.write_text(json.dumps({"triton_version": "3.5.0", "8": entry(random.Random(1))}))  # noqa: S311
