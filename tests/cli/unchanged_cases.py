@@ -75,6 +75,7 @@ class Run:
         own = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
         self._env = {
             **own,
+            "COLUMNS": "80",  # what is recorded by hand is wrapped as it is in a test
             "TUNER_DATABASE_URL": f"sqlite:///{self.store}",
             "TUNER_CACHE_DIR": str(cache or folder / "cache"),
         }
