@@ -208,8 +208,7 @@ def _trials(store: Path) -> int:
 
 def test_check_names_the_entry_that_cannot_run(env, tmp_path):
     name = "E=256,N=256,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
-    big = dict(zip(_KEYS, (128, 256, 128, 32, 8, 4), strict=True))
-    (tmp_path / name).write_text(json.dumps({"64": big}))
+    (tmp_path / name).write_text(json.dumps({"64": _TOO_BIG}))
     done = tuner(env, "check", str(tmp_path / name), "--device", "L40S", "--json")
     assert done.returncode == 1
     report = json.loads(done.stdout)
@@ -219,6 +218,18 @@ def test_check_names_the_entry_that_cannot_run(env, tmp_path):
     (runs,) = report["runs"]
     assert runs["line"] in done.stderr
     assert runs["to_triton"] == {}
+
+
+def test_check_fails_where_the_files_of_one_family_fit_and_those_of_another_do_not(env, tmp_path):
+    fits = dict(zip(_KEYS, (16, 64, 128, 1, 4, 3), strict=True))
+    blocks = "device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    files = {f"N=2112,K=7168,{blocks}": fits, f"E=256,N=256,{blocks}": _TOO_BIG}
+    for name, config in files.items():
+        (tmp_path / name).write_text(json.dumps({"64": config}))
+    paths = [str(tmp_path / name) for name in files]
+    done = tuner(env, "check", *paths, "--device", "L40S", "--json")
+    found = {e["fits"] for one in json.loads(done.stdout)["reports"] for e in one["entries"]}
+    assert (done.returncode, found) == (1, {True, False}), done.stderr
 
 
 def test_check_shows_a_name_of_each_family_for_a_file_of_none(env, tmp_path):
@@ -258,6 +269,7 @@ _KEYS = (
     "num_warps",
     "num_stages",
 )
+_TOO_BIG = dict(zip(_KEYS, (128, 256, 128, 32, 8, 4), strict=True))  # for an L40S
 
 
 def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):

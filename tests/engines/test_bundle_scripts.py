@@ -245,6 +245,14 @@ def test_data_parallel_and_expert_parallel() -> None:
             node_commands(wrong, 0, {})
 
 
+def test_each_node_gives_ray_the_gpus_that_it_has() -> None:
+    whole = example(RAY)
+    nodes = tuple(replace(node, gpus=n) for node, n in zip(whole.nodes, (8, 4), strict=True))
+    uneven = replace(whole, nodes=nodes)
+    starts = [node_commands(uneven, rank, {})[0] for rank in range(2)]
+    assert [options(list(words))["--num-gpus"] for words in starts] == ["8", "4"]
+
+
 def test_one_node_needs_no_meeting_place() -> None:
     for case in (H20, RAY):
         whole = example(case)

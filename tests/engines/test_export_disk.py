@@ -145,6 +145,14 @@ def test_the_engine_s_package_stays_as_it_was(engine, disk, room):
     assert contents(disk.folder) != before
 
 
+def test_another_user_s_engine_can_read_new_files_and_replaced_ones(tmp_path):
+    root = tmp_path / "out"
+    for name in ("new", "replaced"):
+        write_all(root, {root / "a/b": name.encode(), root / name: b""})
+        files = [path for path in root.rglob("*") if path.is_file()]
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o644}, name
+
+
 def test_a_file_that_cannot_be_replaced_is_named_before_anything_changes(tmp_path):
     files = {tmp_path / name: b"new" for name in ("a", "b", "c/d")}
     (tmp_path / "a").write_bytes(b"old")

@@ -21,7 +21,7 @@ from store_writer import KEY
 from api.settings import ApiSettings
 from tuner.engines.sglang.plugin.files import file_name
 from tuner.families.fused_moe.problem import Gemm
-from tuner.jobs.job import Job, JobState
+from tuner.jobs.job import Job, JobFilter, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, Status
@@ -267,6 +267,17 @@ class TestCancel:
         assert (asked.status, asked.json["cancel_requested"]) == (202, True)
         assert server.call("POST", f"/v1/jobs/{queued}/cancel").json == ended.json
 
+    def test_a_job_that_was_ended_as_asked_is_not_asked_again(
+        self, server: Server, leases: Leases
+    ) -> None:
+        path = f"/v1/jobs/{server.submit()['id']}/cancel"
+        lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "worker")
+        assert lease is not None
+        assert server.call("POST", path).status == 202
+        leases.cancelled(lease)
+        ended = server.call("POST", path)
+        assert (ended.status, ended.json["state"]) == (200, "cancelled")
+
     def test_no_job_is_not_found(self, server: Server) -> None:
         for method, path in [("POST", "cancel"), ("GET", "events"), ("GET", "trials")]:
             answer = server.call(method, f"/v1/jobs/{NEVER}/{path}")
@@ -310,6 +321,10 @@ class TestEvents:
         path = f"/v1/jobs/{server.submit()['id']}/events"
         work(leases)
         rest = server.call("GET", path, headers={"Last-Event-ID": "4"})
+        assert [one["id"] for one in events_of(rest.body)] == ["5", "6"]
+        rest = server.call("GET", f"{path}?after=4")  # from a client that cannot send the header
+        assert [one["id"] for one in events_of(rest.body)] == ["5", "6"]
+        rest = server.call("GET", f"{path}?after=2", headers={"Last-Event-ID": "4"})  # its second
         assert [one["id"] for one in events_of(rest.body)] == ["5", "6"]
         lost = server.call("GET", path, headers={"Last-Event-ID": "77"})  # the store was set back
         assert [one["id"] for one in events_of(lost.body)] == ["1", "2", "3", "4", "5", "6"]

@@ -178,6 +178,14 @@ class TestExpiry:
         assert not keys.any() and keys.hashes() == frozenset()
         assert keys.any_ever()
 
+    def test_a_key_with_a_new_secret_ends_when_it_did_before(self, keys: KeyStore) -> None:
+        ends = NOW + timedelta(days=90)
+        keys.add("ci", Scope.SUBMIT, expires_at=ends)
+        token = keys.rotate("ci")
+        found = keys.find(token)
+        assert found and (found.name, found.scope, found.expires_at) == ("ci", Scope.SUBMIT, ends)
+        assert keys.hashes() == {key_hash(token)}
+
     def test_an_expired_admin_is_not_the_one_that_remains(
         self, keys: KeyStore, clock: Clock
     ) -> None:

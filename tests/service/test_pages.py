@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
-from html import escape
+from html import escape, unescape
 from urllib.parse import quote
 
 import pytest
@@ -15,7 +15,10 @@ from sqlalchemy import insert
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
 from visitor import Visitor, links_of
 
+from api.matrix import CellState
+from api.pages.cells import cells_of
 from api.pages.names import device_short, problem_words
+from api.pages.plain import plain
 from api.pages.trial_map import map_of
 from api.settings import ApiSettings
 from tuner.deploy.served.compare import METRICS, Gain
@@ -161,6 +164,16 @@ def test_hostile_texts_are_texts(server: Server, visitor: Visitor) -> None:
         assert "<script>alert" not in visitor.open(path)
     nowhere = visitor.send("GET", f"/{quote(SCRIPT)}")
     assert nowhere.status == 404 and b"<script>alert" not in nowhere.body
+
+
+def test_why_a_cell_is_stale_is_a_text_in_it() -> None:
+    stale = {"state": CellState.STALE, "why": STEERING, "over": SCRIPT, "speedup": 1.25}
+    missing = {**stale, "state": CellState.MISSING}
+    html = cells_of({"a": stale, "b": missing}, ["a", "b"], "/results?device=", "/jobs/new?device=")
+    titles = re.findall(r'<a class="[^"]+" href="[^"]+" title="([^"]+)" aria-label=', html)
+    assert len(titles) == 2 and not re.search(r"<(?!/?(td|a)\b)", html)
+    for title in titles:
+        assert unescape(title) == f"{plain(STEERING)}; over {SCRIPT}"
 
 
 def test_the_first_page_says_what_there_is(server: Server, visitor: Visitor) -> None:

@@ -135,6 +135,18 @@ def test_miswired_box_has_exactly_two_errors_with_their_fix() -> None:
     assert report.nodes[0].links.interface == "eno1"
 
 
+def test_a_port_that_nobody_switched_off_has_its_cable_checked() -> None:
+    node = read_capture("l40s-01", L40S)
+    assert {d.phys_state for d in node.devices} == {"LinkUp", "Disabled", "Polling"}
+    mixed, *_ = check_nodes([node]).findings
+    assert mixed.fix.startswith("check cable, transceiver and switch port; ip link set ")
+    known = {d.device for d in node.devices if d.phys_state != "Polling"}
+    ports = tuple(port for port in node.ports if port.device in known)
+    switched_off, *_ = check_nodes([replace(node, ports=ports)]).findings
+    assert switched_off.message.startswith("4 of 5 RDMA ports are down")
+    assert switched_off.fix.startswith("ip link set ")
+
+
 def test_the_sysfs_tree_alone_tells_the_ports() -> None:
     node = replace(read_capture("a", L40S), ports=(), gids=())
     node = replace(node, gids=read_sysfs(L40S / "sys/class/infiniband")[1])
