@@ -174,7 +174,7 @@ def selection_of(problem: Problem) -> Selection:
         return AttentionSelection(tuple(WorkPoint(*size) for size in sizes))
     if isinstance(problem, DenseGemm):
         return GemmSelection(TOKENS)
-    return MoeSelection(TOKENS)
+    return MoeSelection(tuple(sorted({*TOKENS, 16})))  # served batches are of 1, 16 and 64
 
 
 def measured(asked: Asked, workbench: Workbench, store: Store) -> Row:
