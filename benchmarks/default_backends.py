@@ -61,6 +61,7 @@ from tuner.tuning.run_request import Request
 MODELS = Path(__file__).parent / "served_models"
 CASES = ("deepseek-r1-rank", "qwen3-30b-a3b", "qwen3-32b-fp8")
 TOKENS = (1, 8, 64, 256, 1024, 4096, 8192)  # rows of A, and tokens of a fused-MoE layer
+BETWEEN = (2, 4, 16, 24, 32, 48, 128, 512, 2048)  # rows for which DeepGEMM may take other kernels
 EXTEND = ((1, 1024, 0), (1, 8192, 0), (4, 2048, 0), (1, 8192, 24576))
 DECODE = tuple((n, 1, cached) for cached in (1024, 8192, 32768) for n in (1, 16, 64))
 Row = dict[str, Any]
@@ -174,7 +175,7 @@ def selection_of(problem: Problem) -> Selection:
         return AttentionSelection(tuple(WorkPoint(*size) for size in sizes))
     if isinstance(problem, DenseGemm):
         return GemmSelection(TOKENS)
-    return MoeSelection(TOKENS)
+    return MoeSelection(tuple(sorted({*TOKENS, 16})))  # served batches are of 1, 16 and 64
 
 
 def measured(asked: Asked, workbench: Workbench, store: Store) -> Row:
@@ -370,7 +371,7 @@ def compile_deep_gemm(args: argparse.Namespace) -> None:
         (problem, m)
         for _, problem in problems_of(args, device)
         if isinstance(problem, DenseGemm) and problem.block == deep_gemm.BLOCK
-        for m in TOKENS
+        for m in (*TOKENS, *BETWEEN)
     ]
     began = time.monotonic()
     for problem, m in _part_of(sizes, args.part):

@@ -1,17 +1,23 @@
-"""What tuned files gain in sglang's servers, on a machine with one GPU and sglang 0.5.16.
+"""What the advice gains over sglang's own choices, on a machine with one GPU and sglang 0.5.16.
 
     python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,qwen3-32b-fp8]
                                         [--rounds 7] [--loads 1x1024+128,...]
-                                        [--tune "CONFIG --effort quick"]... [--args "..."]
-                                        [--dry-run]
+                                        [--tune "CONFIG --effort quick"]... [--database URL]
+                                        [--args "..."] [--dry-run]
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
-`tuner prove --server` with dummy weights on the Triton backends. Attention is tuned for the lengths
-of the loads: OUT/CASE/workload.toml has them as points. OUT/CASE has the files, logs, profiles and
-report.json, too; OUT/served.json has all reports, and is written anew after each case. At
-the end it says in how many cells the predicted gain lies within 3 points of the measured one. It
-says the same of the cells whose rounds repeat within 3 points.
-`--args` are further words for all servers. `--dry-run` prints the commands.
+`tuner prove --server` with dummy weights. No flag chooses a backend: the servers run what sglang
+chooses, and what their logs say of that is printed. Where the advice is to leave everything, there
+is nothing to prove. Attention is tuned for the lengths of the loads: OUT/CASE/workload.toml has
+them as points. OUT/CASE has the files, logs, profiles and report.json, too; OUT/served.json has all
+reports, and is written anew after each case. At the end it says in how many cells the predicted
+gain lies within 3 points of the measured one. It says the same of the cells whose rounds repeat
+within 3 points.
+
+`--database` names a store that has the winners: then nothing is tuned. `--args` are further words
+for all servers, such as "--attention-backend triton --fp8-gemm-backend triton", with which the
+reports before December 2026 were made. `--dry-run` prints the commands. An interrupt ends the
+rounds, and the report is of those that were measured.
 
 benchmarks/sglang_stand_ins helps where the machine cannot install all of sglang.
 
@@ -22,13 +28,14 @@ expert and of the vocabulary, without the all-reduces.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,24 +54,13 @@ LOADS = ",".join(
 CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards of 35 to 160 GB
 _ON_TRITON = "--attention-backend triton"
 POINTS = 0.03  # a prediction may be off by so much of a gain
-
-
-@dataclass(frozen=True)
-class Case:
-    """One model, and how it is served."""
-
-    layers: int
-    args: str
-
-
-CASES = {
-    "qwen3-30b-a3b": Case(12, "--attention-backend triton --moe-runner-backend triton"),
-    "deepseek-r1-rank": Case(
-        12,
-        "--attention-backend triton --moe-runner-backend triton --fp8-gemm-backend triton",
-    ),
-    "qwen3-32b-fp8": Case(16, "--attention-backend triton --fp8-gemm-backend triton"),
-}
+CASES = {"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16}  # layers
+# What sglang's log says of the backends that it chose, or fell back to.
+_CHOSEN = re.compile(
+    r"\b(?:prefill_|decode_)?(?:attention|moe_runner|fp8_gemm_runner|sampling)_backend='?\w+'?"
+    r"|Attention backend not specified[^\n]*|[^\n]*DeepGEMM[^\n]*"
+    r"|[^\n]*(?:[Ff]all(?:s|ing)? ?back|Rollback)[^\n]*|[^\n]*MoE kernel config[^\n]*"
+)
 
 
 def main() -> None:
@@ -78,6 +74,7 @@ def main() -> None:
     parser.add_argument("--loads", default=LOADS)
     parser.add_argument("--args", default="", help="further words for the servers")
     parser.add_argument("--tune", action="append", help="words for `tuner tune`; default: --all")
+    parser.add_argument("--database", help="a store that has the winners; default: they are tuned")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     reports: dict[str, Any] = {}
@@ -88,9 +85,15 @@ def main() -> None:
             (folder / WORKLOAD).write_text(workload(parse_loads(args.loads)))
         for words in commands(name, folder, args):
             print(f"$ tuner {shlex.join(words)}", flush=True)
-            if not args.dry_run:
-                tuner(words, folder)
-        if not args.dry_run:
+            if args.dry_run:
+                continue
+            if words[0] == "prove" and not (folder / "configs/provenance").is_dir():
+                print("the advice is to leave everything, so there is nothing to prove")
+                continue
+            tuner(words, folder, args.database)
+        for log in sorted((folder / "proof").glob("*-1.log")):
+            print(f"{name}, {log.stem}:", *chosen(log.read_text(errors="replace")), sep="\n  ")
+        if (folder / "proof/report.json").is_file():
             reports[name] = json.loads((folder / "proof/report.json").read_text())
             (args.out / "served.json").write_text(json.dumps(reports, indent=1) + "\n")
     print(summary(reports))
@@ -98,20 +101,19 @@ def main() -> None:
 
 def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str]]:
     """The commands of a case, without `tuner`."""
-    case, config, out = CASES[name], str(MODELS / f"{name}.json"), str(folder / "configs")
+    config, out = str(MODELS / f"{name}.json"), str(folder / "configs")
     device = ["--device", args.device]
     tuned = [shlex.split(words) for words in args.tune or ()] or [[config, "--all"]]
-    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(case.layers)]
-    prove += ["--out", out, "--args", f"{case.args} {args.args}".strip(), "--loads", args.loads]
+    prove = ["prove", config, "--server", *device, "--dummy", "--layers", str(CASES[name])]
+    prove += ["--out", out, f"--args={args.args}", "--loads", args.loads]
     prove += ["--rounds", str(args.rounds), "--report", str(folder / "proof")]
     lengths = ["--workload", str(folder / WORKLOAD)]
     return [
         *(
             ["tune", *words, *device, *(lengths if {"--attention", "--all"} & {*words} else [])]
-            for words in tuned
+            for words in (() if args.database else tuned)
         ),
-        # Both servers run Triton's attention, unless the flags name another backend.
-        ["export", *device, "--out", out, "--server-args", f"{_ON_TRITON} {case.args} {args.args}"],
+        ["export", *device, "--out", out, f"--server-args={args.args}"],
         prove,
     ]
 
@@ -133,13 +135,22 @@ def workload(loads: Sequence[Load]) -> str:
     )
 
 
-def tuner(words: Sequence[str], folder: Path) -> None:
+def tuner(words: Sequence[str], folder: Path, database: str | None) -> None:
     """Run one command with a store of the case's own. A proof that fails is a result too."""
-    environ = {**os.environ, "TUNER_DATABASE_URL": f"sqlite:///{folder / 'tuner.db'}"}
+    environ = {**os.environ, "TUNER_DATABASE_URL": database or f"sqlite:///{folder / 'tuner.db'}"}
     command = [sys.executable, "-c", "from tuner.cli import main; main()", *words]
-    done = subprocess.run(command, env=environ, check=False)
-    if done.returncode and not (words[0] == "prove" and (folder / "proof/report.json").is_file()):
-        sys.exit(f"tuner {words[0]} failed with {done.returncode}")
+    process, code = subprocess.Popen(command, env=environ), None
+    while code is None:
+        # An interrupt is for the command, which writes what it measured.
+        with contextlib.suppress(KeyboardInterrupt):
+            code = process.wait()
+    if code and not (words[0] == "prove" and (folder / "proof/report.json").is_file()):
+        sys.exit(f"tuner {words[0]} failed with {code}")
+
+
+def chosen(log: str) -> list[str]:
+    """What a server's log says of backends, each once."""
+    return list(dict.fromkeys(found.group().strip()[:200] for found in _CHOSEN.finditer(log)))
 
 
 def summary(reports: dict[str, Any]) -> str:

@@ -2,9 +2,9 @@
 
     python benchmarks/served_smoke.py OUT [--cases qwen3-30b-a3b,deepseek-r1-rank] [--limit 120]
 
-Each has a few layers with dummy weights and the arguments of `served_gpu.py`. One prompt is sent,
-once for an answer with log-probabilities and once below a profiler. OUT gets the logs and profiles.
-Where a server fails, its errors and the end of its log are printed.
+Each has a few layers with dummy weights. No flag chooses a backend but those of `--args`. One
+prompt is sent, once for an answer with log-probabilities and once below a profiler. OUT gets the
+logs and profiles. Where a server fails, its errors and the end of its log are printed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def started(name: str, out: Path, port: int, further: list[str]) -> subprocess.P
     words = [sys.executable, "-m", "tuner.engines.sglang.dummy_server", "--model-path", str(model)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--tp-size", "1"]
     words += ["--disable-radix-cache", "--load-format", "dummy", "--max-total-tokens", "100000"]
-    words += [*shlex.split(CASES[name].args), *further]
+    words += further
     with (out / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             words, stdout=log, stderr=subprocess.STDOUT, cwd=out, start_new_session=True

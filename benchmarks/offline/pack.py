@@ -73,7 +73,9 @@ def downloaded(wheels: Path, python: str, *, served: bool) -> list[Path]:
     binary += ["--implementation", "cp", "--find-links", wheels]
     for version in MANYLINUX:
         binary += ["--platform", f"manylinux{version}_x86_64"]
-    subprocess.run([*binary, "-r", HERE / "tuner.txt"], check=True)
+    # No other release of a package than sglang's.
+    pins = ["-c", HERE / "sglang-0.5.16.txt"] if served else []
+    subprocess.run([*binary, *pins, "-r", HERE / "tuner.txt"], check=True)
     if served:
         subprocess.run([*binary, "--no-deps", "-r", HERE / "sglang-0.5.16.txt"], check=True)
     return sorted(wheels.glob("*.whl"))

@@ -12,6 +12,9 @@ SGLANG_DISABLED_MODEL_ARCHS=$(
         grep -v -x -e __init__ -e qwen3 -e qwen3_moe -e deepseek_v2 | paste -s -d , -
 )
 export SGLANG_DISABLED_MODEL_ARCHS
-export SGLANG_IS_FLASHINFER_AVAILABLE=false SGLANG_ENABLE_JIT_DEEPGEMM=0
+# On Hopper and with one GPU, sglang needs FlashInfer for no attention, GEMM or MoE of its own choice.
+export SGLANG_IS_FLASHINFER_AVAILABLE=false
+# DeepGEMM compiles a kernel when it is first needed, and not all that might be.
+export SGLANG_JIT_DEEPGEMM_PRECOMPILE=0 SGLANG_DG_CACHE_DIR="$1/deep_gemm" DG_JIT_CACHE_DIR="$1/deep_gemm"
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TVM_FFI_CACHE_DIR="$1/jit"
 SERVER_ARGS="--sampling-backend pytorch --grammar-backend none --cuda-graph-max-bs-decode 64 --sleep-on-idle"

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from advice_cases import DECODE, EXTEND, Served, entries
+from advice_cases import winners as measured
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from tuner.deploy.served.advice import backend_advice
 from tuner.deploy.served.client import Arrival
 from tuner.deploy.served.compare import METRICS, Gain, gains_of, interval
 from tuner.deploy.served.dummy_model import write_dummy_model
+from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.gpus import Gpu
 from tuner.deploy.served.loads import Load, parse_loads
 from tuner.deploy.served.measure import Speed, median_speed, speed_of
@@ -22,8 +25,11 @@ from tuner.deploy.served.outputs import TOKENS, Answers, check_outputs
 from tuner.deploy.served.prove import fits_twice
 from tuner.deploy.served.report import ServedProof, Subject
 from tuner.deploy.served.request import _name, _visible
+from tuner.devices.table import find_device
 from tuner.engines.server import Answer, Launch, flag_value, server_of
 from tuner.errors import BadInput, MalformedCheckpoint
+from tuner.problems.points import Problem
+from tuner.problems.records import Winner
 
 LOAD = Load(2, 8192, 5)
 
@@ -224,12 +230,37 @@ def test_the_last_flag_counts():
 # Servers
 
 
-def test_exported_attention_needs_the_triton_backend(tmp_path: Path):
-    server = server_of("sglang")
-    assert server.needed(tmp_path, []) == []
-    (tmp_path / "attention").mkdir()
-    assert server.needed(tmp_path, []) == ["--attention-backend", "triton"]
-    assert server.needed(tmp_path, ["--decode-attention-backend", "fa3"]) == []
+def test_advised_flags_replace_what_a_command_says_of_them():
+    advised = Advised({"--a": "triton", "--b": "", "NAME": "0"})
+    words = ["--x", "1", "--a", "fa3", "--b=2", "--ab", "3", "--a=fa4", "--y"]
+    assert advised.added_to(words) == ["--x", "1", "--ab", "3", "--y", "--a", "triton"]
+    assert advised.variables == {"NAME": "0"}
+    assert Advised().added_to(words) == words
+
+
+def test_the_store_says_the_flags_of_the_server_with_the_files():
+    """Prefill was left alone, so decode's flag is the only one."""
+
+    def advised(winners: list[Winner], exported: list[Problem], words: str = "") -> Advised:
+        served = Served()
+        specs = {problem.spec() for problem in exported}
+        return advised_for(specs, winners, find_device("H200"), served, words.split())
+
+    fast = measured(DECODE, entries(DECODE, others={"fa3": 40.0}))
+    assert advised(fast, [DECODE]) == Advised({"--decode-attention-backend": "triton"})
+    # Servers that run Triton already need no flag.
+    assert advised(fast, [DECODE], "--attention-backend triton") == Advised()
+    slow = advised(measured(EXTEND, entries(EXTEND, others={"fa3": 5.0})), [EXTEND])
+    (note,) = slow.notes
+    assert not slow.flags
+    assert note.startswith(
+        f"files that are not advised for these servers: {EXTEND.spec()}: leave it: tuned Triton is "
+        "slower"
+    )
+    unknown = advised(fast, [DECODE, EXTEND])
+    assert unknown.flags == {"--decode-attention-backend": "triton"}
+    assert "no times of 1 of 2 exported problems" in unknown.notes[0]
+    assert advised([], []) == Advised()
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

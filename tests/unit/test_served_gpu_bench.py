@@ -37,7 +37,8 @@ def test_attention_is_tuned_at_the_lengths_of_the_loads(bench: ModuleType, tmp_p
 
 def test_what_tunes_attention_gets_the_workload(bench: ModuleType, tmp_path: Path) -> None:
     words = ["m --effort quick", "m --attention"]
-    args = SimpleNamespace(tune=words, device="H100", args="", loads="1x8+8", rounds=1)
+    given = {"tune": words, "device": "H100", "loads": "1x8+8", "rounds": 1}
+    args = SimpleNamespace(**given, args="", database=None)
     moe, attention, *_ = bench.commands("qwen3-30b-a3b", tmp_path, args)
     assert "--workload" not in moe
     assert attention[-2:] == ["--workload", str(tmp_path / "workload.toml")]
@@ -45,6 +46,25 @@ def test_what_tunes_attention_gets_the_workload(bench: ModuleType, tmp_path: Pat
         "qwen3-30b-a3b", tmp_path, SimpleNamespace(**{**vars(args), "tune": None})
     )
     assert "--all" in all_ and "--workload" in all_
+    stored = SimpleNamespace(**{**vars(args), "database": "sqlite:///x.db"})
+    assert [w[0] for w in bench.commands("qwen3-30b-a3b", tmp_path, stored)] == ["export", "prove"]
+
+
+def test_the_logs_say_which_backends_the_servers_chose(bench: ModuleType) -> None:
+    log = """
+[01:02] Attention backend not specified. Use fa3 backend by default.
+[01:02] server_args=ServerArgs(attention_backend='fa3', decode_attention_backend=None, other='x')
+[01:03] Using default MoE kernel config. Performance might be sub-optimal!
+[01:04] Capture cuda graph end.
+[01:05] Rollback to implementation from sgl-kernel
+"""
+    assert bench.chosen(log + log) == [
+        "Attention backend not specified. Use fa3 backend by default.",
+        "attention_backend='fa3'",
+        "decode_attention_backend=None",
+        "[01:03] Using default MoE kernel config. Performance might be sub-optimal!",
+        "[01:05] Rollback to implementation from sgl-kernel",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tuner.deploy.served import prove, rounds
 from tuner.deploy.served.loads import Load
 from tuner.deploy.served.measure import Speed
-from tuner.deploy.served.rounds import Rounds, SideResults
+from tuner.deploy.served.rounds import SIDES, Rounds, SideResults
 
 SHORT, MIDDLE, LONG = Load(1, 64, 8), Load(8, 64, 8), Load(8, 8192, 64)
 TAKES_S = {SHORT: 0.01, MIDDLE: 0.3, LONG: 5.0}
@@ -91,3 +92,38 @@ def test_whoever_interrupts_the_profiles_gets_the_rest_of_the_report() -> None:
     assert notes == ["the profiles of the before server: interrupted"]
     assert profiled == ["before"]
     assert said[-1] == "interrupted: the report is written without the other profiles"
+
+
+def test_whoever_interrupts_the_rounds_gets_a_report_of_the_whole_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def proof(whole: int) -> tuple[list[str], Mapping[str, SideResults]]:
+        said: list[str] = []
+
+        def run(_: object, port: int, load: Load, key: object, timeout_s: float) -> Speed:
+            if load is LONG and key == (whole + 1, 0):
+                raise KeyboardInterrupt
+            return Speed(1.0, 1.0, None, None, 5.0)
+
+        monkeypatch.setattr(rounds, "run_load", run)
+        plan: Any = SimpleNamespace(
+            server=SimpleNamespace(memory_shares=(0.4, 0.7)),
+            port=None,
+            rounds=7,
+            profiles=True,
+        )
+        results = {side: SideResults() for side in SIDES}
+        of = Rounds(plan.server, (SHORT, LONG), 7, 1.0, said.append)
+        return prove._together(plan, of, results, said.append), results
+
+    @contextmanager
+    def ready(*_: object) -> Iterator[SimpleNamespace]:
+        yield BEFORE
+
+    monkeypatch.setattr(prove, "_ready", ready)
+    monkeypatch.setattr(Rounds, "check", lambda *_: None)
+    notes, results = proof(3)
+    assert notes == ["interrupted: 3 of 7 rounds were measured"]
+    assert {len(speeds) for side in results.values() for speeds in side.speeds.values()} == {3}
+    with pytest.raises(KeyboardInterrupt):
+        proof(0)

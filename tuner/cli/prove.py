@@ -41,8 +41,9 @@ def prove(
         bool,
         typer.Option(
             "--server",
-            help="Start the engine's servers without and with the files, and compare them under "
-            "load; default: run the engine's fused-MoE layer alone.",
+            help="Start the engine's servers as they are, and with the files and the flags that "
+            "are advised, and compare them under load; default: run the engine's fused-MoE layer "
+            "alone.",
         ),
     ] = False,
     tp: Tp = 1,
@@ -65,7 +66,10 @@ def prove(
             "flags of the server without the files, e.g. '--attention-backend fa3'; default: none."
         ),
     ] = "",
-    after_args: Annotated[str, _option("flags of the server with the files; default: none.")] = "",
+    after_args: Annotated[
+        str,
+        _option("flags of the server with the files; default: those that stored times advise."),
+    ] = "",
     in_turn: Annotated[
         bool,
         typer.Option(
@@ -139,22 +143,14 @@ def _prove_server(request: Request, as_json: bool) -> None:
     import os
 
     from tuner.deploy.served.expected import expected_gains
-    from tuner.deploy.served.files import exported_problems
     from tuner.deploy.served.prove import prove_served
     from tuner.deploy.served.report import write_report
     from tuner.deploy.served.request import plan_of
     from tuner.deploy.served.rounds import BEFORE
     from tuner.store import ServedProofStore, Store, database_url
 
-    with plan_of(request) as plan, Store.open(database_url(os.environ)) as store:
-        subject, shipped = plan.subject, exported_problems(request.root)
-        found = store.winners(
-            device=subject.device,
-            engine=subject.engine,
-            engine_version=subject.engine_version,
-        )
-        winners = [one for one in found if one.problem.spec() in shipped]
-        traces = plan.traces(BEFORE)
+    with Store.open(database_url(os.environ)) as store, plan_of(request, store) as plan:
+        traces, winners = plan.traces(BEFORE), plan.winners
         proof = prove_served(plan, say, lambda before: expected_gains(traces, winners, before, say))
         write_report(proof, request.folder)
         ServedProofStore.sharing(store).add(proof.as_json())

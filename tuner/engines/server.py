@@ -86,12 +86,6 @@ class Server(Protocol):
         """The requests that begin and end a torch profile, written under a folder."""
         ...
 
-    def needed(self, root: Path, args: Sequence[str]) -> list[str]:
-        """Flags without which the exported files under a root would not count, where `args` do not
-        choose otherwise.
-        """
-        ...
-
     def backend(self, args: Sequence[str], phase: str) -> str | None:
         """The attention backend that flags choose for "prefill" or "decode"; None: no flag does."""
         ...

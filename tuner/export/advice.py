@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Kernel, Runs, only_for, options_text, what_runs
-from tuner.engines.engine import Engine
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
@@ -68,10 +67,20 @@ class Advice:
         return f"{self.problem.spec()}: {self.verdict.value}{flags}: {self.reason}"
 
 
+class Release(Protocol):
+    """An engine, as far as advice asks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+
 def advise_all(
     winners: Sequence[Winner],
     device: Device,
-    engine: Engine,
+    engine: Release,
     flags: Mapping[str, str] = NO_FLAGS,
     version: str = "",
     wanted: Sequence[Problem] = (),
@@ -175,7 +184,7 @@ def kernel_that_runs(
 
 
 def for_servers(
-    winners: Sequence[Winner], device: Device, engine: Engine, flags: Mapping[str, str]
+    winners: Sequence[Winner], device: Device, engine: Release, flags: Mapping[str, str]
 ) -> list[Winner]:
     """The winners with what servers run that are started with these flags."""
     found: list[Winner] = []

@@ -22,6 +22,7 @@ from tuner.deploy.served.rounds import AFTER, BEFORE, SIDES, Rounds, SideResults
 from tuner.engines.config_variables import all_config_variables, config_variables
 from tuner.engines.server import Launch, Server
 from tuner.errors import NotEnoughMemory
+from tuner.problems.records import Winner
 
 SIDE_BY_SIDE, IN_TURN = "side by side", "in turn"
 # What is expected of the loads that had these speeds in the rounds without the files.
@@ -44,6 +45,9 @@ class Plan:
     in_turn: bool  # also where memory turns out not to hold two servers
     profiles: bool
     port: int | None = None  # the first of two; None: any that are free
+    winners: Sequence[Winner] = ()  # the stored ones of the problems that have files
+    variables: Mapping[str, str] = field(default_factory=dict)  # of `after`, besides the files'
+    notes: Sequence[str] = ()  # for the report
     start_timeout_s: float = 1800.0
     load_timeout_s: float = 600.0
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -62,14 +66,15 @@ class Plan:
         )
 
     def environment(self, side: str) -> dict[str, str]:
-        """The variables of a side's server: only `after` is pointed at the files."""
+        """The variables of a side's server: only `after` has the files and what is advised."""
         engine = self.subject.engine
         others = {*all_config_variables(engine)}
         kept = {name: value for name, value in self.environ.items() if name not in others}
         if side == BEFORE:
             return kept
         root = self.root.resolve()
-        return {**kept, **dict.fromkeys(config_variables(engine, root), str(root))}
+        files = dict.fromkeys(config_variables(engine, root), str(root))
+        return {**kept, **self.variables, **files}
 
     def traces(self, side: str) -> Path:
         return self.folder / "traces" / side
@@ -96,12 +101,12 @@ def prove_served(
     before, after = results[BEFORE].answers, results[AFTER].answers
     assert before is not None and after is not None  # each side was checked
     return ServedProof(
-        replace(plan.subject, sides=sides),
+        replace(plan.subject, sides=sides, rounds=_rounds_of(results)),
         gains,
         check_outputs(before, after),
         _loading(plan),
         _advice(plan, gains),
-        notes,
+        [*plan.notes, *notes],
     )
 
 
@@ -129,7 +134,10 @@ def fits_twice(gpus: Sequence[Gpu], weights_bytes: int, tp: int, shares: Sequenc
 def _together(
     plan: Plan, rounds: Rounds, results: Mapping[str, SideResults], say: Callable[[str], None]
 ) -> list[str]:
-    """Both servers at once: each round meets the same state of the machine."""
+    """Both servers at once: each round meets the same state of the machine.
+
+    An interrupt after the first round ends the rounds alone: those that were measured count.
+    """
     with ExitStack() as stack:
         running = []
         ports = free_ports(2, plan.port)
@@ -140,8 +148,20 @@ def _together(
         both = [results[side] for side in SIDES]
         for server, result in zip(running, both, strict=True):
             rounds.check(server, result)
-        rounds.measure(running, both, range(1, plan.rounds + 1))
+        try:
+            rounds.measure(running, both, range(1, plan.rounds + 1))
+        except KeyboardInterrupt:
+            if not _rounds_of(results):
+                raise
+            note = f"interrupted: {_rounds_of(results)} of {plan.rounds} rounds were measured"
+            say(f"{note}, and the report is written of these")
+            return [note]
         return _profiles(plan, rounds, running, say) if plan.profiles else []
+
+
+def _rounds_of(results: Mapping[str, SideResults]) -> int:
+    """How many whole rounds were measured on all sides."""
+    return min(min(map(len, one.speeds.values()), default=0) for one in results.values())
 
 
 def _in_turn(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from tuner.deploy.served.dummy_model import write_dummy_model
-from tuner.deploy.served.files import files_hash, tuned_files
+from tuner.deploy.served.files import exported_problems, files_hash, tuned_files
+from tuner.deploy.served.flags import Advised, advised_for
 from tuner.deploy.served.gpus import Gpu, read_gpus
 from tuner.deploy.served.loads import parse_loads
 from tuner.deploy.served.process import free_ports
@@ -21,7 +23,7 @@ from tuner.deploy.served.rounds import AFTER, BEFORE
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import parse_spec
 from tuner.engines.locate import PackageSource, find_packages
-from tuner.engines.server import Server, server_of
+from tuner.engines.server import server_of
 from tuner.errors import (
     BadInput,
     MeasurerUnavailable,
@@ -29,6 +31,14 @@ from tuner.errors import (
     UnknownEngine,
     UnwritableOutput,
 )
+from tuner.export import WinnerStore
+
+
+class Installed(NamedTuple):
+    """The engine that this Python imports."""
+
+    name: str
+    version: str
 
 
 @dataclass(frozen=True)
@@ -53,17 +63,27 @@ class Request:
 
 
 @contextmanager
-def plan_of(request: Request) -> Iterator[Plan]:
+def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
     """The plan; a dummy model's folder exists for as long as it does.
+
+    The server without the files is started with the user's flags alone. The other one also gets
+    what the store's times of the exported problems advise, unless the user says its flags.
 
     Raises BadInput, MeasurerUnavailable or UnwritableOutput, which name the next step.
     """
     device, loads = find_device(request.device), parse_loads(request.loads)
     _refuse_numbers(request)
-    name, version = _installed(request.engine)
+    name, version = package = _installed(request.engine)
     files = tuned_files(request.root, device.name)
     server = server_of(name)
-    args = _args(request, server)
+    exported = exported_problems(request.root)
+    stored = store.winners(device=device.name, engine=name, engine_version=version)
+    winners = [winner for winner in stored if winner.problem.spec() in exported]
+    both, before, after = _words(request)
+    advised = Advised()
+    if not after:
+        advised = advised_for(exported, winners, device, package, both)
+    args = {BEFORE: [*both, *before], AFTER: [*advised.added_to(both), *after]}
     gpus = _gpus(device, request.tp)
     free_ports(2, request.port)
     subject = Subject(
@@ -76,7 +96,7 @@ def plan_of(request: Request) -> Iterator[Plan]:
         weights=_weights_text(request),
         files=files_hash(files),
         before_args=shlex.join(args[BEFORE]),
-        after_args=shlex.join(args[AFTER]),
+        after_args=shlex.join([*_assigned(advised.variables), *args[AFTER]]),
         rounds=request.rounds,
     )
     with TemporaryDirectory(prefix="tuner-model-") as made:
@@ -96,6 +116,9 @@ def plan_of(request: Request) -> Iterator[Plan]:
             request.dummy,
             in_turn=in_turn,
             profiles=request.profiles,
+            winners=winners,
+            variables=advised.variables,
+            notes=advised.notes,
             port=request.port,
             start_timeout_s=request.timeouts_s[0],
             load_timeout_s=request.timeouts_s[1],
@@ -116,8 +139,8 @@ def _refuse_numbers(request: Request) -> None:
         raise BadInput("--layers is for random weights: add --dummy, or leave it out")
 
 
-def _installed(spec: str) -> tuple[str, str]:
-    """(name, version) of the engine that this Python imports. Raises UnknownEngine."""
+def _installed(spec: str) -> Installed:
+    """The engine that this Python imports. Raises UnknownEngine."""
     name, wanted = parse_spec(spec)
     found = [p for p in find_packages(name) if p.source is PackageSource.INSTALLED]
     if not found:
@@ -131,16 +154,20 @@ def _installed(spec: str) -> tuple[str, str]:
             f"{name} {version} is installed in this Python, and not {wanted}: give --engine "
             f"{name}=={version}, or run this where {wanted} is installed"
         )
-    return name, version
+    return Installed(name, version)
 
 
-def _args(request: Request, server: Server) -> dict[str, list[str]]:
+def _words(request: Request) -> list[list[str]]:
+    """The flags of both servers, of `before` and of `after`, as words."""
     try:
-        both, before, after = (shlex.split(text) for text in request.args)
+        return [shlex.split(text) for text in request.args]
     except ValueError as error:
         raise BadInput(f"flags cannot be read ({error}): close each quote") from None
-    sides = {BEFORE: [*both, *before], AFTER: [*both, *after]}
-    return {side: [*args, *server.needed(request.root, args)] for side, args in sides.items()}
+
+
+def _assigned(variables: Mapping[str, str]) -> list[str]:
+    """Variables as they stand before a command."""
+    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def _gpus(device: Device, tp: int) -> Sequence[Gpu]:

@@ -57,11 +57,11 @@ class Rounds:
         """The rounds of these numbers, on servers that run side by side or on one.
 
         Each round sends equal prompts to all. Which server is the first alternates. Within a round
-        a short load is repeated, because one short request says little.
+        a short load is repeated, because one short request says little. Only whole rounds count.
         """
         for number in numbers:
-            for load in self.loads:
-                speeds = self._round(running, load, number)
+            found = {load: self._round(running, load, number) for load in self.loads}
+            for load, speeds in found.items():
                 for result, speed in zip(results, speeds, strict=True):
                     result.speeds.setdefault(load, []).append(speed)
             self.say(f"round {number} of {self.rounds} done")

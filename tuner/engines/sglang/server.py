@@ -12,7 +12,6 @@ from typing import Any
 
 from tuner.engines.server import Answer, Launch, Post, flag_value
 from tuner.engines.sglang.attention.backend import BACKEND_FLAG
-from tuner.engines.sglang.plugin.files import FOLDER as ATTENTION_FOLDER
 
 # This module starts the server too, after it has replaced the values of dummy weights.
 _DUMMY_SERVER = "tuner.engines.sglang.dummy_server"
@@ -65,11 +64,6 @@ class SGLangServer:
     def profile(self, folder: Path) -> tuple[Post, Post]:
         begin = {"output_dir": str(folder), "activities": ["CPU", "GPU"]}
         return Post("/start_profile", begin), Post("/stop_profile", {})
-
-    def needed(self, root: Path, args: Sequence[str]) -> list[str]:
-        chosen = any(self.backend(args, phase) for phase in ("prefill", "decode"))
-        attention = (root / ATTENTION_FOLDER).is_dir()
-        return [BACKEND_FLAG, "triton"] if attention and not chosen else []
 
     def backend(self, args: Sequence[str], phase: str) -> str | None:
         return flag_value(args, f"--{phase}-attention-backend") or flag_value(args, BACKEND_FLAG)

@@ -70,9 +70,6 @@ class VLLMServer:
     def profile(self, folder: Path) -> tuple[Post, Post]:
         return Post("/start_profile", {}), Post("/stop_profile", {})
 
-    def needed(self, root: Path, args: Sequence[str]) -> list[str]:
-        return []
-
     def backend(self, args: Sequence[str], phase: str) -> str | None:
         return flag_value(args, _BACKEND_FLAG)
 

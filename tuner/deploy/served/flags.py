@@ -1,0 +1,72 @@
+"""What the server with the files is started with: the flags and variables that are advised."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tuner.devices.table import Device
+from tuner.engines.dispatch import flags_of
+from tuner.export.advice import Release, Verdict, advise_all
+from tuner.export.selection import with_shipped
+from tuner.problems.records import Winner
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What the stored times of the exported problems advise, besides the files."""
+
+    flags: Mapping[str, str] = field(default_factory=dict)  # "": to be left out
+    notes: Sequence[str] = ()  # problems whose files no server reads as it is started
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {name: value for name, value in self.flags.items() if not _is_flag(name)}
+
+    def added_to(self, words: Sequence[str]) -> list[str]:
+        """The words of a command line, with these flags in place of what they say of them."""
+        mine = {name: value for name, value in self.flags.items() if _is_flag(name)}
+        given = [word for name, value in mine.items() if value for word in (name, value)]
+        return [*_without(words, mine), *given]
+
+
+def advised_for(
+    exported: Collection[str],
+    winners: Sequence[Winner],
+    device: Device,
+    engine: Release,
+    words: Sequence[str],
+) -> Advised:
+    """What is advised for servers of an engine that are started with these words.
+
+    `exported` are the texts of the problems that have files, and `winners` are theirs.
+    """
+    flags: dict[str, str] = {}
+    notes: list[str] = []
+    if winners:
+        for one in advise_all(with_shipped(winners), device, engine, flags_of(words)):
+            if one.verdict is Verdict.LEAVE:
+                notes.append(f"files that are not advised for these servers: {one}")
+            flags |= one.flags
+    unknown = len(exported) - len({winner.problem for winner in winners})
+    if unknown:
+        notes.append(
+            f"the store has no times of {unknown} of {len(exported)} exported problems, so nothing "
+            "is advised for these: --after-args can give the flags that their files need"
+        )
+    return Advised(flags, tuple(notes))
+
+
+def _is_flag(name: str) -> bool:
+    return name.startswith("--")
+
+
+def _without(words: Sequence[str], flags: Collection[str]) -> Iterator[str]:
+    """The words that are neither one of the flags nor its value."""
+    dropping = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        dropping = name in flags if _is_flag(name) else dropping
+        if not dropping:
+            yield word
+        dropping = dropping and _is_flag(name) and not equals
