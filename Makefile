@@ -44,9 +44,9 @@ demo: install
 docs: $(VENV)/.installed-dev
 	$(BIN)/zensical build --strict --clean
 
-# What to run before a commit: no engine is needed, and two idle cores take less than two minutes.
+# What to run before a commit: no engine is needed, and two idle cores take less than a minute.
 check: lint types imports
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -m 'not slow' tests/unit
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -48,7 +48,7 @@ from tuner.families.attention.workloads import WorkPoint
 from tuner.measure.gpu import INPUT_SEED
 from tuner.measure.timing import Captured, elapsed_us, replay
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Point
+from tuner.problems.points import Candidate, Point
 from tuner.problems.results import Entry
 from tuner.store import Store
 from tuner.tuning.request import parse_effort, parse_source
@@ -202,9 +202,8 @@ def raced(
             row: dict[str, Any] = {"sequences": sequences, "cached": cached}
             for stage, entry in parts.items():
                 own = entry.incumbents["default"].config
-                times = bench.race(
-                    entry.point, list(dict.fromkeys([own, entry.config])), RACE_ROUNDS
-                )
+                both = [Candidate(entry.point, c) for c in dict.fromkeys([own, entry.config])]
+                times = {c.config: us for c, us in bench.race(both, RACE_ROUNDS).items()}
                 row[stage.value] = {
                     "engine_us": times[own].median_us,
                     "tuner_us": times[entry.config].median_us,

@@ -17,8 +17,8 @@ from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine
 from tuner.measure.gpu import GpuBench, open_gpu_bench
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Point, Problem
-from tuner.problems.results import Entry
+from tuner.problems.points import TRITON, Candidate, Point, Problem
+from tuner.problems.results import Entry, Incumbent
 from tuner.store import Store
 from tuner.tuning.report import Report
 from tuner.tuning.run import open_run
@@ -92,11 +92,18 @@ def open_bench(
     )
 
 
+def tritons(entry: Entry) -> dict[str, Incumbent]:
+    """An entry's incumbents that are Triton's."""
+    return {name: one for name, one in entry.incumbents.items() if one.backend == TRITON}
+
+
 def raced(bench: GpuBench, entry: Entry) -> Row:
     """The times of what the engine runs and of the tuned configuration at a size, in turn."""
-    named = {n: one.config for n, one in entry.incumbents.items() if one.median_us}
+    named = {n: one.config for n, one in tritons(entry).items() if one.median_us}
     named["tuned"] = entry.config
-    times = bench.race(entry.point, list(dict.fromkeys(named.values())), RACE_ROUNDS)
+    candidates = [Candidate(entry.point, config) for config in dict.fromkeys(named.values())]
+    done = bench.race(candidates, RACE_ROUNDS)
+    times = {candidate.config: time_ for candidate, time_ in done.items()}
     return {
         "M": entry.point.batch_size,
         "us": {n: times[c].median_us for n, c in named.items() if c in times},

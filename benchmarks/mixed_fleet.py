@@ -100,7 +100,11 @@ def service(home: Path) -> Iterator[Service]:
     home.mkdir()
     (home / RECORDING_NAME).write_bytes(small_recording([SIZE]))
     port = free_port()
-    with started_postgres() as server, started_redis() as redis, postgres_database(server) as url:
+    with (
+        started_postgres() as server,
+        started_redis() as redis,
+        postgres_database(server.url) as url,
+    ):
         environ = {
             **os.environ,
             "TUNER_DATABASE_URL": url,

@@ -58,10 +58,8 @@ class NoisyRecording:
         waiting, self._waiting = self._waiting, []
         return [self._trial(candidate) for candidate in waiting]
 
-    def race(
-        self, point: Point, configs: Sequence[Config], rounds: int
-    ) -> dict[Config, Measurement]:
-        return {c: self._off(self._case.measure(Candidate(point, c)), RACED) for c in configs}
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        return {c: self._off(self._case.measure(c), RACED) for c in candidates}
 
     def trials(self) -> Sequence[Trial]:
         return ()

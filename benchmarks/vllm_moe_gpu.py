@@ -47,7 +47,7 @@ from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, parse_
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.measure.gpu import GpuBench
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Config, Point
+from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Entry
 from tuner.store import Store
 from tuner.tuning.request import parse_effort, parse_source
@@ -172,9 +172,10 @@ def _both(bench: GpuBench, size: int, configs: Sequence[Config]) -> dict[Config,
     """The microseconds of up and down for each configuration that both could run."""
     found: dict[Config, list[float]] = {}
     for gemm in (Gemm.UP, Gemm.DOWN):
-        for config, time_ in bench.race(Point(size, gemm), configs, RACE_ROUNDS).items():
+        candidates = [Candidate(Point(size, gemm), config) for config in configs]
+        for candidate, time_ in bench.race(candidates, RACE_ROUNDS).items():
             if time_.median_us is not None:
-                found.setdefault(config, []).append(time_.median_us)
+                found.setdefault(candidate.config, []).append(time_.median_us)
     return {config: times for config, times in found.items() if len(times) == 2}
 
 

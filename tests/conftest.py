@@ -1,66 +1,44 @@
-"""Fixtures that tests of several folders use, and how Hypothesis draws."""
+"""What tests of several folders use."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from servers import postgres_database, postgres_server, redis_server
-from sqlalchemy import URL
-
-settings.register_profile(
-    "tuner",
-    deadline=None,  # a busy machine is no failure
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    # Continuous integration judges a change, not the luck of a draw; by hand, each run draws anew.
-    derandomize=bool(os.environ.get("CI")),
-)
-settings.load_profile("tuner")
-
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+# The processes of a run share the cores: threads of theirs would wait for each other, busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each of the many processes that tests start would compile this code anew where it is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One file runs in this process: that starts at once, and a debugger or -s works. So do
-    tests on a GPU, which share it.
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes more than cores, because many tests wait for other processes.
+
+    One file runs in this process: that starts at once, and a debugger or -s works. So do tests on
+    a GPU, which share it.
     """
     files = {argument.partition("::")[0] for argument in config.args}
     one_file = len(files) == 1 and files.pop().endswith(".py")
-    return 0 if one_file or config.option.markexpr == "gpu" else None
+    if one_file or config.option.markexpr == "gpu":
+        return 0
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[URL]:
-    """A PostgreSQL server that databases may be made on: one for each of xdist's workers."""
-    with postgres_server() as url:
-        yield url
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share: who makes a file there takes a lock first."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-@pytest.fixture
-def postgres_url(postgres: URL) -> Iterator[str]:
-    """An empty PostgreSQL database for one test."""
-    with postgres_database(postgres) as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for a store on each database, with nothing in it."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'made' / 'tuner.db'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
-
-
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A Redis that messages may be sent over: a database for each of xdist's workers."""
-    with redis_server(WORKER) as url:
-        yield url
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
+    """Set how Hypothesis draws before a file that uses it makes its tests."""
+    if b"hypothesis" in module_path.read_bytes():
+        importlib.import_module("draws").draw_for(parent.config.option.markexpr)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tuner.cli import app
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 NAME = "E=8,N=64,device_name=NVIDIA_L40S.json"
@@ -42,13 +47,22 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-c", "from tuner.cli import main; main()", "prove", *words]
 
 
-def prove(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder that has `configs_out`."""
-    return subprocess.run(
-        command(*QUICK, *words),
-        cwd=folder,
-        env={**environment(folder), **environ},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+@dataclass(frozen=True)
+class Run:
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def prove(folder: Path, *words: str, **environ: str) -> Run:
+    """Run the command in a folder that has `configs_out`. Only its servers are processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        given = {**environment(folder), **environ}
+        patch.setattr(sys, "path", given["PYTHONPATH"].split(os.pathsep))
+        ended = CliRunner().invoke(app, ["prove", *QUICK, *words], env=given)
+    if not isinstance(ended.exception, SystemExit | None):
+        raise ended.exception
+    return Run(ended.exit_code, ended.stdout, ended.stderr)

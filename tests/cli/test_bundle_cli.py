@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import CAPTURES, CASES, ENGINES, EXAMPLES, example, fill
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
@@ -165,7 +166,7 @@ def test_bench_report_keeps_the_runs_beside_their_release(tmp_path: Path) -> Non
     assert json.loads(again.stdout)["pairs"][0]["gain_text"] == "1.49x"
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.binary(max_size=200), st.sampled_from(["PRIVATE KEY", "PUBLIC KEY", "", "X"]))
 def test_noise_is_no_key(tmp_path_factory: pytest.TempPathFactory, noise: bytes, kind: str) -> None:
     path = tmp_path_factory.getbasetemp() / "key"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -169,41 +170,28 @@ def test_all_families_of_a_model_are_jobs(tuner: Tuner) -> None:
     assert json.loads(one.stdout)["request"] in requests
 
 
-@pytest.mark.parametrize("command", ["tune", "submit"])
-@pytest.mark.parametrize("target", [["deepseek-r1", "--attention"], [DECODE]])
-@pytest.mark.parametrize(
-    "option",
-    [
-        ["--ep", "8"],
-        ["--block-shape", "128x128"],
-        ["--fuse-shared"],
-        ["--no-fuse-shared"],
-        ["--hidden-size", "7168"],
-        ["--top-k", "8"],
-        ["--gemm", "up"],
-        ["--batch-sizes", "1,2"],
-        ["--wide"],
-        ["--grid"],
-    ],
+OF_A_LAYER = (
+    *("--ep 8", "--block-shape 128x128", "--fuse-shared", "--no-fuse-shared", "--hidden-size 7168"),
+    *("--top-k 8", "--gemm up", "--batch-sizes 1,2", "--wide", "--grid"),
 )
-def test_an_option_of_a_layer_is_refused_for_attention(
-    tuner: Tuner, command: str, target: list[str], option: list[str]
-) -> None:
-    done = tuner(command, *target, "--device", "H200", "--measure", "predict", *option)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert option[0] in done.stderr
+OF_A_MODEL = ("--tp 8", "--dtype bfloat16", "--page-size 64", "--kv-splits 4")
+REFUSED_FOR_ATTENTION = [
+    *product(("deepseek-r1 --attention", DECODE), OF_A_LAYER),
+    *product((DECODE,), OF_A_MODEL),
+]
 
 
 @pytest.mark.parametrize("command", ["tune", "submit"])
-@pytest.mark.parametrize(
-    "option", [["--tp", "8"], ["--dtype", "bfloat16"], ["--page-size", "64"], ["--kv-splits", "4"]]
-)
-def test_an_option_of_a_model_is_refused_for_an_attention_problem(
-    tuner: Tuner, command: str, option: list[str]
+def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(
+    tuner: Tuner, command: str, subtests: pytest.Subtests
 ) -> None:
-    done = tuner(command, DECODE, "--device", "H200", "--measure", "predict", *option)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert option[0] in done.stderr
+    """A problem names its model's sizes, so it takes no option of a model."""
+    for target, option in REFUSED_FOR_ATTENTION:
+        with subtests.test(f"{target} {option}"):
+            options = ("--device", "H200", "--measure", "predict", *option.split())
+            done = tuner(command, *target.split(), *options)
+            assert (done.exit_code, done.stdout) == (2, "")
+            assert option.split()[0] in done.stderr
 
 
 def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:
@@ -214,28 +202,29 @@ def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:
     assert "cancelled" in followed.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("job", "nope"), "there is no job 'nope'"),
-        (("cancel", "nope"), "there is no job 'nope'"),
-        (("jobs", "--state", "runing"), "did you mean 'running'"),
-        (("jobs", "--device", "L40X"), "did you mean 'L40'"),
-        (("jobs", "--order", "newst"), "did you mean 'newest'"),
-        (("jobs", "--created-after", "yesterday"), "%Y-%m-%dT%H:%M:%S"),
-        (("submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
-        ((*REPLAY, "guess"), "unknown way of measuring"),
-        (("nightly", "--last"), "there was no night yet"),
-        (("nightly", "--watch-list", "none.toml"), "No such file"),
-        (("worker",), "TUNER_BROKER_URL"),
-    ],
-)
-def test_bad_input_is_one_line(tuner: Tuner, arguments: tuple[str, ...], reason: str) -> None:
-    refused = tuner(*arguments)
-    assert refused.exit_code == 2
-    assert reason in refused.stderr
-    assert refused.stdout == ""
-    assert json.loads(tuner("jobs", "--json").stdout) == []
+BAD_INPUT = [
+    (("job", "nope"), "there is no job 'nope'"),
+    (("cancel", "nope"), "there is no job 'nope'"),
+    (("jobs", "--state", "runing"), "did you mean 'running'"),
+    (("jobs", "--device", "L40X"), "did you mean 'L40'"),
+    (("jobs", "--order", "newst"), "did you mean 'newest'"),
+    (("jobs", "--created-after", "yesterday"), "%Y-%m-%dT%H:%M:%S"),
+    (("submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    ((*REPLAY, "guess"), "unknown way of measuring"),
+    (("nightly", "--last"), "there was no night yet"),
+    (("nightly", "--watch-list", "none.toml"), "No such file"),
+    (("worker",), "TUNER_BROKER_URL"),
+]
+
+
+def test_bad_input_is_one_line(tuner: Tuner, subtests: pytest.Subtests) -> None:
+    for arguments, reason in BAD_INPUT:
+        with subtests.test(" ".join(arguments)):
+            refused = tuner(*arguments)
+            assert refused.exit_code == 2
+            assert reason in refused.stderr
+            assert refused.stdout == ""
+            assert json.loads(tuner("jobs", "--json").stdout) == []
 
 
 def test_jobs_are_listed_by_state_client_time_and_order(tuner: Tuner) -> None:

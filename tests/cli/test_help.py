@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
+import shellingham
 import typer
 from typer.testing import CliRunner
 
@@ -44,20 +45,26 @@ def test_each_command_has_an_example_and_nothing_else_has() -> None:
     assert all(EXAMPLES.values())
 
 
-@pytest.mark.parametrize("words", ["", *ALL])
-def test_help_shows_the_examples_in_80_columns(words: str) -> None:
-    said = run(*words.split(), "--help")
-    assert run(*words.split(), "-h") == said
-    assert max(map(len, said.splitlines())) <= 80
-    for example in EXAMPLES[words]:
-        assert f"    {example}\n" in said
+def test_help_shows_the_examples_in_80_columns(subtests: pytest.Subtests) -> None:
+    for words in ("", *ALL):
+        with subtests.test(words):
+            said = run(*words.split(), "--help")
+            assert run(*words.split(), "-h") == said
+            assert max(map(len, said.splitlines())) <= 80
+            for example in EXAMPLES[words]:
+                assert f"    {example}\n" in said
 
 
-@pytest.mark.parametrize("example", [line for some in EXAMPLES.values() for line in some])
-def test_an_example_is_a_command_line_that_is_read(example: str) -> None:
-    words = shlex.split(example.rpartition("| ")[2])
-    assert words[0] == "tuner"
-    words = words[1:]
+def test_an_example_is_a_command_line_that_is_read(subtests: pytest.Subtests) -> None:
+    for example in (line for some in EXAMPLES.values() for line in some):
+        with subtests.test(example):
+            program, *words = shlex.split(example.rpartition("| ")[2])
+            assert program == "tuner"
+            read(words)
+
+
+def read(words: list[str]) -> None:
+    """Read a command line as the program does; raises click's UsageError for a wrong one."""
     group, context = GROUP, GROUP.make_context("tuner", list(words), resilient_parsing=False)
     while hasattr(group, "commands") and (left := [*context._protected_args, *context.args]):
         name, group, left = group.resolve_command(context, left)
@@ -82,7 +89,9 @@ def test_the_version() -> None:
     assert run("--version") == f"tuner {metadata.version('engine-tuner')}\n"
 
 
-def test_completion_can_be_installed() -> None:
+def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests' own parent may be no shell.
+    monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
     assert "--install-completion" in run("--help")
     assert "complete" in run("--show-completion")
 
@@ -101,11 +110,12 @@ def test_a_word_near_to_nothing_is_told_no_command() -> None:
     assert "Did you mean" not in done.output
 
 
-@pytest.mark.parametrize("name", OPTION_NAMES)
-def test_the_engines_names_of_options_are_understood(name: str) -> None:
-    done = RUNNER.invoke(app, ["tune", "deepseek-r1", f"--{name}", "x", "--device", "H200"])
-    assert done.exit_code == 2
-    assert f"Invalid value for '--{OPTION_NAMES[name]}'" in done.output
+def test_the_engines_names_of_options_are_understood(subtests: pytest.Subtests) -> None:
+    for name, ours in OPTION_NAMES.items():
+        with subtests.test(name):
+            done = RUNNER.invoke(app, ["tune", "deepseek-r1", f"--{name}", "x", "--device", "H200"])
+            assert done.exit_code == 2
+            assert f"Invalid value for '--{ours}'" in done.output
 
 
 def test_the_lists_have_the_other_names() -> None:

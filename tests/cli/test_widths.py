@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 from unchanged_cases import ATTENTION_RECORDING, CLUSTER, ENGINE, EXTEND, LAYER, RECORDING
 
 from tuner.engines.triton_release import find_triton
 
-TUNER = Path(sys.executable).with_name("tuner")
 COLUMNS = 80
 LOG = CLUSTER.parent / "l40s-missing-config.log"
 BENCH = CLUSTER / "bench" / "l40s-32gpu-before-bench_serving.txt"
@@ -30,18 +29,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("widths")
 
 
-def tuner(folder: Path, *words: object, code: int = 0) -> str:
+@pytest.fixture
+def tuner(folder: Path, compile_cache: Path):
     own = {k: v for k, v in os.environ.items() if k != "COLUMNS" and not k.startswith("TUNER_")}
     env = {
         **own,
         "TUNER_DATABASE_URL": f"sqlite:///{folder / 'tuner.db'}",
-        "TUNER_CACHE_DIR": str(folder / "cache"),
+        "TUNER_CACHE_DIR": str(compile_cache),
     }
-    done = subprocess.run(
-        [str(TUNER), *map(str, words)], env=env, cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr[-2000:]
-    return done.stdout
+
+    def tuner(*words: object, code: int = 0) -> str:
+        done = run(*words, env=env, cwd=folder)
+        assert done.returncode == code, done.stderr[-2000:]
+        return done.stdout
+
+    return tuner
 
 
 def too_wide(text: str, folder: Path) -> list[str]:
@@ -80,22 +82,22 @@ REPLAY_ATTENTION = (
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_what_a_command_prints_fits(words: tuple[object, ...], code: int, folder: Path) -> None:
-    text = tuner(folder, *words, code=code)
+def test_what_a_command_prints_fits(tuner, words, code, folder) -> None:
+    text = tuner(*words, code=code)
     assert too_wide(text, folder) == []
 
 
 @pytest.mark.skipif(find_triton("3.1.0") is None, reason="no triton-3.1.0 beside the engines")
-def test_a_check_of_attention_fits(folder: Path) -> None:
-    model = ("check", "--attention", "deepseek-r1", "--tp", "32", "--device", "L40S")
-    text = tuner(folder, *model, "--engine", "sglang==0.4.4", code=1)
+def test_a_check_of_attention_fits(tuner, folder) -> None:
+    model = ("check", "--attention", "deepseek-r1", "--tp", "8", "--device", "L40S")
+    text = tuner(*model, "--engine", "sglang==0.4.4", code=1)
     assert "1 would crash" in text
     assert too_wide(text, folder) == []
 
 
-def test_tune_shows_the_engines_time_the_tuned_one_and_the_gain(folder: Path) -> None:
+def test_tune_shows_the_engines_time_the_tuned_one_and_the_gain(tuner) -> None:
     sizes = ("--engine", ENGINE, "--batch-sizes", "2,16", "--effort", "quick")
-    lines = tuner(folder, *REPLAY, *sizes).splitlines()
+    lines = tuner(*REPLAY, *sizes).splitlines()
     assert re.search(r"(default|shipped|engine) +us +tuned +us +gain$", " ".join(lines[0].split()))
     closing = [line for line in lines if "geometric mean of 2 sizes" in line]
     assert len(closing) == 1

@@ -1,7 +1,10 @@
 """Runs of the command line whose outputs must stay the same, byte for byte, and their record.
 
 A case runs commands in an empty folder with an empty store, and keeps what they print and write.
-Its record is one text file with a section for each output. Nothing of the tuner is imported.
+Its record is one text file with a section for each output.
+
+`python tests/cli/unchanged_cases.py --record [CASE ...]` records anew; `--make-store` writes the
+store that two cases open.
 """
 
 from __future__ import annotations
@@ -13,18 +16,19 @@ import json
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-TUNER = Path(sys.executable).with_name("tuner")
+from commands import run as run_command
+
 REPOSITORY = Path(__file__).parents[2]
 DATA = REPOSITORY / "tests" / "data"
 RECORDS = DATA / "unchanged"
 CLUSTER = DATA / "cluster"
-STORE = RECORDS / "store.db.gz"  # `python tests/cli/test_unchanged.py --make-store` wrote it
+STORE = RECORDS / "store.db.gz"
 ENGINE = "sglang==0.5.16"
 TRITON = "3.6.0"  # the release whose compiled figures are recorded
 
@@ -59,9 +63,12 @@ POINTS = "[[point]]\nbatch_size = 4\ncached_tokens = 512\n"
 
 
 class Run:
-    """One run of a case: its folder, its store, and what was kept so far."""
+    """One run of a case: its folder, its store, and what was kept so far.
 
-    def __init__(self, folder: Path) -> None:
+    Kernels are compiled into `cache`; a run's report says how many it found there.
+    """
+
+    def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder
         self.store = folder / "tuner.db"
         self.kept: dict[str, str] = {}
@@ -69,20 +76,13 @@ class Run:
         self._env = {
             **own,
             "TUNER_DATABASE_URL": f"sqlite:///{self.store}",
-            "TUNER_CACHE_DIR": str(folder / "cache"),
+            "TUNER_CACHE_DIR": str(cache or folder / "cache"),
         }
 
     def tuner(self, *arguments: object, code: int = 0, keep: bool = True) -> str:
         """Run a command; keep what it prints. Raises AssertionError for another exit status."""
         words = [str(argument) for argument in arguments]
-        done = subprocess.run(
-            [str(TUNER), *words],
-            env=self._env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        done = run_command(*words, env=self._env, cwd=self.folder)
         assert done.returncode == code, f"{words[:4]}: {done.returncode}\n{done.stderr[-2000:]}"
         if keep:
             self.keep("tuner " + " ".join(words), done.stdout)
@@ -143,8 +143,9 @@ class Run:
 
 
 def _row_text(table: str, row: sqlite3.Row) -> str:
-    """The row as `"column": value, ...`; JSON stands there as the text that is stored."""
-    columns = [name for name in row.keys() if not (name == "id" and table in VARYING_IDS)]  # noqa: SIM118
+    """The row as `"column": value, ...`, by name; JSON stands there as the text that is stored."""
+    names = sorted(row.keys())
+    columns = [name for name in names if not (name == "id" and table in VARYING_IDS)]
     cells = []
     for name in columns:
         value = row[name]
@@ -277,6 +278,9 @@ CASES: dict[str, Callable[[Run], None]] = {
     )
 }
 
+# Their reports say how many kernels were compiled, and how many a cache had.
+COUNT_COMPILES = ("moe_predicted", "attention_predicted", "amd")
+
 _CONFIG = (
     *("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"),
     *("GROUP_SIZE_M", "num_warps", "num_stages"),
@@ -330,9 +334,9 @@ def _json_text(value: object) -> str:
 # Records
 
 
-def outputs(case: str, folder: Path) -> str:
+def outputs(case: str, folder: Path, cache: Path | None = None) -> str:
     """What a case keeps now, as its record holds it."""
-    run = Run(folder)
+    run = Run(folder, None if case in COUNT_COMPILES else cache)
     CASES[case](run)
     assert run.kept, f"{case} keeps nothing"
     return "".join(_section(name, text) for name, text in run.kept.items())
@@ -372,3 +376,15 @@ def make_store(folder: Path) -> None:
         connection.execute("pragma journal_mode = delete")
         connection.execute("vacuum")
     STORE.write_bytes(gzip.compress(run.store.read_bytes(), mtime=0))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--record"]:
+        for name in sys.argv[2:] or CASES:
+            with tempfile.TemporaryDirectory() as folder:
+                record(name, Path(folder).resolve())
+    elif sys.argv[1:] == ["--make-store"]:
+        with tempfile.TemporaryDirectory() as folder:
+            make_store(Path(folder))
+    else:
+        sys.exit(__doc__)

@@ -38,7 +38,7 @@ from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
 
 SHAPE = "fused_moe:E=5,N=64,K=96,top_k=3,dtype="
-MANY = "fused_moe:E=96,N=64,K=96,top_k=3,dtype=float16"
+MANY = "fused_moe:E=96,N=32,K=64,top_k=3,dtype=float16"
 BLOCKS = "fused_moe:E=5,N=64,K=128,top_k=3,dtype="
 TILE = Config(
     {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 2, "num_warps": 4}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triton.compiler import ASTSource
 
-from tuner.compile.kernel import api, compile_kernel
+from tuner.compile.kernel import cache_files, compile_kernel
 from tuner.devices.target import Target
 
 
@@ -29,7 +29,7 @@ def described(job):
         "signature": list(kernel.src.signature.items()),
         "constants": [[str(place), str(value)] for place, value in kernel.src.constants.items()],
         "binary": hashlib.sha256(kernel.kernel).hexdigest(),
-        "files": sorted(Path(path).name for path in api.cache_files(kernel)),
+        "files": sorted(Path(path).name for path in cache_files(kernel)),
     }
 
 

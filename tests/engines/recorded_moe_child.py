@@ -22,6 +22,7 @@ READY = {
     "driver": os.environ.get("DRIVER", "580.1"),
     "free_bytes": 1000,
     "needed_bytes": 10,
+    "backends": {},
 }
 
 

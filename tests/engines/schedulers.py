@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from interpreter import INTERPRET
+
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 
@@ -29,7 +31,7 @@ def run_scheduler(
     path = os.pathsep.join([*map(str, places), inherited.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, TESTS / "engines" / program, version, folder, json.dumps(settings)],
-        env={**inherited, **environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        env={**inherited, **environ, **INTERPRET, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tiers import only
 
 from tuner.compile import CompileJob, Farm
 from tuner.compile.candidates import fit
@@ -31,14 +32,9 @@ MASKED = ("12,kv_heads=4,Lq=128,Lv=128", "12,kv_heads=12,Lq=96,Lv=96", "4,kv_hea
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory):
-    with Farm(2, timeout_s=240, cache_dir=tmp_path_factory.mktemp("cache")) as farm:
+def farm(compile_cache):
+    with Farm(2, timeout_s=240, cache_dir=compile_cache) as farm:
         yield farm
-
-
-@pytest.fixture(autouse=True)
-def one_cache(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "patched"))
 
 
 def remedy_of(version, device):
@@ -83,7 +79,7 @@ def extend_jobs(kernels, target):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("version", "device"), TOO_OLD)
+@pytest.mark.parametrize(("version", "device"), only([("0.4.4", "L40S")], TOO_OLD))
 def test_after_the_patch_all_launches_of_extend_fit(farm, version, device, tmp_path):
     engine, card = find_engine(f"sglang=={version}"), find_device(device)
     remedy = remedy_of(version, device)
@@ -166,7 +162,7 @@ def test_the_check_offers_what_it_compiled():
 @pytest.mark.timeout(300)
 def test_a_patch_that_does_not_fit_is_not_offered(monkeypatch):
     rows = launches_table()
-    monkeypatch.setitem(rows, "tiles", [{"columns_to": 1, "tile": [64, 128]}, {"tile": [64, 128]}])
+    monkeypatch.setitem(rows, "tiles", [{"columns_to": 1, "tile": [32, 64]}, {"tile": [32, 64]}])
     problem = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
     report = check_problems([problem], find_device("L40S"), find_engine("sglang==0.4.4"))
     assert report.remedy.patch() == ""

@@ -5,16 +5,11 @@ wrong pointer or an element left unwritten shows. bf16 operands come out wrong i
 interpreter, so unquantised activations are fp16 here; the outputs of quantised ones are bf16.
 """
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
-
 import pytest
 import real_vllm
 from interpret_fused_moe import CASES, prepare
+from interpreter import interpreted
+from tiers import only
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -26,7 +21,6 @@ from tuner.kernels.binding import Integer
 from tuner.kernels.lift import load_lifted
 from tuner.kernels.values import launch_values
 
-PROGRAM = Path(__file__).with_name("interpret_fused_moe.py")
 ENGINES = (
     *(f"sglang=={version}" for version in ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")),
     *(f"vllm=={version}" for version in real_vllm.VERSIONS),
@@ -52,79 +46,82 @@ ABSENT = {  # cases that a version's kernels have nothing for
 }
 
 
-@cache
-def errors(engine, folder):
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(PROGRAM), engine, folder]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+# The newest release of each engine runs on each commit: an old release's source never changes.
+RELEASES = only(["sglang==0.5.23", f"vllm=={real_vllm.VERSIONS[-1]}"], ENGINES)
 
 
-@pytest.mark.parametrize("gemm", [gemm.value for gemm in Gemm])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_bound_kernel_computes_the_dense_product(engine, case, gemm, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp() / "lifted"
-    error = errors(engine, str(folder))[f"{case} {gemm}"]
-    if case in ABSENT.get(engine, ()):
-        assert engine.replace("==", " ") in error  # refused, by name
-    else:
-        assert error <= TOLERANCE[CASES[case][2]]
+@pytest.mark.parametrize("engine", RELEASES)
+def test_bound_kernels_compute_the_dense_product(engine, tmp_path):
+    errors = interpreted("interpret_fused_moe.py", engine, tmp_path)
+    assert errors.keys() == {f"{case} {gemm.value}" for case in CASES for gemm in Gemm}
+    for name, error in errors.items():
+        case = name.rpartition(" ")[0]
+        if case in ABSENT.get(engine, ()):
+            assert engine.replace("==", " ") in error, name  # refused, by name
+        else:
+            assert error <= TOLERANCE[CASES[case][2]], name
 
 
-def engine_case(engine, case, gemm, folder):
-    kernels = moe_engine(find_engine(engine)).lift()
-    return prepare(kernels, case, Gemm(gemm)), load_lifted(kernels.lifted.write(folder))
+CURRENT = [engine for engine in ENGINES if engine not in ("sglang==0.4.4", "sglang==0.5.2")]
 
 
-CURRENT = [
-    (engine, case)
-    for engine in ENGINES
-    if engine not in ("sglang==0.4.4", "sglang==0.5.2")
-    for case in CASES
-    if case not in ABSENT.get(engine, ())
-]
+@pytest.fixture(scope="module", params=CURRENT)
+def made(request, tmp_path_factory):
+    """An engine's name, its cases that it does not refuse, ready to launch, and its kernels."""
+    kernels = moe_engine(find_engine(request.param)).lift()
+    there = [case for case in CASES if case not in ABSENT.get(request.param, ())]
+    cases = {(case, gemm): prepare(kernels, case, gemm) for case in there for gemm in Gemm}
+    assert len(cases) >= 20
+    return (
+        request.param,
+        cases,
+        load_lifted(kernels.lifted.write(tmp_path_factory.mktemp("lifted"))),
+    )
 
 
-@pytest.mark.parametrize("gemm", [gemm.value for gemm in Gemm])
-@pytest.mark.parametrize(("engine", "case"), CURRENT)
-def test_a_variant_is_what_tritons_own_jit_makes_of_the_tensors(engine, case, gemm, tmp_path):
-    made, module = engine_case(engine, case, gemm, tmp_path)
-    function = getattr(module, made.binding.function)
-    backend = make_backend(GPUTarget("cuda", CASES[case][4], 32))
-    binder = create_function_from_signature(function.signature, function.params, backend)
-    values = launch_values(made.binding, made.tensors)
-    bound, specialised, _ = binder(*values, **made.binding.options)
-    by_name = dict(zip(bound, specialised, strict=True))
-    variant = made.binding.variant()
-    assert {name: kind for name, (kind, _) in by_name.items()} == variant.signature
-    assert tuple(n for n, (_, mark) in by_name.items() if mark == "D") == variant.divisible
+def test_a_variant_is_what_tritons_own_jit_makes_of_the_tensors(made):
+    _, cases, module = made
+    for (case, gemm), prepared in cases.items():
+        binding = prepared.binding
+        function = getattr(module, binding.function)
+        backend = make_backend(GPUTarget("cuda", CASES[case][4], 32))
+        binder = create_function_from_signature(function.signature, function.params, backend)
+        values = launch_values(binding, prepared.tensors)
+        bound, specialised, _ = binder(*values, **binding.options)
+        by_name = dict(zip(bound, specialised, strict=True))
+        variant = binding.variant()
+        kinds = {name: kind for name, (kind, _) in by_name.items()}
+        assert kinds == variant.signature, (case, gemm)
+        divisible = tuple(name for name, (_, mark) in by_name.items() if mark == "D")
+        assert divisible == variant.divisible, (case, gemm)
 
 
-@pytest.mark.parametrize("gemm", [gemm.value for gemm in Gemm])
-@pytest.mark.parametrize(("engine", "case"), CURRENT)
-def test_bound_strides_are_the_tensors_own(engine, case, gemm, tmp_path):
-    made, _ = engine_case(engine, case, gemm, tmp_path)
-    arguments, tensors = made.binding.arguments, made.tensors
+def test_bound_strides_are_the_tensors_own(made):
+    engine, cases, _ = made
+    for (case, gemm), prepared in cases.items():
+        arguments, tensors = prepared.binding.arguments, prepared.tensors
+        bound = {
+            name.removeprefix("stride_"): argument.value
+            for name, argument in arguments.items()
+            if name.startswith("stride_") and isinstance(argument, Integer) and argument.value
+        }
+        assert bound == strides(engine, arguments, tensors), (case, gemm)
+
+
+def strides(engine, arguments, tensors):
+    """The tensors' own strides, by the engine's names."""
     a, b, c = (tensors[f"{name}_ptr"] for name in "abc")
-    expected = {"am": a.stride(0), "ak": a.stride(1), "be": b.stride(0)}
-    expected |= {"bk": b.stride(2), "bn": b.stride(1), "cm": c.stride(0), "cn": c.stride(1)}
-    # The engine's own words: 0 for a dimension that the scales lack.
+    found = {"am": a.stride(0), "ak": a.stride(1), "be": b.stride(0)}
+    found |= {"bk": b.stride(2), "bn": b.stride(1), "cm": c.stride(0), "cn": c.stride(1)}
     if "a_scale_ptr" in tensors and tensors["a_scale_ptr"].ndim == 2:
-        expected |= dict(zip(("asm", "ask"), tensors["a_scale_ptr"].stride(), strict=True))
+        found |= dict(zip(("asm", "ask"), tensors["a_scale_ptr"].stride(), strict=True))
     if "b_scale_ptr" in tensors and tensors["b_scale_ptr"].ndim >= 2:
         scale = tensors["b_scale_ptr"]
-        expected |= {"bse": scale.stride(0), "bsn": scale.stride(1)}
-        expected |= {"bsk": scale.stride(2)} if scale.ndim == 3 else {}
+        found |= {"bse": scale.stride(0), "bsn": scale.stride(1)}
+        found |= {"bsk": scale.stride(2)} if scale.ndim == 3 else {}
     if "b_zp_ptr" in tensors:
-        expected |= dict(zip(("bze", "bzn", "bzk"), tensors["b_zp_ptr"].stride(), strict=True))
+        found |= dict(zip(("bze", "bzn", "bzk"), tensors["b_zp_ptr"].stride(), strict=True))
     if "b_scale_ptr" in tensors and tensors["b_scale_ptr"].ndim == 1 and "vllm" in engine:
-        expected["bse"] = arguments["stride_bse"].value  # 1 in some releases; the kernel skips it
-        expected = {name: value for name, value in expected.items() if value}
-    bound = {
-        name.removeprefix("stride_"): argument.value
-        for name, argument in arguments.items()
-        if name.startswith("stride_") and isinstance(argument, Integer) and argument.value
-    }
-    assert bound == expected
+        found["bse"] = arguments["stride_bse"].value  # 1 in some releases; the kernel skips it
+        found = {name: value for name, value in found.items() if value}
+    return found

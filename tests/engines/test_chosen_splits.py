@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from interpreter import INTERPRET
+from tiers import only
 
 from tuner.engines.sglang.plugin import launches, splits_kernel
 from tuner.engines.sglang.plugin.chosen_splits import ChosenSplits, choose_splits
@@ -86,9 +88,11 @@ def no_gpu(monkeypatch):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this runs it")
-def test_the_kernel_itself_passes_all_these_tests():
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__]
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
+@pytest.mark.parametrize("tests", only(["not slow"], ["not slow", "slow"]))
+def test_the_kernel_itself_passes_all_these_tests(tests):
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    command += ["-m", tests, __file__]
+    env = {**os.environ, **INTERPRET}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -139,9 +143,10 @@ def test_a_flag_bounds_what_is_written():
     assert written(install(most=4), [20_000]) == [4]
 
 
-def test_no_number_exceeds_the_room_of_a_launch_of_as_many_sequences():
+@pytest.mark.parametrize("step", only([13], [13, 1]))
+def test_no_number_exceeds_the_room_of_a_launch_of_as_many_sequences(step):
     backend = install()
-    for sequences in range(1, 200):
+    for sequences in range(1, 200, step):
         lengths = torch.randint(1, 60_000, (sequences,)).tolist()
         *_, room, _ = launch(backend, sequences)
         numbers = written(backend, lengths)

@@ -1,5 +1,6 @@
 """The compile farm: exact figures, statuses, the cache, and processes that never outlive it."""
 
+import ast
 import csv
 import gzip
 import hashlib
@@ -8,18 +9,26 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cases import FP8, FP8_RECORDING, INT8, config
+from strata import of_each_kind
+from tiers import only
+from typer.testing import CliRunner
 
-from tuner.compile import CompileJob, Farm, KernelCompiler
+from tuner.cli.app import app
+from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.environment import KEPT_SETTINGS
-from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.compile.results import ResultCache, compile_code, default_cache_dir
+from tuner.compile.shared import SharedCache
+from tuner.compile.shared_results import share_results
 from tuner.devices.table import find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import find_engine
@@ -45,13 +54,8 @@ def kernels():
 
 
 @pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def farm(shared_cache):
-    with Farm(PROCESSES, timeout_s=240, cache_dir=shared_cache) as farm:
+def farm(compile_cache):
+    with Farm(PROCESSES, timeout_s=240, cache_dir=compile_cache) as farm:
         yield farm
 
 
@@ -73,16 +77,34 @@ def program(text):
     return CompileJob(lifted, Variant("kernel", {}, {}, (), {}), cuda_target(8, 9))
 
 
+def refused(text):
+    """A job whose lifted source does `text` when a worker loads it. Triton refuses its kernel."""
+    kernel = "@triton.jit\ndef kernel():\n    tl.static_assert(False, 'refused')"
+    return program(f"{text}\nimport triton\nimport triton.language as tl\n{kernel}")
+
+
+def tiny(number=0):
+    """A job that compiles in no time."""
+    kernel = f"@triton.jit\ndef kernel(to):\n    tl.store(to, {number})\n"
+    lifted = Lifted("test", f"import triton\nimport triton.language as tl\n{kernel}", {})
+    return CompileJob(lifted, Variant("kernel", {"to": "*i32"}, {}, (), {}), cuda_target(8, 9))
+
+
 # Figures
 
 
+def figures_kind(row):
+    return row["gemm"], row["status"], row["n_spills"] != "0"
+
+
 @pytest.mark.timeout(1200)
-def test_200_recorded_configs_compile_to_the_recorded_figures(farm, kernels):
+@pytest.mark.parametrize("count", only([15], [15, 200]))
+def test_recorded_configs_compile_to_the_recorded_figures(farm, kernels, count):
     with gzip.open(FP8_RECORDING, "rt") as file:
         every = list(csv.DictReader(file))
     rows = random.Random(20261121).sample(every, 200)  # noqa: S311 (a draw, no secret)
     jobs = {}
-    for row in rows:
+    for row in of_each_kind(rows, figures_kind, count):
         names = [name for name in row if name.startswith(("BLOCK_", "GROUP_", "num_"))]
         tile = Config({name: int(row[name]) for name in names})
         jobs[job(kernels, FP8, Gemm(row["gemm"]), tile, 90, int(row["M"]))] = row
@@ -96,7 +118,7 @@ def test_200_recorded_configs_compile_to_the_recorded_figures(farm, kernels):
             found_bytes = (found.n_regs, found.n_spills)
             assert found_bytes == (int(row["n_regs"]), 4 * int(row["n_spills"])), row
         seen += 1
-    assert seen == 200
+    assert seen == count
 
 
 @pytest.mark.parametrize(
@@ -171,8 +193,12 @@ DTYPES = (
 )
 
 
-@pytest.mark.parametrize(("version", "arch"), [("0.5.12", 89), ("0.5.16", 100), ("0.5.23", 90)])
-def test_every_dtype_compiles(farm, version, arch):
+BOTH = tuple(Gemm)
+EACH = [("0.5.23", 90, BOTH[:1]), ("0.5.23", 90, BOTH), ("0.5.12", 89, BOTH), ("0.5.16", 100, BOTH)]
+
+
+@pytest.mark.parametrize(("version", "arch", "gemms"), only(EACH[:1], EACH))
+def test_every_dtype_compiles(farm, version, arch, gemms):
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     jobs = [
         job(
@@ -183,19 +209,19 @@ def test_every_dtype_compiles(farm, version, arch):
             arch,
         )
         for d in DTYPES
-        for gemm in Gemm
+        for gemm in gemms
     ]
     assert [found.detail for found in compiled(farm, *jobs) if not found.ok] == []
 
 
-@pytest.mark.parametrize("version", ["0.4.4", "0.5.2"])
+@pytest.mark.parametrize("version", only(["0.4.4"], ["0.4.4", "0.5.2"]))
 def test_older_engines_compile(farm, version):
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     found = compiled(farm, *(job(kernels, INT8, g, SMALL, 89) for g in Gemm))
     assert [one.ok for one in found] == [True] * len(Gemm)
 
 
-@pytest.mark.parametrize("version", ["0.5.12", "0.5.16", "0.5.23"])
+@pytest.mark.parametrize("version", only(["0.5.23"], ["0.5.12", "0.5.16", "0.5.23"]))
 def test_tma_compiles_for_down_and_its_up(farm, version):
     kernels = lift_fused_moe(find_engine(f"sglang=={version}"))
     down = job(kernels, FP8, Gemm.DOWN, SMALL.replace(USE_TMA=1), 90)
@@ -227,14 +253,13 @@ def test_what_the_compiler_refuses_is_a_compile_error_with_its_words(farm, kerne
     assert all("\n" not in result.detail for result in found)
 
 
-def test_a_dead_process_is_one_compile_error_and_the_rest_go_on(tmp_path, kernels):
+def test_a_dead_process_is_one_compile_error_and_the_rest_go_on(tmp_path):
     dead = program("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     gone = program(
         "import os, sys\nsys.stderr.write('out of memory\\n')\nsys.stderr.flush()\nos._exit(3)"
     )
-    good = job(kernels, INT8, Gemm.UP, SMALL, 89)
     with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
-        found = compiled(farm, dead, gone, good)
+        found = compiled(farm, dead, gone, tiny())
         assert [result.status for result in found] == [Status.COMPILE_ERROR] * 2 + [Status.OK]
         assert "SIGSEGV" in found[0].detail
         assert "exit code 3" in found[1].detail
@@ -259,13 +284,13 @@ def test_without_triton_there_is_no_farm(monkeypatch, tmp_path):
         Farm(1, cache_dir=tmp_path)
 
 
-def test_a_triton_that_does_not_start_is_said_with_its_words(monkeypatch, tmp_path, kernels):
+def test_a_triton_that_does_not_start_is_said_with_its_words(monkeypatch, tmp_path):
     broken = tmp_path / "path" / "triton"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('libcudart is missing')")
     monkeypatch.setenv("PYTHONPATH", str(broken.parent))
     with Farm(1, cache_dir=tmp_path) as farm:
-        farm.submit([job(kernels, INT8, Gemm.UP, SMALL, 89)])
+        farm.submit([tiny()])
         with pytest.raises(CompilerUnavailable, match="libcudart is missing"):
             list(farm.completed())
 
@@ -286,6 +311,58 @@ def test_a_full_disk_under_triton_is_no_fault_of_the_kernel(tmp_path):
         with pytest.raises(CompilerUnavailable, match="No space left on device"):
             farm.poll(wait=True)
         assert not list(tmp_path.glob("compiled/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}['absent']", r"KeyError: 'absent' \(lifted_\w+\.py:1\)"),  # before Triton's compiler
+        ("x = 1", r"AttributeError: module 'lifted_\w+' has no attribute 'kernel' \(kernel\.py"),
+    ],
+)
+def test_a_source_that_does_not_load_ends_the_run_and_is_not_remembered(tmp_path, text, why):
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        farm.submit([program(text)])
+        for _ in range(2):
+            with pytest.raises(CompilerUnavailable, match=rf"Triton 3\.6\.0 failed.*{why}.*report"):
+                farm.poll(wait=True)
+        assert not list(tmp_path.glob("compiled/*/*"))
+
+
+@pytest.fixture
+def broken_reader(tmp_path, monkeypatch):
+    """Compile processes in which the reader of cubins has a fault."""
+    text = "import tuner.compile.cubin as cubin\ncubin.resources = lambda _: {}['.nv.info']\n"
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/sitecustomize.py").write_text(text)
+    path = [str(tmp_path / "path"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+
+
+def test_a_fault_of_this_program_is_no_verdict_on_a_kernel(tmp_path, broken_reader):
+    good, bad = tiny(), refused("")
+    with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
+        [found] = compiled(farm, bad)  # Triton refuses it before anything of ours is asked
+        assert found.status is Status.COMPILE_ERROR
+        farm.submit([good])
+        with pytest.raises(CompilerUnavailable, match=r"KeyError: '\.nv\.info' \(sitecustomize"):
+            farm.poll(wait=True)
+        assert farm.failed
+        kept = [path.stem for path in tmp_path.glob("compiled/*/*")]
+        assert kept == [farm.key(bad)]
+
+
+def test_a_command_stops_with_the_fault_that_every_candidate_meets(
+    tmp_path, monkeypatch, broken_reader
+):
+    monkeypatch.setenv("TUNER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/tuner.db")
+    words = ["tune", INT8.spec(), "--device", "L40S", "--engine", "sglang==0.5.16"]
+    words += ["--batch-sizes", "16", "--measure", "predict"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 1, answer.output
+    assert "KeyError: '.nv.info' (sitecustomize.py:2)" in answer.stderr
+    assert "report it" in answer.stderr
 
 
 def test_a_process_that_cannot_be_started_ends_the_run(monkeypatch, tmp_path):
@@ -331,11 +408,10 @@ def test_a_run_leaves_the_process_that_owns_the_gpu_a_core(monkeypatch, measure,
 # The cache
 
 
-def test_a_result_that_the_cache_cannot_keep_is_not_lost(tmp_path, kernels):
+def test_a_result_that_the_cache_cannot_keep_is_not_lost(tmp_path):
     (tmp_path / "compiled").write_text("a file where the folder should be")
-    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
     with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
-        results = [compiled(farm, wanted)[0] for _ in range(2)]
+        results = [compiled(farm, tiny())[0] for _ in range(2)]
     assert [(result.status, result.cached) for result in results] == [(Status.OK, False)] * 2
 
 
@@ -351,8 +427,8 @@ def test_a_write_that_fails_leaves_nothing_half_written(monkeypatch, tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a1", "compiled", "lifted"]
 
 
-def test_a_cached_result_starts_no_process_and_is_counted(tmp_path, kernels):
-    wanted = job(kernels, INT8, Gemm.DOWN, SMALL, 89)
+def test_a_cached_result_starts_no_process_and_is_counted(tmp_path):
+    wanted = tiny()
     with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
         [first] = compiled(farm, wanted)
         assert (farm.compiled, farm.cached, first.cached) == (1, 0, False)
@@ -362,11 +438,12 @@ def test_a_cached_result_starts_no_process_and_is_counted(tmp_path, kernels):
         [second] = compiled(farm, wanted)
         assert threading.active_count() == threads
         assert (farm.compiled, farm.cached, second.cached) == (0, 1, True)
-    assert (second.shared_bytes, second.n_regs) == (first.shared_bytes, first.n_regs)
+    assert second == replace(first, cached=True)
+    assert second.n_regs > 0
 
 
-def test_a_broken_cache_file_is_compiled_anew(tmp_path, kernels):
-    wanted = job(kernels, INT8, Gemm.DOWN, SMALL, 89)
+def test_a_broken_cache_file_is_compiled_anew(tmp_path):
+    wanted = tiny()
     with Farm(1, timeout_s=240, cache_dir=tmp_path) as farm:
         path = tmp_path / "compiled" / farm.key(wanted)[:2] / f"{farm.key(wanted)}.json"
         path.parent.mkdir(parents=True)
@@ -399,30 +476,78 @@ def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
 
 
 def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
-    """A CUDA architecture is a number there, so that caches of older versions stay good."""
     wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
     with Farm(1, cache_dir=tmp_path) as farm:
         settings = [farm.env.get(name) for name in KEPT_SETTINGS]
         for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
             parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton.version]
-            text = json.dumps([*parts, settings], sort_keys=True)
+            text = json.dumps([*parts, settings, compile_code()], sort_keys=True)
             key = hashlib.sha256(text.encode()).hexdigest()
             assert farm.key(CompileJob(wanted.lifted, wanted.variant, target)) == key
 
 
-def test_two_farms_share_a_folder(tmp_path, kernels):
-    jobs = [job(kernels, INT8, Gemm.UP, SMALL.replace(num_stages=s), 89) for s in (2, 3)]
+COMPILE = Path(results.__file__).parent
+
+
+def imported(module):
+    """The modules of `tuner.compile` that one of them imports, or reaches by its name alone."""
+    tree = ast.parse((COMPILE / f"{module}.py").read_text())
+    package = "tuner.compile"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{package}."):
+            yield node.module.rpartition(".")[2]
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(f"{package}."):
+            yield node.value.rpartition(".")[2]
+
+
+def test_all_that_a_compile_process_runs_of_this_program_is_in_the_key(tmp_path):
+    """So what an older version of it got wrong is compiled again."""
+    ran, left = set(), {"worker"}
+    while left:
+        ran |= left
+        left = {name for module in left for name in imported(module)} - ran
+    assert {"worker", "kernel", "triton_3_1", "triton_3_3", "elf"} <= ran
+    hashes = {compile_code()}
+    for name in sorted(ran):
+        changed = tmp_path / name
+        shutil.copytree(COMPILE, changed, ignore=shutil.ignore_patterns("__pycache__"))
+        assert compile_code(changed) == compile_code(), "the folder's place is in the hash"
+        compile_code.cache_clear()
+        with (changed / f"{name}.py").open("a") as file:
+            file.write("# changed\n")
+        hashes.add(compile_code(changed))
+    assert len(hashes) == len(ran) + 1
+
+
+def test_the_code_of_this_program_changes_both_keys(tmp_path, monkeypatch, kernels):
+    wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
+    shared = SharedCache(str(tmp_path / "shared"), "k" * 32)
+    keys = set()
+    for code in ("one", "other"):
+        monkeypatch.setattr("tuner.compile.farm.compile_code", lambda code=code: code)
+        monkeypatch.setattr("tuner.compile.shared_results.compile_code", lambda code=code: code)
+        with Farm(1, cache_dir=tmp_path, shared=shared) as farm:
+            others = share_results(shared, farm.triton, farm.env)
+            keys.add(farm.key(wanted))
+            keys.add(others.key(wanted.lifted, wanted.variant, wanted.target))
+    assert len(keys) == 4
+
+
+def test_two_farms_share_a_folder(tmp_path):
+    jobs = [tiny(number) for number in (2, 3)]
     with Farm(1, 240, tmp_path) as one, Farm(1, 240, tmp_path) as two:
         one.submit(jobs)
         two.submit(jobs)
         assert dict(one.completed()).keys() == dict(two.completed()).keys() == set(jobs)
 
 
-def test_the_users_triton_settings_and_cache_stay_out(monkeypatch, tmp_path, kernels):
+def test_the_users_triton_settings_and_cache_stay_out(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "theirs"))
     with Farm(1, timeout_s=240, cache_dir=tmp_path / "ours") as farm:
-        [found] = compiled(farm, job(kernels, INT8, Gemm.UP, SMALL, 89))
+        [found] = compiled(farm, tiny())
     assert found.ok
     assert not (tmp_path / "theirs").exists()
 
@@ -487,10 +612,10 @@ def test_the_process_that_was_busy_last_gets_the_next_job(tmp_path):
     seen = tmp_path / "seen"
     say = f"import os\nwith open({str(seen)!r}, 'a') as file: print(os.getpid(), file=file)"
     with Farm(3, cache_dir=tmp_path) as farm:
-        compiled(farm, *(program(f"{say}\n# {number}") for number in range(3)))
+        compiled(farm, *(refused(f"{say}\n# {number}") for number in range(3)))
         seen.unlink()
         for number in range(3, 6):
-            compiled(farm, program(f"{say}\n# {number}"))
+            compiled(farm, refused(f"{say}\n# {number}"))
     assert len(set(seen.read_text().split())) == 1
 
 

@@ -56,7 +56,7 @@ def entries(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir() if one.name != ".lock")
 
 
-def test_an_engine_comes_with_a_record_and_the_triton_that_its_torch_pins(own, index):
+def test_an_engine_comes_once_with_a_record_and_the_triton_that_its_torch_pins(own, index):
     said: list[str] = []
     assert add("vllm", "1.2", said.append) == own / "vllm-1.2.0"
     assert entries(own) == ["triton-9.1.0", "vllm-1.2.0"]
@@ -65,6 +65,9 @@ def test_an_engine_comes_with_a_record_and_the_triton_that_its_torch_pins(own, i
     assert (package.version, pinned_triton(package)) == ("1.2.0", "9.1.0")
     assert find_triton("9.1.0") == own / "triton-9.1.0"
     assert sorted(fetched(index)) == ["triton", "vllm"]  # torch's metadata alone was asked for
+    index.asked.clear()
+    assert add("vllm", "1.2.0", said.append) == own / "vllm-1.2.0"
+    assert index.asked == []  # what is there is not fetched again
 
 
 def test_a_large_wheel_is_read_by_parts(own, index, monkeypatch):
@@ -78,18 +81,15 @@ def test_a_large_wheel_is_read_by_parts(own, index, monkeypatch):
 
 
 def test_where_a_server_has_no_ranges_the_whole_wheel_is_downloaded(own, index, monkeypatch):
+    """And what a killed process left is removed."""
+    left = own / "vllm-1.2.0.abc.part"
+    left.mkdir(parents=True)
+    (left / "half.py").write_text("")
     monkeypatch.setattr(adding, "WHOLE_BYTES", 100)
     index.ranges = False
     add("vllm", "1.2.0", print, with_triton=False)
     assert entries(own) == ["vllm-1.2.0"]
     assert "vllm" in fetched(index)
-
-
-def test_what_is_there_is_not_fetched_again(own, index):
-    add("vllm", "1.2.0", print)
-    index.asked.clear()
-    add("vllm", "1.2.0", print)
-    assert index.asked == []
 
 
 def test_a_triton_that_failed_is_fetched_by_the_same_command(own, index):
@@ -122,14 +122,6 @@ def test_a_connection_that_breaks_off_leaves_nothing(own, index, monkeypatch):
     with pytest.raises(EngineNotFetched, match="broke off 3 times"):
         add("vllm", "1.2.0", print)
     assert entries(own) == []
-
-
-def test_what_a_killed_process_left_is_removed(own, index):
-    left = own / "vllm-1.2.0.abc.part"
-    left.mkdir(parents=True)
-    (left / "half.py").write_text("")
-    add("vllm", "1.2.0", print, with_triton=False)
-    assert entries(own) == ["vllm-1.2.0"]
 
 
 def test_two_processes_do_not_add_at_once(own, index):
@@ -196,11 +188,18 @@ def test_an_engine_that_pins_nothing_gets_no_record(own, index):
     assert entries(own) == ["vllm-1.1.0"]
 
 
-def test_remove_takes_what_was_added_and_nothing_else(own, index, tmp_path, monkeypatch):
-    add("vllm", "1.2.0", print)
-    elsewhere = tmp_path / "elsewhere/vllm-1.0.0/vllm"
-    elsewhere.mkdir(parents=True)
-    (elsewhere / "__init__.py").write_text("")
+def placed(folder: Path, name: str, version: str) -> Path:
+    """A folder as `add` leaves it, without a record."""
+    package = folder / f"{name}-{version}" / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    return package.parent
+
+
+def test_remove_takes_what_was_added_and_nothing_else(own, tmp_path, monkeypatch):
+    placed(own, "vllm", "1.2.0")
+    placed(own, "triton", "9.1.0")
+    placed(tmp_path / "elsewhere", "vllm", "1.0.0")
     monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "elsewhere"))
     with pytest.raises(UnknownEngine, match=r"has added no vllm==1\.0\.0; did you mean '1\.2\.0'"):
         remove("vllm", "1.0.0")
@@ -214,7 +213,7 @@ def test_remove_takes_what_was_added_and_nothing_else(own, index, tmp_path, monk
 
 def test_the_inventory_says_what_is_pinned_and_missing(own, index):
     add("vllm", "1.2.0", print, with_triton=False)
-    add("vllm", "1.1.0", print)
+    placed(own, "vllm", "1.1.0")
     ours = {(one.name, one.version): one for one in releases() if one.source == "added"}
     newest = ours["vllm", "1.2.0"]
     assert (newest.triton, newest.triton_here, newest.path) == ("9.1.0", False, own / "vllm-1.2.0")
@@ -225,7 +224,5 @@ def test_the_inventory_says_what_is_pinned_and_missing(own, index):
 
 def test_newer_releases_come_first(own):
     for version in ("0.5.2", "0.5.16", "0.5.9"):
-        package = own / f"sglang-{version}" / "sglang"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("")
+        placed(own, "sglang", version)
     assert [one.version for one in find_packages("sglang")] == ["0.5.16", "0.5.9", "0.5.2"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 from interpret_dense_gemm import CASES
+from interpreter import interpreted
 from real_sglang import VERSIONS
+from strata import of_each_kind
+from tiers import only
 
 from tuner.compile import CompileJob, Farm
 from tuner.devices.target import cuda_target
@@ -23,20 +21,9 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Status
 
-PROGRAM = Path(__file__).with_name("interpret_dense_gemm.py")
 NEWEST = "0.5.23"
 # Relative to the largest value: one unit in the last place, as the interpreter cuts bf16.
 TOLERANCE = {Dtype.BFLOAT16: 2**-7, Dtype.FLOAT16: 2**-10}
-
-
-@cache
-def errors(version: str, folder: str) -> dict[str, float | str]:
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(PROGRAM), version, folder]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, float | str] = json.loads(done.stdout)
-    return found
 
 
 def refusal(version: str, case: str) -> str:
@@ -50,15 +37,16 @@ def refusal(version: str, case: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_bound_kernel_computes_the_dense_product(version, case, tmp_path_factory):
-    error = errors(version, str(tmp_path_factory.getbasetemp() / "lifted"))[case]
-    if says := refusal(version, case):
-        assert says in error
-    else:
-        assert not math.isnan(error)
-        assert error <= TOLERANCE[parse_dense_gemm(CASES[case][0]).out]
+@pytest.mark.parametrize("version", only([NEWEST], VERSIONS))
+def test_bound_kernels_compute_the_dense_product(version, tmp_path):
+    errors = interpreted("interpret_dense_gemm.py", version, tmp_path)
+    assert errors.keys() == CASES.keys()
+    for case, error in errors.items():
+        if says := refusal(version, case):
+            assert says in error, case
+        else:
+            assert not math.isnan(error), case
+            assert error <= TOLERANCE[parse_dense_gemm(CASES[case][0]).out], case
 
 
 # Compiled
@@ -87,14 +75,14 @@ SHARED = [
 ]
 
 
-def compiled(jobs: list[CompileJob], tmp_path_factory) -> dict[CompileJob, Compiled]:
-    with Farm(2, cache_dir=tmp_path_factory.mktemp("cache")) as farm:
+def compiled(jobs: list[CompileJob], folder: Path) -> dict[CompileJob, Compiled]:
+    with Farm(2, cache_dir=folder) as farm:
         farm.submit(jobs)
         return dict(farm.completed())
 
 
 @pytest.mark.timeout(900)
-def test_every_kernel_compiles(tmp_path_factory):
+def test_every_kernel_compiles(compile_cache):
     """The two kernels of a split, and channels with both kinds of accumulator."""
     kernels = gemm_engine(find_engine(f"sglang=={NEWEST}")).lift()
     split = tile(16, 64, 32, 4, 3, SWAP_AB=1, SPLIT_K=16)
@@ -109,23 +97,28 @@ def test_every_kernel_compiles(tmp_path_factory):
         target = cuda_target(*divmod(arch, 10))
         for launch in kernels.launches(problem, 16, config, target):
             jobs.append(CompileJob(kernels.lifted, launch.binding.variant(), target))
-    found = compiled(jobs, tmp_path_factory)
+    found = compiled(jobs, compile_cache)
     assert len(found) == 6
     assert {result.status for result in found.values()} == {Status.OK}
 
 
 @pytest.mark.timeout(900)
-def test_shared_bytes_are_those_of_the_table(tmp_path_factory):
+@pytest.mark.parametrize("count", only([8], [8, 27]))
+def test_shared_bytes_are_those_of_the_table(compile_cache, count):
     kernels = gemm_engine(find_engine(f"sglang=={NEWEST}")).lift()
+    rows = [
+        (problem, config, arch, shared)
+        for problem, config, expected in SHARED
+        for arch, shared in expected.items()
+    ]
     jobs = {}
-    for problem, config, expected in SHARED:
-        for arch, shared in expected.items():
-            target = cuda_target(*divmod(arch, 10))
-            [launch] = kernels.launches(problem, 64, config, target)
-            job = CompileJob(kernels.lifted, launch.binding.variant(), target)
-            jobs[job] = problem.spec(), config.key, arch, shared
-    assert len(jobs) == 27
-    found = compiled(list(jobs), tmp_path_factory)
+    for problem, config, arch, shared in of_each_kind(rows, lambda row: (row[0], row[2]), count):
+        target = cuda_target(*divmod(arch, 10))
+        [launch] = kernels.launches(problem, 64, config, target)
+        job = CompileJob(kernels.lifted, launch.binding.variant(), target)
+        jobs[job] = problem.spec(), config.key, arch, shared
+    assert len(jobs) == count
+    found = compiled(list(jobs), compile_cache)
     assert {what[:3]: found[job].shared_bytes for job, what in jobs.items()} == {
         what[:3]: what[3] for what in jobs.values()
     }

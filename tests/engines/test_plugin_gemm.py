@@ -14,6 +14,7 @@ import pytest
 import torch
 from gemm_scheduler import kernel_modules
 from schedulers import run_scheduler, write_files
+from tiers import only
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
@@ -88,7 +89,7 @@ def schedule(folder: Path, version: str, environ: dict[str, str], **settings) ->
     return Ran(folder, run_scheduler(PROGRAM, folder, version, environ, settings))
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=only(VERSIONS[-1:], VERSIONS))
 def version(request):
     return request.param
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from schedulers import run_scheduler, write_files
 from test_plugin_engines import DEVICE, VERSIONS, attention_file
+from tiers import only
 
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
 
@@ -71,7 +72,7 @@ def serve(folder: Path, version: str, root: Path) -> Served:
     return Served(folder, run_scheduler(PROGRAM, folder, version, environ, settings))
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=only(VERSIONS[-1:], VERSIONS))
 def version(request):
     return request.param
 

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tiers import only
 
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.attention.binding import KERNELS
@@ -32,7 +33,7 @@ def triton_kernels(root: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("spec", ENGINES)
+@pytest.mark.parametrize("spec", only(["sglang==0.5.23", "vllm==0.15.1"], ENGINES))
 def test_no_triton_kernel_of_an_engine_is_taken_for_a_compiled_one(spec):
     names = triton_kernels(find_engine(spec).root)
     assert len(names) > 100

@@ -104,8 +104,8 @@ def test_times_taken_in_turn_are_of_every_configuration(tmp_path):
         configs.append(configs[0].replace(num_warps=2))
         with open_bench(problem, tmp_path, device=device, points=[point]) as bench:
             trials_of(bench, [Candidate(point, c) for c in configs])
-            times = bench.race(point, configs, rounds=3)
-        assert all(times[config].samples == 3 for config in configs)
+            times = bench.race([Candidate(point, c) for c in configs], rounds=3)
+        assert all(one.samples == 3 for one in times.values())
 
 
 @pytest.mark.parametrize("text", [f"decode_attention:{GQA}", f"decode_attention:{MLA}"])
@@ -122,8 +122,8 @@ def test_more_splits_than_blocks_of_tokens_and_more_room_than_splits_are_right(t
         trials = trials_of(bench, candidates)
         for point in points:
             configs = [c.config for c in candidates if c.point == point]
-            times = bench.race(point, configs, rounds=3)
-            assert all(times[config].samples == 3 for config in configs)
+            times = bench.race([Candidate(point, c) for c in configs], rounds=3)
+            assert all(one.samples == 3 for one in times.values())
     assert {trial.measurement.status for trial in trials.values()} == {Status.OK}
 
 

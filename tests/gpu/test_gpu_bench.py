@@ -97,8 +97,8 @@ def test_race_times_all_that_may_still_win(tmp_path):
     configs = [config(16), config(32), config(64)]
     with open_bench(BFLOAT16, tmp_path) as bench:
         trials_of(bench, [Candidate(POINT, one) for one in configs])
-        times = bench.race(POINT, configs, rounds=7)
-    assert set(times) == set(configs)
+        times = bench.race([Candidate(POINT, c) for c in configs], rounds=7)
+    assert {c.config for c in times} == set(configs)
     assert {m.samples for m in times.values()} <= {3, 7}  # what has lost after 3 rounds is out
     assert min(times.values(), key=lambda m: m.median_us).samples == 7
     assert all(0 < m.min_us <= m.median_us for m in times.values())
@@ -109,19 +109,21 @@ def test_what_is_slower_is_compared_before_it_may_be_chosen(planted_engine, tmp_
     with open_bench(BFLOAT16, tmp_path, engine=planted_engine) as bench:
         (first,) = trials_of(bench, [Candidate(POINT, good)]).values()
         (second,) = trials_of(bench, [Candidate(POINT, slow)]).values()
-        raced = bench.race(POINT, [good, slow], rounds=3)
+        raced = bench.race([Candidate(POINT, c) for c in (good, slow)], rounds=3)
     assert "worst error" in first.measurement.detail
     assert second.measurement.status is Status.OK
     assert "not compared" in second.measurement.detail
     assert second.measurement.median_us > first.measurement.median_us
-    assert raced[good].status is Status.OK
-    assert raced[slow].status is Status.WRONG_RESULT
+    assert raced[Candidate(POINT, good)].status is Status.OK
+    assert raced[Candidate(POINT, slow)].status is Status.WRONG_RESULT
 
 
 def test_race_goes_on_without_the_kernel_that_crashes(planted_engine, tmp_path):
     good, bad = config(16, group=GOOD), config(16, group=ILLEGAL_ADDRESS)
     with open_bench(BFLOAT16, tmp_path, engine=planted_engine) as bench:
-        assert set(bench.race(POINT, [good, bad], rounds=3)) == {good}
+        assert set(bench.race([Candidate(POINT, c) for c in (good, bad)], rounds=3)) == {
+            Candidate(POINT, good)
+        }
 
 
 def test_too_large_a_problem_names_the_bytes_it_needs(tmp_path):

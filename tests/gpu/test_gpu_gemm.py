@@ -87,7 +87,7 @@ def test_split_and_swapped_kernels_are_right_and_timed_with_their_reduction(tmp_
     points = [point(M) for M in (1, 24, 64)]
     with open_bench(problem, tmp_path, engine=engine, points=points) as bench:
         trials = trials_of(bench, candidates)
-        raced = bench.race(point(24), [c.config for c in candidates[4:8]], rounds=3)
+        raced = bench.race([Candidate(point(24), c.config) for c in candidates[4:8]], rounds=3)
     assert len(trials) == len(candidates)
     assert {trial.measurement.status for trial in trials.values()} == {Status.OK}
     assert len(raced) == len(extras)

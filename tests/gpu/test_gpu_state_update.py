@@ -50,7 +50,7 @@ def test_every_configuration_is_right_and_has_a_time(text, release, tmp_path):
     points = [point(n) for n in SIZES]
     with open_bench(problem, tmp_path, engine=engine, points=points) as bench:
         trials = trials_of(bench, candidates)
-        raced = bench.race(point(64), list(configs)[:4], rounds=3)
+        raced = bench.race([Candidate(point(64), c) for c in list(configs)[:4]], rounds=3)
     assert len(trials) == len(candidates)
     assert {trial.measurement.status for trial in trials.values()} == {Status.OK}
     assert len(raced) == 4

@@ -20,7 +20,10 @@ READY = {
     "driver": "1",
     "free_bytes": 1000,
     "needed_bytes": 10,
+    "backends": {"deep_gemm": "sgl-deep-gemm 0.1.0"},
 }
+# What becomes of a backend, which has no config.
+BACKENDS = {"deep_gemm": {"US": 4}, "fa3": {"US": 9, "ACT": DIE}}
 
 
 def say(**values: object) -> None:
@@ -59,9 +62,10 @@ def main() -> None:
         if request["op"] == "setup":
             say(**READY | request["answer"])
         elif request["op"] == "measure":
-            say(**measurement(act(request["config"]), request["config"], request))
+            config = BACKENDS.get(request["backend"], request["config"])
+            say(**measurement(act(config), config, request))
         else:
-            configs = request["configs"]
+            configs = request["configs"] + [BACKENDS[name] for name in request["backends"]]
             say(measurements=[measurement(act(c), c, request) for c in configs])
 
 

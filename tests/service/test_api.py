@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from api_server import JOB, NEVER, Server, eventually, serving, work
 from attention_cases import EXTEND, fill
+from databases import both_databases
 from job_submitter import go_on, submitting
 from store_writer import KEY
 
@@ -119,6 +120,7 @@ class TestSubmit:
         assert "used before with another body" in other.problem(422)
         assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
 
+    @both_databases
     def test_a_key_that_another_process_is_at_work_on_is_a_conflict(
         self, server: Server, store_url: str
     ) -> None:
@@ -131,6 +133,7 @@ class TestSubmit:
         said = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "b-1"}).problem(422)
         assert "used before with another body" in said
 
+    @both_databases
     def test_eight_at_once_with_one_key_make_one_job(self, server: Server) -> None:
         def post(seed: int) -> tuple[int, str]:
             answer = server.call("POST", "/v1/jobs", JOB, {"Idempotency-Key": "c-1"})
@@ -142,6 +145,7 @@ class TestSubmit:
         assert len({job for status, job in answers if status == 202}) == 1
         assert len(server.call("GET", "/v1/jobs").json["jobs"]) == 1
 
+    @both_databases
     def test_an_equal_job_is_not_queued_twice(self, server: Server) -> None:
         first, again = server.submit(), server.submit(urgent=True)
         assert (again["id"], again["created"]) == (first["id"], False)
@@ -216,6 +220,7 @@ class TestPaths:
 
 
 class TestList:
+    @both_databases
     def test_pages_meet_and_filters_hold(self, server: Server, leases: Leases) -> None:
         made = [server.submit(seed=seed)["id"] for seed in range(5)]
         other = server.submit(device="H200", model="mixtral-8x7b", dtype=None, tp=8)["id"]
@@ -475,8 +480,9 @@ def test_a_head_is_answered_as_a_get_is_without_the_body(server: Server) -> None
     assert 'method="HEAD",route="/v1/jobs",status="200"} 1.0' in metrics
 
 
-def test_the_api_imports_nothing_heavy() -> None:
-    code = "import sys, api.app, api.serve; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "triton", "optuna", "numpy", "celery", "workers.app"}
+def test_the_api_imports_nothing_heavy(sqlite_url: str) -> None:
+    code = "import sys, api.app, api.serve, tuner.store as s; s.Store.open(sys.argv[1]).close()"
+    command = [sys.executable, "-c", f"{code}; print(*sys.modules)", sqlite_url]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    heavy = {"torch", "triton", "optuna", "numpy", "celery", "workers.app", "alembic"}
     assert heavy & set(run.stdout.split()) == set()

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,10 @@ MIXTRAL = {
 SKIPPED = [f"model.layers.{n}.mlp.experts.{n % 256}.gate_proj" for n in range(70_000)]
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> ApiSettings:
-    return ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), no_auth=True)
-
-
-@pytest.fixture
-def server(settings: ApiSettings) -> Iterator[Server]:
-    with serving(settings) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('bodies') / 'tuner.db'}"
+    with serving(ApiSettings(Settings(url), large_rate=(), no_auth=True)) as running:
         yield running
 
 
@@ -79,9 +74,9 @@ def test_the_largest_config_json_is_taken(server: Server) -> None:
     assert answer.json["request"]["problem"].startswith("fused_moe:E=8,N=1792,K=4096")
 
 
-def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(settings: ApiSettings) -> None:
-    few = replace(settings, large_rate=(RateLimitItemPerHour(2),), no_auth=False)
-    with serving(few) as server:
+def test_large_bodies_of_a_key_have_a_rate_and_are_refused_unread(tmp_path: Path) -> None:
+    service = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
+    with serving(ApiSettings(service, large_rate=(RateLimitItemPerHour(2),))) as server:
         keys = server.app.state.api.keys
         mine, other = keys.add("mine", KeyScope.SUBMIT), keys.add("other", KeyScope.SUBMIT)
         for seed in range(2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,9 +15,11 @@ from tuner.store.keys import Scope
 from workers.settings import Settings
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"))) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('docs') / 'tuner.db'}"
+    with serving(ApiSettings(Settings(url))) as running:
+        running.app.state.api.keys.add("somebody", Scope.READ)
         yield running
 
 
@@ -53,7 +54,6 @@ def test_a_browser_shows_the_operations_and_tries_one(server: Server) -> None:
 
 
 def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere(server: Server) -> None:
-    server.app.state.api.keys.add("me", Scope.READ)
     page = server.call("GET", "/docs")
     policy = page.headers["content-security-policy"]
     sources = {word for part in policy.split(";") for word in part.split()[1:]}

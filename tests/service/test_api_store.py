@@ -16,6 +16,7 @@ import anyio
 import psycopg
 import pytest
 from api_server import JOB, Server, eventually, serving, work
+from databases import both_databases
 from servers import Postgres
 from sqlalchemy import event, make_url, text
 
@@ -122,6 +123,7 @@ class TestSchema:
         (job,) = server.call("GET", "/v1/jobs").json["jobs"]
         assert (job["id"], job["state"]) == (job_id, "queued")
 
+    @both_databases
     def test_a_store_without_a_schema_is_not_ready(self, server: Server, store_url: str) -> None:
         execute(store_url, f"DROP TABLE {VERSION_TABLE}")
         said = server.call("GET", "/readyz").problem(503)
@@ -149,7 +151,7 @@ class TestReadiness:
 
     def test_it_is_not_ready_while_the_store_takes_no_write(self, postgres_url: str) -> None:
         with (
-            serving(ApiSettings(Settings(postgres_url), no_auth=True)) as server,
+            serving(ApiSettings(Settings(postgres_url), lock_s=1, no_auth=True)) as server,
             superuser(postgres_url) as other,
             other.transaction(),
         ):
@@ -207,6 +209,7 @@ class TestReadiness:
 
 
 class TestReadOnly:
+    @both_databases
     def test_a_store_that_takes_no_writes_is_named(self, server: Server, store_url: str) -> None:
         server.submit()
         api = server.app.state.api

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from api_server import NEVER, Answer, Server, serving, work
+from databases import both_databases
 from sqlalchemy import update
 from store_writer import PROBLEM
 from test_api import eventually
@@ -187,6 +188,7 @@ class TestWaits:
         assert float(line.split()[-1]) < -900
 
 
+@both_databases
 def test_a_job_has_ended_in_each_last_state(store_url: str) -> None:
     with Store.open(store_url) as store:
         jobs = JobStore.sharing(store)

@@ -19,6 +19,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.slow  # each kind of harm has tests of its own
 @pytest.mark.timeout(500)
 def test_nothing_is_lost_or_done_twice() -> None:
     script = ROOT / "benchmarks" / "chaos.py"

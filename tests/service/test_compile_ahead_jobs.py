@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cases import FP8
 from clocks import Clock
+from databases import both_databases
 from shared_cache_cases import assert_first_round_is_cached
 
 from tuner.families.fused_moe.selection import MoeSelection
@@ -102,6 +103,7 @@ def test_a_compile_request_travels_as_json_and_is_no_job_of_the_api() -> None:
     assert request.key != REQUEST.key
 
 
+@both_databases
 def test_a_job_waits_for_its_compile_work_until_enough_is_compiled(
     jobs: JobStore, leases: Leases
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_job_waits_only_so_long_where_nobody_compiles(
     assert claim(leases, GPU).job_id == job.id
 
 
+@both_databases
 def test_another_job_goes_before_the_one_that_waits(jobs: JobStore, leases: Leases) -> None:
     submit(jobs)
     other = jobs.submit(replace(REQUEST, seed=1), client="team").job

@@ -42,9 +42,8 @@ BYTES = {"Content-Type": "application/octet-stream"}
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ApiSettings:
-    service = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
-    return ApiSettings(service, cache_gb=1, cache_dir=tmp_path)
+def settings(sqlite_url: str, tmp_path: Path) -> ApiSettings:
+    return ApiSettings(Settings(sqlite_url), cache_gb=1, cache_dir=tmp_path)
 
 
 @pytest.fixture
@@ -93,13 +92,12 @@ def test_what_somebody_else_put_or_changed_is_not_used(
     assert cache.get(NAME) == b"binary"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../ab", "..%2f..%2fx", "AB" + NAME[2:], NAME[:-1], NAME + "0", "", "%2e%2e", NAME + "%00"],
-)
-def test_only_digests_are_names(server: Server, tmp_path: Path, name: str) -> None:
-    for method, body in (("GET", None), ("PUT", b"binary")):
-        server.call(method, f"/v1/compiled/{name}", body, BYTES).problem(404)
+def test_only_digests_are_names(server: Server, tmp_path: Path) -> None:
+    others = ("../ab", "..%2f..%2fx", "AB" + NAME[2:], NAME[:-1], NAME + "0", "", "%2e%2e")
+    for name in (*others, NAME + "%00"):
+        for method, body in (("GET", None), ("PUT", b"binary")):
+            status = server.call(method, f"/v1/compiled/{name}", body, BYTES).status
+            assert status == 404, (name, method)
     assert files(tmp_path) == []
 
 

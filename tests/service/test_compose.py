@@ -19,6 +19,7 @@ import yaml
 from api_server import JOB, Server
 from scraping import free_ports, scrape_port
 from servers import started_redis
+from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
 
@@ -110,8 +111,11 @@ def test_secrets_are_made_once_and_are_the_owners(secrets: Path) -> None:
 class Processes:
     """The compose file's commands, with its secrets and servers of this machine."""
 
-    def __init__(self, secrets: Path, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, secrets: Path, folder: Path, stack: ExitStack, cache: Path | None = None
+    ) -> None:
         self._secrets, self._folder, self._stack = secrets, folder, stack
+        self._cache = cache or folder / "cache"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self.metrics = {"beat": free_ports(1), "worker-cpu": free_ports(3)}
 
@@ -158,6 +162,7 @@ class Processes:
     def _environ(self, name: str) -> dict[str, str]:
         ours = {k: v for k, v in os.environ.items() if not k.startswith("TUNER_")}
         ours["PATH"] = f"{BIN}{os.pathsep}{ours['PATH']}"
+        ours["TUNER_CACHE_DIR"] = str(self._cache)
         wanted: Mapping[str, str] = SERVICES[name]["environment"]
         # In containers, all can have the same port.
         port = {"TUNER_METRICS_PORT": str(self.metrics[name])} if name in self.metrics else {}
@@ -173,13 +178,15 @@ class Processes:
 
 
 @pytest.fixture
-def processes(secrets: Path, tmp_path: Path, postgres_url: str) -> Iterator[Processes]:
+def processes(
+    secrets: Path, tmp_path: Path, empty_postgres_url: str, run_folder: Path
+) -> Iterator[Processes]:
     password = (secrets / "redis_password").read_text()
     with started_redis(password) as redis, ExitStack() as stack:
-        for name, url in (("database_url", postgres_url), ("broker_url", redis.url)):
+        for name, url in (("database_url", empty_postgres_url), ("broker_url", redis.url)):
             (secrets / name).chmod(0o600)
             (secrets / name).write_text(url)
-        yield Processes(secrets, tmp_path, stack)
+        yield Processes(secrets, tmp_path, stack, run_folder / "compile-cache")
 
 
 def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> None:
@@ -191,7 +198,8 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     port = int(wait_for(api, r"Uvicorn running on http://0\.0\.0\.0:(\d+)"))
     server = Server(port, None, (secrets / "admin_key").read_text())
     assert server.call("GET", "/v1/jobs", key="x").status == 401
-    answer = server.call("POST", "/v1/jobs", {**JOB, "measure": "predict", "batch_sizes": [1]})
+    job = {**JOB, "measure": "predict", "batch_sizes": [1], "effort": "quick"}
+    answer = server.call("POST", "/v1/jobs", job)
     assert answer.status == 202
     followed = server.call("GET", f"{answer.headers['location']}/events")
     assert followed.body.decode().count("event: done") == 1
@@ -200,6 +208,9 @@ def test_its_commands_make_a_service(processes: Processes, secrets: Path) -> Non
     assert processes.is_healthy("worker-cpu")
     for name in ("beat", "worker-cpu"):
         assert scrape_port(processes.metrics[name])
+    shown = wait_until(lambda: scrape_port(processes.metrics["beat"]))
+    assert shown.value("tuner_broker_up") == 1
+    assert {"tuner_build_info", "process_start_time_seconds"} <= shown.families.keys()
     for log in (api, beat, worker):
         whole, _, _ = log.read_text().rpartition("\n")
         assert all(json.loads(line)["message"] for line in whole.splitlines())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cases import FP8, INT8
+from databases import both_databases
 
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Cost, Job, JobFilter, JobRequest
@@ -37,6 +38,7 @@ def estimate(store: Store, points: int = 4, effort: Effort = Effort.STANDARD) ->
     return Estimates.sharing(store).gpu_s(FP8, "NVIDIA_H200", effort, points)
 
 
+@both_databases
 def test_an_estimate_follows_the_runs_of_the_same_kind(store: Store) -> None:
     for seed, gpu_s in enumerate((8.0, 12.0, 40.0)):
         finish(store, gpu_s, seed=seed, problem=INT8)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from databases import both_databases
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, trial
 
 from tuner.problems.points import Config, Point
@@ -40,6 +41,7 @@ def test_an_older_release_s_run_is_found_with_its_trials_and_entries(store: Stor
     assert {one.compiled.code for one in found.entries} == {"c"}
 
 
+@both_databases
 def test_the_newest_of_several_counts(store: Store) -> None:
     triton = replace(OLD, environment=replace(ON_GPU, triton="3.5.0"))
     for key in (OLD, triton):

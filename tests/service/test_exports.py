@@ -18,6 +18,7 @@ import anyio
 import pytest
 from api_server import Answer, Server, serving
 from attention_cases import DECODE, ENVIRONMENT, EXTEND, entry, fill, point, usual
+from databases import both_databases
 
 from api import exports
 from api.settings import ApiSettings
@@ -65,12 +66,11 @@ def store(server: Server, store_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def one_server(tmp_path: Path) -> Iterator[Server]:
+def one_server(sqlite_url: str) -> Iterator[Server]:
     """For what does not depend on the database."""
-    url = f"sqlite:///{tmp_path / 'tuner.db'}"
-    with Store.open(url) as opened:
+    with Store.open(sqlite_url) as opened:
         fill(opened, EXTEND)
-    with serving_readers(url) as running:
+    with serving_readers(sqlite_url) as running:
         yield running
 
 
@@ -345,6 +345,7 @@ def state(store: Store, device: str = "NVIDIA_H200") -> str:
     return store.winners_state(device=device, engine="sglang", engine_version="0.5.16")
 
 
+@both_databases
 def test_the_store_s_state_changes_with_every_winner(store_url: str) -> None:
     with Store.open(store_url) as store:
         seen, elsewhere = [state(store)], state(store, "NVIDIA_L40S")

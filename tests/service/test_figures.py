@@ -8,6 +8,7 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from databases import both_databases
 from scraping import add_worker
 from sqlalchemy import update
 from store_writer import PROBLEM
@@ -36,6 +37,7 @@ def figures(leases: Leases) -> Figures:
     return Figures.sharing(leases)
 
 
+@both_databases
 def test_an_empty_store(figures: Figures) -> None:
     found = figures.read()
     assert (found.devices, found.queues, found.held, found.overdue) == (frozenset(), [], {}, 0)
@@ -48,6 +50,7 @@ def test_an_empty_store(figures: Figures) -> None:
     }
 
 
+@both_databases
 def test_queues_have_their_length_and_the_age_of_their_oldest_job(
     leases: Leases, figures: Figures
 ) -> None:
@@ -72,6 +75,7 @@ def test_queues_have_their_length_and_the_age_of_their_oldest_job(
     assert 50 <= queues["NVIDIA_L40S", False].oldest_s < 50 + 300
 
 
+@both_databases
 def test_a_device_stays_when_all_its_jobs_are_done(leases: Leases, figures: Figures) -> None:
     jobs = JobStore.sharing(leases)
     jobs.submit(ON_GPU)
@@ -88,6 +92,7 @@ def test_a_device_stays_when_all_its_jobs_are_done(leases: Leases, figures: Figu
     assert (counts[JobState.FAILED], counts[JobState.CANCELLED], counts[JobState.DONE]) == (1, 1, 0)
 
 
+@both_databases
 def test_leases_that_nobody_takes_back_are_overdue(leases: Leases, figures: Figures) -> None:
     JobStore.sharing(leases).submit(ON_GPU)
     lease = leases.claim(ALL, "stopped")
@@ -100,6 +105,7 @@ def test_leases_that_nobody_takes_back_are_overdue(leases: Leases, figures: Figu
     assert figures.read().overdue == 0
 
 
+@both_databases
 def test_workers_count_while_they_are_seen(leases: Leases, figures: Figures) -> None:
     now = utc_now()
     add_worker(leases, 1)
@@ -124,6 +130,7 @@ def test_workers_count_while_they_are_seen(leases: Leases, figures: Figures) -> 
     assert not mended.serves("NVIDIA_L40S", needs_gpu=False)
 
 
+@both_databases
 def test_the_last_nights(leases: Leases, figures: Figures) -> None:
     nights = NightStore.sharing(leases)
     assert nights.begin("nightly", date(2026, 11, 20))
@@ -138,6 +145,7 @@ def test_the_last_nights(leases: Leases, figures: Figures) -> None:
     assert (second.finished_at, second.summary) == (first.finished_at, first.summary)
 
 
+@both_databases
 def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
     leases: Leases, figures: Figures
 ) -> None:
@@ -157,6 +165,7 @@ def test_the_times_of_a_job_are_for_the_holder_of_its_lease(
     assert (ended.state, ended.started_at) == (JobState.FAILED, times.started_at)
 
 
+@both_databases
 def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) -> None:
     with leases._write() as connection:
         connection.execute(update(_VERSION).values(version_num="9999"))
@@ -164,6 +173,7 @@ def test_a_newer_schema_is_no_store_to_read(leases: Leases, figures: Figures) ->
         figures.read()
 
 
+@both_databases
 def test_the_pool(figures: Figures) -> None:
     pool = figures.pool()
     assert pool is not None

@@ -74,7 +74,7 @@ def test_child_is_told_every_coordinate_of_a_point(lane, bench):
     points = [POINT, Point(4, Stage.EXTEND, 512, 8192), Point(4, Stage.REDUCE, 1, 8192)]
     done = run(lane, [ticket(20, point=point) for point in points])
     assert [m.detail.split(maxsplit=1)[1] for m in done] == [str(point) for point in points]
-    (raced,) = bench.race(points[1], [config(5)], rounds=9).values()
+    (raced,) = bench.race([Candidate(points[1], config(5))], rounds=9).values()
     assert raced.detail.split(maxsplit=1)[1] == str(points[1])
 
 
@@ -215,23 +215,60 @@ def test_points_are_shared_by_the_lanes_and_stay_there(lane):
     assert len({child for _, child in child_of}) == 2
 
 
+def candidates(*configs):
+    return [Candidate(POINT, one) for one in configs]
+
+
 def test_race_times_all_in_one_request(bench):
-    times = bench.race(POINT, [config(5), config(6)], rounds=9)
-    assert {c["US"]: (m.median_us, m.samples) for c, m in times.items()} == {5: (5, 9), 6: (6, 9)}
+    times = bench.race(candidates(config(5), config(6)), rounds=9)
+    assert {c.config["US"]: (m.median_us, m.samples) for c, m in times.items()} == {
+        5: (5, 9),
+        6: (6, 9),
+    }
 
 
 @pytest.mark.parametrize("act", [fake.CRASH, fake.DIE])
 def test_race_that_loses_its_child_goes_on_without_the_culprit(bench, lane, act):
-    times = bench.race(POINT, [config(5), config(6, act), config(7)], rounds=9)
-    assert sorted(c["US"] for c in times) == [5, 7]
+    times = bench.race(candidates(config(5), config(6, act), config(7)), rounds=9)
+    assert sorted(c.config["US"] for c in times) == [5, 7]
     assert lane.replaced == 2
 
 
 def test_race_that_runs_out_of_memory_says_so(bench):
     with pytest.raises(NotEnoughMemory, match="as asked"):
-        bench.race(POINT, [config(5, fake.OUT_OF_MEMORY)], rounds=9)
+        bench.race(candidates(config(5, fake.OUT_OF_MEMORY)), rounds=9)
 
 
 def test_race_that_meets_bad_input_says_why(bench):
     with pytest.raises(BadInput, match="^as asked$"):
-        bench.race(POINT, [config(5), config(6, fake.BAD_INPUT)], rounds=9)
+        bench.race(candidates(config(5), config(6, fake.BAD_INPUT)), rounds=9)
+
+
+def test_another_backend_is_not_compiled_here_and_is_raced_beside_triton(bench, lane):
+    (tuned,), library = candidates(config(5)), Candidate(POINT, Config({}), "deep_gemm")
+    assert bench.backends == {"deep_gemm": "sgl-deep-gemm 0.1.0"}
+    bench.submit([library])
+    (trial,) = bench.poll(wait=True)
+    assert (trial.candidate, trial.compiled) == (library, Compiled(Status.OK, cached=True))
+    assert trial.measurement.median_us == 4
+    raced = bench.race([library, tuned], rounds=9)
+    assert {one.backend: time.median_us for one, time in raced.items()} == {
+        "deep_gemm": 4,
+        "triton": 5,
+    }
+
+
+def test_a_backend_that_ends_the_child_costs_the_run_nothing_else(bench, lane):
+    library = Candidate(POINT, Config({}), "fa3")
+    done = trials_of(bench, [library, *candidates(config(5))])
+    assert done[library].status is Status.CRASHED
+    assert lane.replaced == 1
+    (raced,) = bench.race([library, *candidates(config(6))], rounds=9)
+    assert raced.config == config(6)
+
+
+def test_a_library_may_take_longer_than_a_candidate():
+    limits = Limits()
+    assert limits.of(Candidate(POINT, Config({}), "flashinfer")) > limits.of(
+        Candidate(POINT, config(5))
+    )

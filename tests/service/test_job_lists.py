@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from api_server import Server, serving, work
+from databases import both_databases
 from sqlalchemy import text, update
 from store_writer import PROBLEM
 
@@ -66,6 +67,7 @@ def in_pages(jobs: JobStore, query: JobQuery, limit: int) -> list[int]:
     return found
 
 
+@both_databases
 def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> None:
     every = jobs.list(limit=50)
     assert every == sorted(every, key=lambda job: (job.created_at, job.id), reverse=True)
@@ -77,6 +79,7 @@ def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> 
             assert in_pages(jobs, replace(query, order=Order.OLDEST), limit) == wanted[::-1]
 
 
+@both_databases
 def test_times_and_clients_filter(jobs: JobStore) -> None:
     def found(**fields: Any) -> set[int]:
         return set(seeds(jobs.list(JobQuery(**fields))))
@@ -98,6 +101,7 @@ WALKS = (
 )
 
 
+@both_databases
 def test_a_page_is_a_walk_along_an_index(jobs: JobStore) -> None:
     on_postgres = jobs._engine.dialect.name == "postgresql"
     word = "EXPLAIN" if on_postgres else "EXPLAIN QUERY PLAN"

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from clocks import Clock, Watcher
+from databases import both_databases
 from psycopg.errors import DiskFull
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
@@ -105,6 +106,7 @@ def test_a_child_that_hangs_loses_its_job(
     assert "trial in" in taken.error
 
 
+@both_databases
 def test_each_trial_is_progress_until_the_attempt_takes_too_long(
     jobs: JobStore, leases: Leases, lease: Lease, clock: Clock
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_full_disk_takes_no_living_worker_s_job(
     assert len(watcher.watch(20)) == 1  # the worker died: nothing is held for ever
 
 
+@both_databases
 def test_a_job_that_changed_since_it_was_seen_is_left_alone(
     jobs: JobStore, leases: Leases, lease: Lease
 ) -> None:

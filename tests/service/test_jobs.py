@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from clocks import Clock, Watcher, expire
+from databases import both_databases
 from job_submitter import BODY, go_on, submitter_request, submitting
 from sqlalchemy import select, text, update
 from store_writer import KEY, PROBLEM, batch, trial
@@ -75,6 +76,7 @@ def kinds(jobs: JobStore, job_id: str) -> list[str]:
 
 
 class TestSubmitting:
+    @both_databases
     def test_a_job_is_queued_as_asked(self, jobs: JobStore, clock: Clock) -> None:
         answer = jobs.submit(ON_GPU, client="team", priority=Priority.URGENT)
         job = jobs.get(answer.job.id)
@@ -87,6 +89,7 @@ class TestSubmitting:
         assert job.created_at == clock.now
         assert kinds(jobs, job.id) == ["submitted"]
 
+    @both_databases
     def test_an_unfinished_equal_job_answers(self, jobs: JobStore) -> None:
         first = jobs.submit(REQUEST).job
         again = jobs.submit(replace(REQUEST, model="another name", selection=MoeSelection((2, 16))))
@@ -123,6 +126,7 @@ class TestSubmitting:
         assert hurried.job.priority is Priority.URGENT
         assert jobs.submit(REQUEST).job.priority is Priority.URGENT
 
+    @both_databases
     def test_a_job_done_lately_answers_and_an_old_one_does_not(
         self, jobs: JobStore, leases: Leases, clock: Clock
     ) -> None:
@@ -175,6 +179,7 @@ class TestSubmitting:
         assert "\n" not in str(caught.value)
 
 
+@both_databases
 class TestIdempotency:
     def test_the_same_key_and_body_is_the_same_job(
         self, jobs: JobStore, leases: Leases, clock: Clock
@@ -256,6 +261,7 @@ def _unless_in_use(jobs: JobStore, key: str) -> Submitted | None:
         return None
 
 
+@both_databases
 class TestListing:
     def test_pages_are_complete_and_newest_first(self, jobs: JobStore, clock: Clock) -> None:
         posted = []
@@ -301,6 +307,7 @@ class TestListing:
         assert jobs.events(job.id)[1].data == {"owner": "w1", "attempt": 1}
 
 
+@both_databases
 class TestClaiming:
     def test_urgent_before_old_before_new(
         self, jobs: JobStore, leases: Leases, clock: Clock
@@ -350,6 +357,7 @@ class TestClaiming:
         assert sorted(sum(taken, [])) == sorted(posted)
 
 
+@both_databases
 class TestLeases:
     def test_a_job_goes_from_queued_to_done(
         self, jobs: JobStore, leases: Leases, clock: Clock
@@ -590,6 +598,7 @@ class TestLeases:
         assert all(kinds(jobs, job_id).count("requeued") == 1 for job_id in posted)
 
 
+@both_databases
 class TestRequestsOfANewerVersion:
     """They are left to its workers, and hold up no other job."""
 
@@ -644,6 +653,7 @@ class TestRequestsOfANewerVersion:
 
 
 class TestCancelling:
+    @both_databases
     def test_a_queued_job_ends_at_once(self, jobs: JobStore, leases: Leases) -> None:
         job_id = jobs.submit(REQUEST).job.id
         assert jobs.cancel(job_id).state is JobState.CANCELLED
@@ -651,6 +661,7 @@ class TestCancelling:
         assert jobs.cancel(job_id).state is JobState.CANCELLED
         assert kinds(jobs, job_id) == ["submitted", "cancelled"]
 
+    @both_databases
     def test_a_worker_is_asked(self, jobs: JobStore, leases: Leases) -> None:
         job_id = jobs.submit(REQUEST).job.id
         lease = claim(leases)
@@ -698,6 +709,7 @@ class TestCancelling:
         assert "cancel_requested" not in kinds(jobs, job_id)
 
 
+@both_databases
 class TestAnnouncing:
     AGAIN = timedelta(seconds=30)
 
@@ -769,6 +781,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize("name", QUERIES)
+@both_databases
 def test_statements_walk_an_index(store: Store, store_url: str, name: str) -> None:
     query, index = QUERIES[name]
     engine = connect(store_url)

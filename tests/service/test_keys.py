@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
+from databases import both_databases
 from sqlalchemy import event
 
 from api import known_keys
@@ -136,6 +136,7 @@ class TestAdding:
         ]
 
 
+@both_databases
 class TestTheFirst:
     def test_it_is_made_once(self, keys: KeyStore) -> None:
         kept: list[str] = []
@@ -213,6 +214,7 @@ class TestExpiry:
             parse_expiry(text, NOW)
 
 
+@both_databases
 class TestEnsuring:
     def test_again_it_does_nothing(self, keys: KeyStore) -> None:
         assert keys.ensure("admin", Scope.ADMIN, f"{TOKEN}\n") is Ensured.ADDED
@@ -288,8 +290,8 @@ class TestKnownKeys:
     """What the API asks the store, in the event loop of a test."""
 
     @pytest.fixture
-    def keys(self, tmp_path: Path) -> Iterator[KeyStore]:
-        with KeyStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as opened:
+    def keys(self, sqlite_url: str) -> Iterator[KeyStore]:
+        with KeyStore.open(sqlite_url) as opened:
             yield opened
 
     def test_a_key_is_asked_for_again_after_two_seconds(self, keys: KeyStore, clock: Clock) -> None:

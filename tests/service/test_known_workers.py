@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from api_server import JOB, Server, serving
 from clocks import Clock
+from databases import both_databases
 from store_writer import PROBLEM
 
 from api.fleet import Fleet
@@ -43,6 +44,7 @@ def doing(workers: WorkerStore) -> dict[str, str]:
     return {one.info.name: one.doing for one in workers.list()}
 
 
+@both_databases
 class TestRows:
     def test_a_worker_is_stored_as_it_describes_itself(
         self, workers: WorkerStore, clock: Clock

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cases import FP8
 from clocks import Clock
+from databases import both_databases
 from worker_processes import wait_for
 
 from tuner.jobs.job import Job, JobRequest, JobState, Lease, Priority
@@ -70,6 +71,7 @@ def claimed(leases: Leases, info: WorkerInfo) -> Lease:
     return lease
 
 
+@both_databases
 def test_an_urgent_job_gets_all_idle_gpus_of_its_host_until_it_has_ended(
     jobs: JobStore, leases: Leases, workers: WorkerStore
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_drained_borrower_gives_back(
     assert claim(leases, HOST[1]) is not None
 
 
+@both_databases
 def test_no_gpu_is_lent_and_used_at_once(
     jobs: JobStore, leases: Leases, workers: WorkerStore
 ) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from api_server import ENTRY
+from databases import both_databases
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
 
 from api import matrix
@@ -52,6 +53,7 @@ def cell(rows: Iterable[Row]) -> dict[str, object]:
     return dict(row.cells["NVIDIA_L40S"])
 
 
+@both_databases
 def test_it_follows_what_is_published(store: Store) -> None:
     lookups = Lookups.sharing(store)
     found = Matrix(lookups, list, list)
@@ -99,6 +101,7 @@ def test_only_what_has_changed_is_read_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("replaces", [False, True])
+@both_databases
 def test_a_winner_of_a_host_whose_clock_is_behind_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch, replaces: bool
 ) -> None:

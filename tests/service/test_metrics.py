@@ -12,9 +12,12 @@ from subprocess import PIPE, run
 
 import pytest
 from api_server import Server, serving
-from scraping import Scrape, add_worker, beat, fleet, free_ports, running, scrape, scrape_port
+from cases import RECORDINGS
+from databases import both_databases
+from scraping import Scrape, add_worker, fleet, free_ports, running, scrape, scrape_port
 from servers import started_redis
-from worker_processes import descendants, replay, wait_for
+from worker_processes import REPLAY, descendants, replay, wait_for
+from worker_processes import running as is_running
 
 from api.metrics import Metrics
 from api.settings import ApiSettings
@@ -56,6 +59,7 @@ def scrape_after_cancel(server: Server, job: str) -> Scrape:
     return scrape(server)
 
 
+@both_databases
 def test_workers_and_nights(server: Server, store_url: str) -> None:
     empty = scrape(server)
     assert empty.value("tuner_night_finished_timestamp_seconds") is None
@@ -157,7 +161,9 @@ def environ(postgres_url: str, redis_url: str, port: int) -> dict[str, str]:
     }
 
 
-def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], port: int) -> None:
+def test_a_fleet_shows_its_processes_on_one_port_starts_them_again_and_stops_them(
+    environ: dict[str, str], port: int
+) -> None:
     with (
         JobStore.open(environ["TUNER_DATABASE_URL"]) as jobs,
         running(fleet("--device", "H200", "--processes", "2"), environ) as parent,
@@ -168,7 +174,15 @@ def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], po
             assert found
             return found
 
-        wait_for(lambda: all(seen().value("tuner_worker_up", worker=n) for n in "01"))
+        def total(name: str, **labels: str) -> float:
+            found = seen()
+            return sum(found.value(name, worker=n, **labels) or 0 for n in "01")
+
+        def members() -> list[int]:
+            below = descendants(parent.pid).items()
+            return [pid for pid, line in below if "workers.app" in line]
+
+        wait_for(lambda: total("tuner_worker_up") == 2)
         first = seen()
         for worker in "01":
             assert first.value("tuner_worker_starts_total", worker=worker) == 1
@@ -183,42 +197,33 @@ def test_a_fleet_shows_all_its_processes_on_one_port(environ: dict[str, str], po
         posted.append(jobs.submit(missing).job.id)
         wait_for(lambda: all(jobs.get(one).state.finished for one in posted))
 
-        def total(name: str, **labels: str) -> float:
-            found = seen()
-            return sum(
-                found.value(name, worker=n, device="NVIDIA_H200", **labels) or 0 for n in "01"
-            )
-
-        wait_for(lambda: total("tuner_job_duration_seconds_count", state="done") == 3)
-        wait_for(lambda: total("tuner_job_duration_seconds_count", state="failed") == 1)
-        assert total("tuner_job_wait_seconds_count") == 4
-        assert total("tuner_job_wait_seconds_bucket", le="+Inf") == 4
-        assert total("tuner_attempts_total", outcome="done") == 3
-        assert total("tuner_attempts_total", outcome="failed") == 1
-
-        killed, *_ = [pid for pid, line in descendants(parent.pid).items() if "workers.app" in line]
-        os.kill(killed, signal.SIGKILL)
+        h200 = "NVIDIA_H200"
+        wait_for(lambda: total("tuner_job_duration_seconds_count", device=h200, state="done") == 3)
         wait_for(
-            lambda: sum(seen().value("tuner_worker_starts_total", worker=n) or 0 for n in "01") == 3
+            lambda: total("tuner_job_duration_seconds_count", device=h200, state="failed") == 1
         )
-        wait_for(lambda: all(seen().value("tuner_worker_up", worker=n) for n in "01"))
+        assert total("tuner_job_wait_seconds_count", device=h200) == 4
+        assert total("tuner_job_wait_seconds_bucket", device=h200, le="+Inf") == 4
+        assert total("tuner_attempts_total", device=h200, outcome="done") == 3
+        assert total("tuner_attempts_total", device=h200, outcome="failed") == 1
 
-
-def test_a_process_that_does_not_answer_is_down(environ: dict[str, str], port: int) -> None:
-    with running(fleet("--device", "H200"), environ) as parent:
-
-        def up() -> float | None:
-            found = scrape_port(port)
-            return None if found is None else found.value("tuner_worker_up", worker="0")
-
-        wait_for(lambda: up() == 1)
-        member, *_ = [pid for pid, line in descendants(parent.pid).items() if "workers.app" in line]
-        os.kill(member, signal.SIGSTOP)
+        silent, killed = members()
+        os.kill(silent, signal.SIGSTOP)  # a process that does not answer is down
         try:
-            assert up() == 0
+            assert total("tuner_worker_up") == 1
         finally:
-            os.kill(member, signal.SIGCONT)
-        wait_for(lambda: up() == 1)
+            os.kill(silent, signal.SIGCONT)
+        wait_for(lambda: total("tuner_worker_up") == 2)
+
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: total("tuner_worker_starts_total") == 3)
+        wait_for(lambda: total("tuner_worker_up") == 2)
+
+        second = members()
+        assert killed not in second and len(second) == 2
+        parent.terminate()
+        assert parent.wait(60) == 0
+        assert not any(map(is_running, second))
 
 
 def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> None:
@@ -233,20 +238,12 @@ def test_a_port_that_is_taken_is_named(environ: dict[str, str], port: int) -> No
     assert f"TUNER_METRICS_PORT: cannot listen on 127.0.0.1, port {port}" in said
 
 
-def test_beat_shows_its_metrics(environ: dict[str, str], port: int, tmp_path: Path) -> None:
-    with running(beat(tmp_path), environ):
-        found = wait_for(lambda: scrape_port(port))
-    assert found
-    assert found.value("tuner_broker_up") == 1
-    assert "tuner_build_info" in found.families
-    assert "process_start_time_seconds" in found.families
-
-
 def test_an_embedded_worker_is_shown_by_its_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(f"sqlite:///{tmp_path / 'tuner.db'}")
+    settings = Settings(f"sqlite:///{tmp_path / 'tuner.db'}", recordings=RECORDINGS)
     monkeypatch.setenv("TUNER_DATABASE_URL", settings.database_url)  # for the child
+    monkeypatch.setenv("TUNER_RECORDINGS", str(RECORDINGS))
     embedded = EmbeddedWorker(settings, gpus=())
     embedded.start()
     try:
@@ -254,10 +251,10 @@ def test_an_embedded_worker_is_shown_by_its_api(
 
             def done() -> float:
                 name = "tuner_attempts_total"
-                return scrape(server).value(name, device=L40S, outcome="done") or 0
+                return scrape(server).value(name, device="NVIDIA_H200", outcome="done") or 0
 
             before = done()
-            server.submit(measure="predict", batch_sizes=[1])
+            assert server.call("POST", "/v1/jobs", REPLAY).status == 202
             wait_for(lambda: done() == before + 1)
     finally:
         embedded.stop()

@@ -5,6 +5,7 @@ Real worker processes, on a real Redis and PostgreSQL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,9 +15,11 @@ import pytest
 from worker_processes import celery_worker, other_host, predict, replay, wait_for
 
 from tuner.jobs.job import Job, JobState
-from tuner.store import JobStore
+from tuner.store import JobStore, Leases
 from tuner.store.local_queue import LocalQueue
 from tuner.store.workers import WorkerStore
+from workers.registration import Registration, describe
+from workers.worker import Worker
 
 VERSIONS = ("0.5.12", "0.5.16")
 
@@ -36,6 +39,7 @@ def alive(jobs: JobStore, count: int) -> None:
     wait_for(lambda: len(workers.list(living=True)) == count)
 
 
+@pytest.mark.slow
 def test_each_job_is_done_by_a_worker_that_has_its_engine(
     jobs: JobStore, postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
@@ -63,6 +67,7 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(
         assert waiting == "no worker for predictions of NVIDIA_H200 and sglang 0.4.4 was ever seen"
 
 
+@pytest.mark.slow
 def test_a_host_without_triton_is_set_aside_and_harms_no_job(
     jobs: JobStore, postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
@@ -82,3 +87,24 @@ def test_a_host_without_triton_is_set_aside_and_harms_no_job(
     assert all(one.owner.startswith("good@") for one in done)
     refusals = [event for one in posted for event in jobs.events(one) if event.kind == "refused"]
     assert len(refusals) == 2
+
+
+def test_a_worker_without_triton_refuses_what_it_cannot_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    environ = {**os.environ, **other_host(tmp_path, "broken", "0.5.16", lacks="triton")}
+    with Leases.open(url) as leases:
+        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        registration = Registration(workers, describe(None, None, "broken"))
+        registration.beat()
+        broken = Worker(leases, registration, {**environ, "TUNER_DATABASE_URL": url})
+        monkeypatch.setattr(broken._stopping, "wait", lambda pause_s: None)
+        posted = [jobs.submit(predict(seed)).job.id for seed in range(3)]
+        assert broken.drain() == 2
+        broken.stop()
+        (aside,) = workers.list()
+        assert aside.doing == "set aside" and "triton" in aside.reason
+        assert {jobs.get(one).attempts for one in posted} == {0}
+        kinds = [event.kind for one in posted for event in jobs.events(one)]
+        assert kinds.count("refused") == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from databases import both_databases
 from real_sglang import kernel_source
 
 from tuner.engines.engine import find_engine
@@ -300,6 +301,7 @@ class TestPlan:
         assert nights.watches() == []
 
 
+@both_databases
 class TestRound:
     def test_a_round_queues_the_difference_once(self, settings: Settings, store: Store) -> None:
         tuned(store, PROBLEMS[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import redis as redis_client
@@ -28,8 +27,8 @@ def redis() -> Iterator[Redis]:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    with JobStore.open(f"sqlite:///{tmp_path / 'tuner.db'}") as jobs:
+def job(sqlite_url: str) -> Iterator[Job]:
+    with JobStore.open(sqlite_url) as jobs:
         yield jobs.submit(replay()).job
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 from api_server import JOB, NEVER, Server, serving
+from databases import both_databases
 from sqlalchemy import select, update
 from store_writer import PROBLEM
 from typer.testing import CliRunner
@@ -60,6 +61,7 @@ def stored(jobs: JobStore, job_id: str, *names: str) -> tuple[object, ...]:
 
 class TestStore:
     @pytest.mark.parametrize("state", [JobState.DEAD, JobState.FAILED, JobState.CANCELLED])
+    @both_databases
     def test_it_is_queued_with_all_its_attempts(self, jobs: JobStore, state: JobState) -> None:
         job_id = ended(jobs, state=state)
         set_job(jobs, job_id, cancel_requested=state is JobState.CANCELLED)
@@ -108,6 +110,7 @@ class TestStore:
         jobs.cancel(equal.id)
         assert jobs.retry(job_id).state is JobState.QUEUED
 
+    @both_databases
     def test_one_of_several_equal_jobs_is_retried(self, jobs: JobStore) -> None:
         posted = [ended(jobs) for _ in range(4)]
 
@@ -156,11 +159,13 @@ class TestApi:
         assert refused.json["type"] == "urn:engine-tuner:error:not-retriable"
         server.call("POST", f"/v1/jobs/{NEVER}/retry").problem(404)
 
-    @pytest.mark.parametrize("name", ["\u009b31mRED", "a\u202eb", "\u2066x", "a\u200eb", "\u2028"])
-    def test_no_name_changes_what_a_terminal_shows(self, server: Server, name: str) -> None:
-        assert "name" in server.call("POST", "/v1/jobs", {**JOB, "name": name}).problem(422)
-        body = {"models": [f"deepseek-r1{name}"], "devices": ["L40S"]}
-        assert "models/0" in server.call("POST", "/v1/watches", body).problem(422)
+    def test_no_name_changes_what_a_terminal_shows(self, server: Server) -> None:
+        for name in ("\u009b31mRED", "a\u202eb", "\u2066x", "a\u200eb", "\u2028"):
+            said = server.call("POST", "/v1/jobs", {**JOB, "name": name}).problem(422)
+            assert "name" in said, repr(name)
+            body = {"models": [f"deepseek-r1{name}"], "devices": ["L40S"]}
+            said = server.call("POST", "/v1/watches", body).problem(422)
+            assert "models/0" in said, repr(name)
         good = {**JOB, "name": "Qwen 3 — Straße 模型"}
         assert server.call("POST", "/v1/jobs", good).status == 202
 

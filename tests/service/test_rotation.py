@@ -75,6 +75,10 @@ class Stack:
         """The services start again, and the API does its work."""
         self._processes.run("migrate")
         assert self._processes.is_healthy("api", self.server.port)
+        self.answers()
+
+    def answers(self) -> None:
+        """The API does its work."""
         answer = self.server.call("GET", "/v1/jobs", key=self.secret("admin_key"))
         assert answer.status == 200
         assert "rates are counted in this process alone" not in self._log.read_text()  # Redis is up
@@ -117,11 +121,11 @@ def stack(secrets: Path) -> Iterator[Stack]:  # noqa: F811
 
 
 def test_the_admin_key(stack: Stack) -> None:
-    stack.works()
+    stack.answers()
     old, port = stack.secret("admin_key"), stack.server.port
     for command in commands("The admin key."):
         stack.do(command)
-    stack.works()
+    stack.answers()
     assert stack.server.port == port  # it was not restarted
     wait_until(lambda: stack.server.call("GET", "/v1/jobs", key=old).status == 401)
     with KeyStore.open(stack.secret("database_url")) as keys:
@@ -135,8 +139,9 @@ def test_the_admin_key(stack: Stack) -> None:
     stack.works()
 
 
+@pytest.mark.slow
 def test_the_password_of_postgresql(stack: Stack) -> None:
-    stack.works()
+    stack.answers()
     old = stack.secret("database_url")
     with psycopg.connect(old):
         pass
@@ -148,8 +153,9 @@ def test_the_password_of_postgresql(stack: Stack) -> None:
         psycopg.connect(old)
 
 
+@pytest.mark.slow
 def test_the_password_of_redis(stack: Stack) -> None:
-    stack.works()
+    stack.answers()
     old = stack.secret("broker_url")
     for command in commands("Redis's password."):
         stack.do(command)

@@ -1,14 +1,36 @@
-"""The tests' own PostgreSQL starts on a machine that has none, and leaves nothing behind."""
+"""The servers of the tests are their own, and end with the run that started them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 from servers import postgres_database, postgres_server, redis_server
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
+from worker_processes import wait_for
+
+USER = """
+import sys, time
+from pathlib import Path
+from servers import postgres_server
+with postgres_server(Path(sys.argv[1])) as url:
+    print(url.render_as_string(hide_password=False), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TUNER_TEST_POSTGRES_URL", "TUNER_TEST_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def scalar(url: str, query: str) -> object:
@@ -19,23 +41,78 @@ def scalar(url: str, query: str) -> object:
     return value
 
 
-def test_a_server_is_started_where_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TUNER_TEST_POSTGRES_URL", raising=False)
-    monkeypatch.setenv("PGPORT", "1")
-    with pytest.raises(KeyError), postgres_server() as server:
-        socket = Path(str(server.query["host"]))
-        with postgres_database(server) as url:
-            assert scalar(url, "SELECT current_database()") == make_url(url).database
-        with pytest.raises(OperationalError, match="does not exist"):
-            scalar(url, "SELECT 1")
-        raise KeyError  # it ends with a failing test as well
-    assert not socket.exists()
+def answers(url: str) -> bool:
+    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(url):
+        return True
+    return False
 
 
-def test_a_redis_is_started_where_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TUNER_TEST_REDIS_URL", raising=False)
-    monkeypatch.setattr("servers.REDIS_PORT", 1)
-    with redis_server() as url, redis.Redis.from_url(url) as client:
+def user(folder: Path) -> subprocess.Popen[str]:
+    """A process that uses the folder's server, in a process group of its own."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "-c", USER, folder],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_processes_share_a_server_that_ends_when_they_were_killed(tmp_path: Path) -> None:
+    with user(tmp_path) as one, user(tmp_path) as two:
+        assert one.stdout and two.stdout
+        url = one.stdout.readline().strip()
+        assert two.stdout.readline().strip() == url
+        home = Path(str(make_url(url).query["host"]))
+        os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
+        with postgres_server(tmp_path) as server, pytest.raises(KeyError):
+            with postgres_database(server) as made:
+                assert scalar(made, "SELECT current_database()") == make_url(made).database
+                assert scalar(made, "SHOW fsync") == "off"
+            with pytest.raises(OperationalError, match="does not exist"):
+                scalar(made, "SELECT 1")
+            raise KeyError  # a test that fails
+        assert answers(url)  # for the other one
+        os.killpg(two.pid, signal.SIGKILL)
+    wait_for(lambda: not home.exists())
+    assert not answers(url)
+    with postgres_server(tmp_path) as server:  # another one
+        assert scalar(server.render_as_string(hide_password=False), "SELECT 1") == 1
+
+
+def test_a_redis_is_started_and_ends(tmp_path: Path) -> None:
+    with (
+        redis_server(tmp_path, 3) as url,
+        redis_server(tmp_path) as other,
+        redis.Redis.from_url(url) as client,
+    ):
         assert client.ping()
-    with pytest.raises(redis.exceptions.ConnectionError), redis.Redis.from_url(url) as client:
-        client.ping()
+        assert url.removesuffix("/3") == other.removesuffix("/0")
+
+    def gone() -> bool:
+        with redis.Redis.from_url(url) as client:
+            try:
+                return not client.ping()
+            except redis.exceptions.ConnectionError:
+                return True
+
+    wait_for(gone)
+
+
+def test_databases_that_a_redis_does_not_have_are_on_another(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as url, redis_server(tmp_path, 16) as other:
+        assert make_url(url).port != make_url(other).port
+        with redis.Redis.from_url(other) as client:
+            assert client.ping()
+
+
+def test_servers_that_the_environment_names_are_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNER_TEST_POSTGRES_URL", "postgresql://me@nowhere/postgres")
+    monkeypatch.setenv("TUNER_TEST_REDIS_URL", "redis://nowhere:1/2")
+    with postgres_server(tmp_path) as server, redis_server(tmp_path, 3) as broker:
+        assert (server.host, broker) == ("nowhere", "redis://nowhere:1/5")
+    assert not list(tmp_path.iterdir())

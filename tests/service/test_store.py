@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
+from databases import both_databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -117,6 +118,7 @@ class TestRuns:
         assert store.begin_run(KEY).totals == totals
 
 
+@both_databases
 class TestTrials:
     def test_a_candidate_is_stored_once(self, store: Store) -> None:
         run = store.begin_run(KEY)
@@ -169,6 +171,7 @@ class TestTrials:
         assert results.best_trials(run.id) == {UP: trial(0).measurement.median_us}
 
 
+@both_databases
 class TestWinners:
     def test_what_runs_without_us_comes_back(self, store: Store) -> None:
         other = Incumbent(Config({}), Status.OK, 8.0, backend="deep_gemm")
@@ -294,6 +297,7 @@ class TestWinners:
         assert medians(store, engine="vllm") == []
 
 
+@both_databases
 def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
     run = store.begin_run(KEY)
     with store._read() as reader:
@@ -303,6 +307,7 @@ def test_a_reader_does_not_stop_a_writer(store: Store) -> None:
     assert store.trials(run) == [trial(0)]
 
 
+@both_databases
 def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
     run = store.begin_run(KEY)
     with store._writer.begin() as connection:
@@ -313,6 +318,7 @@ def test_a_failing_database_is_one_line_of_ours(store: Store) -> None:
         assert "\n" not in str(caught.value)
 
 
+@both_databases
 def test_an_unknown_run_is_refused(store: Store) -> None:
     run = store.begin_run(KEY)
     with pytest.raises(UnusableStore, match="(?i)foreign key"):
@@ -372,6 +378,7 @@ keys = st.builds(
 )
 
 
+@both_databases
 def test_everything_comes_back_as_it_was_given(store: Store) -> None:
     fresh = itertools.count()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from databases import both_databases
 from servers import Postgres
 from sqlalchemy import make_url, text
 from store_writer import PROBLEM
@@ -110,6 +111,7 @@ class TestLimits:
         ):
             connection.execute(text("SELECT pg_sleep(60)"))
 
+    @both_databases
     def test_a_pool_without_a_free_connection_is_given_up(self, store_url: str) -> None:
         with (
             JobStore.open(store_url, IMPATIENT) as jobs,
@@ -131,8 +133,8 @@ class TestLimits:
             for name in ("statement_timeout", "lock_timeout"):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
 
-    def test_a_migration_takes_its_time(self, postgres_url: str) -> None:
-        with superuser(postgres_url) as server:
+    def test_a_migration_takes_its_time(self, empty_postgres_url: str) -> None:
+        with superuser(empty_postgres_url) as server:
             server.execute(
                 "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql AS "
                 "$$ BEGIN PERFORM pg_sleep(0.5); END $$"
@@ -142,7 +144,7 @@ class TestLimits:
                 "EXECUTE FUNCTION slow()"
             )
             short = Limits(statement_s=0.2, lock_s=0.2)
-            with Store.open(postgres_url, short) as store, store._read() as connection:
+            with Store.open(empty_postgres_url, short) as store, store._read() as connection:
                 version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
                 assert connection.execute(version).scalar_one() == HEAD
 

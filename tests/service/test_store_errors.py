@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from databases import both_databases
 from servers import Postgres
 from sqlalchemy import make_url, text
 
@@ -98,6 +99,7 @@ def test_sqlite_s_lock_that_is_not_free_in_time_is_a_store_that_does_not_answer(
             run(second, "SELECT 1")
 
 
+@both_databases
 def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url: str) -> None:
     with Store.open(store_url) as store:
         postgres = store._engine.dialect.name == "postgresql"

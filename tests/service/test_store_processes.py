@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
+from databases import both_databases
 from sqlalchemy import text
 from store_writer import BATCH, KEY, number_of
+from tiers import only
 
 from tuner.store import Store
 from tuner.store.connect import connect
@@ -48,20 +51,24 @@ def stored(url: str) -> list[int]:
         return [number_of(trial) for trial in store.trials(store.begin_run(KEY))]
 
 
-def test_processes_make_and_write_one_store_at_once(store_url: str) -> None:
+@both_databases
+def test_processes_make_and_write_one_store_at_once(empty_store_url: str) -> None:
     batches = 20
-    writers = [start(store_url, batches) for _ in range(3)]
+    writers = [start(empty_store_url, batches) for _ in range(3)]
     go(*writers)
     for writer in writers:
         finish(writer, batches)
-    assert sorted(stored(store_url)) == list(range(batches * BATCH))
+    assert sorted(stored(empty_store_url)) == list(range(batches * BATCH))
 
 
-@pytest.mark.parametrize("acknowledged", [0, 1, 17])
+@pytest.mark.parametrize(
+    ("database", "acknowledged"),
+    only([("sqlite", 0), ("postgresql", 17)], product(["sqlite", "postgresql"], [0, 1, 17])),
+)
 def test_a_killed_writer_loses_nothing_it_was_told_was_stored(
-    store_url: str, acknowledged: int
+    empty_store_url: str, acknowledged: int
 ) -> None:
-    with start(store_url, batches=10**6) as writer:
+    with start(empty_store_url, batches=10**6) as writer:
         go(writer)
         assert writer.stdout
         for number in range(acknowledged):
@@ -69,17 +76,17 @@ def test_a_killed_writer_loses_nothing_it_was_told_was_stored(
         writer.kill()  # while it stores the next batch, or opens the store
     assert writer.returncode == -signal.SIGKILL
 
-    killed = Counter(number // BATCH for number in stored(store_url))
+    killed = Counter(number // BATCH for number in stored(empty_store_url))
     assert set(killed) >= set(range(acknowledged))
     assert set(killed.values()) <= {BATCH}  # whole batches only
 
     batches = len(killed) + 2
-    resumed = start(store_url, batches)
+    resumed = start(empty_store_url, batches)
     go(resumed)
     finish(resumed, batches)
-    assert sorted(stored(store_url)) == list(range(batches * BATCH))  # each trial once
-    if store_url.startswith("sqlite"):
-        engine = connect(store_url)
+    assert sorted(stored(empty_store_url)) == list(range(batches * BATCH))  # each trial once
+    if empty_store_url.startswith("sqlite"):
+        engine = connect(empty_store_url)
         with engine.connect() as connection:
             assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"
         engine.dispose()

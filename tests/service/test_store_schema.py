@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from databases import both_databases
 from sqlalchemy import MetaData, inspect, make_url, select, text
 from store_writer import KEY
 
@@ -52,9 +53,10 @@ def refusal(url: str) -> str:
     return str(caught.value)
 
 
-def test_migrations_make_what_the_code_uses(store_url: str) -> None:
-    Store.open(store_url).close()
-    engine = connect(store_url)
+@both_databases
+def test_migrations_make_what_the_code_uses(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    engine = connect(empty_store_url)
     with engine.connect() as connection:
         options = {"version_table": VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
@@ -65,14 +67,15 @@ def test_migrations_make_what_the_code_uses(store_url: str) -> None:
     assert names == {*metadata.tables, VERSION_TABLE}
 
 
-def test_a_difference_between_migrations_and_code_is_seen(store_url: str) -> None:
-    Store.open(store_url).close()
+@both_databases
+def test_a_difference_between_migrations_and_code_is_seen(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
     execute(
-        store_url,
+        empty_store_url,
         "ALTER TABLE trials ADD COLUMN notes TEXT",
         "DROP INDEX ix_environments_device_engine",
     )
-    engine = connect(store_url)
+    engine = connect(empty_store_url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         kinds = {difference[0] for difference in compare_metadata(context, metadata)}
@@ -84,8 +87,10 @@ def test_the_code_knows_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == HEAD
 
 
-def test_a_store_of_0011_is_brought_up_to_date(store_url: str) -> None:
-    engine, config, then = connect(store_url), alembic_config(), datetime(2026, 1, 1, tzinfo=UTC)
+@both_databases
+def test_a_store_of_0011_is_brought_up_to_date(empty_store_url: str) -> None:
+    engine, config = connect(empty_store_url), alembic_config()
+    then = datetime(2026, 1, 1, tzinfo=timezone.utc)
     with writer(engine).begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0011")
@@ -116,8 +121,8 @@ def test_a_store_of_0011_is_brought_up_to_date(store_url: str) -> None:
         }.items():
             connection.execute(old.tables[name].insert(), rows)
     engine.dispose()
-    Store.open(store_url).close()
-    engine = connect(store_url)
+    Store.open(empty_store_url).close()
+    engine = connect(empty_store_url)
     with engine.connect() as connection:
         told = select(winners.c.over, winners.c.over_us, winners.c.without_us)
         found = connection.execute(told.order_by(winners.c.batch_size)).all()
@@ -132,92 +137,101 @@ def test_a_store_of_0011_is_brought_up_to_date(store_url: str) -> None:
     assert backends == ["triton"]
 
 
-def test_opening_again_changes_nothing(store_url: str) -> None:
-    with Store.open(store_url) as store:
+@both_databases
+def test_opening_again_changes_nothing(empty_store_url: str) -> None:
+    with Store.open(empty_store_url) as store:
         store.begin_run(KEY)
-    before = snapshot(store_url)
-    Store.open(store_url).close()
-    assert snapshot(store_url) == before
+    before = snapshot(empty_store_url)
+    Store.open(empty_store_url).close()
+    assert snapshot(empty_store_url) == before
 
 
-def test_a_newer_schema_is_refused_and_left_alone(store_url: str) -> None:
-    Store.open(store_url).close()
-    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
-    before = snapshot(store_url)
-    said = refusal(store_url)
+@both_databases
+def test_a_newer_schema_is_refused_and_left_alone(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608
+    before = snapshot(empty_store_url)
+    said = refusal(empty_store_url)
     assert said == (
         f"the store was upgraded to schema 9999 and this program knows {HEAD}: "
         "upgrade and restart it"
     )
-    assert snapshot(store_url) == before
+    assert snapshot(empty_store_url) == before
 
 
-def test_an_open_program_sees_that_the_schema_is_another_one(store_url: str) -> None:
-    with Store.open(store_url) as store:
+@both_databases
+def test_an_open_program_sees_that_the_schema_is_another_one(empty_store_url: str) -> None:
+    with Store.open(empty_store_url) as store:
         store.check_schema()
         for version, kind, said in [
             ("9999", NewerSchema, f"to schema 9999 and this program knows {HEAD}: upgrade"),
             ("0005", WrongSchema, "has schema 0005 of an early development version"),
         ]:
-            execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
+            execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '{version}'")  # noqa: S608
             with pytest.raises(WrongSchema, match=said) as caught:
                 store.check_schema()
             assert type(caught.value) is kind
-        execute(store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
+        execute(empty_store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
         with pytest.raises(WrongSchema, match="schema is gone"):
             store.check_schema()
 
 
-def test_an_early_development_version_s_store_is_refused_and_left_alone(store_url: str) -> None:
-    Store.open(store_url).close()
-    execute(store_url, f"UPDATE {VERSION_TABLE} SET version_num = '0005'")  # noqa: S608
-    before = snapshot(store_url)
-    assert refusal(store_url) == (
+@both_databases
+def test_an_early_development_version_s_store_is_refused_and_left_alone(
+    empty_store_url: str,
+) -> None:
+    Store.open(empty_store_url).close()
+    execute(empty_store_url, f"UPDATE {VERSION_TABLE} SET version_num = '0005'")  # noqa: S608
+    before = snapshot(empty_store_url)
+    assert refusal(empty_store_url) == (
         "the store has schema 0005 of an early development version, and this program needs "
         f"{HEAD}: export with that version what is worth keeping, and name a new store"
     )
-    assert snapshot(store_url) == before
+    assert snapshot(empty_store_url) == before
 
 
 def test_a_version_that_was_set_back_is_named(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
+    empty_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a program of the next schema sees this one's store."""
-    with Store.open(store_url) as store:
+    with Store.open(empty_store_url) as store:
         monkeypatch.setattr(schema, "HEAD", "9000")
         with pytest.raises(WrongSchema, match=f"set back to schema {HEAD} and this .* 9000: rest"):
             store.check_schema()
 
 
-def test_a_store_that_holds_more_than_its_version_says_is_refused(store_url: str) -> None:
-    Store.open(store_url).close()
-    execute(store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
-    before = snapshot(store_url)
-    said = refusal(store_url)
+def test_a_store_that_holds_more_than_its_version_says_is_refused(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    execute(empty_store_url, f"DELETE FROM {VERSION_TABLE}")  # noqa: S608
+    before = snapshot(empty_store_url)
+    said = refusal(empty_store_url)
     assert "does not say which schema it has, but it holds more (" in said
     assert "restore a backup" in said
-    assert snapshot(store_url) == before
+    assert snapshot(empty_store_url) == before
 
 
-def test_a_migration_that_fails_leaves_nothing(store_url: str) -> None:
-    execute(store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
-    assert "trials" in refusal(store_url)
-    assert snapshot(store_url) == {"trials": []}
+@both_databases
+def test_a_migration_that_fails_leaves_nothing(empty_store_url: str) -> None:
+    execute(empty_store_url, "CREATE TABLE trials (number INTEGER)")  # as Optuna's own storage has
+    assert "trials" in refusal(empty_store_url)
+    assert snapshot(empty_store_url) == {"trials": []}
 
 
-def test_other_programs_migrations_are_left_alone(store_url: str) -> None:
+@both_databases
+def test_other_programs_migrations_are_left_alone(empty_store_url: str) -> None:
     execute(
-        store_url,
+        empty_store_url,
         "CREATE TABLE alembic_version (version_num VARCHAR(32))",
         "INSERT INTO alembic_version VALUES ('theirs')",
     )
-    Store.open(store_url).close()
-    assert snapshot(store_url)["alembic_version"] == [("theirs",)]
+    Store.open(empty_store_url).close()
+    assert snapshot(empty_store_url)["alembic_version"] == [("theirs",)]
 
 
-def test_a_store_that_may_only_be_read_is_refused(store_url: str) -> None:
-    Store.open(store_url).close()
-    url = make_url(store_url)
+@both_databases
+def test_a_store_that_may_only_be_read_is_refused(empty_store_url: str) -> None:
+    Store.open(empty_store_url).close()
+    url = make_url(empty_store_url)
     if url.get_backend_name() == "sqlite":
         url = url.set(database=f"file:{url.database}").update_query_dict({"mode": "ro", "uri": "1"})
     else:

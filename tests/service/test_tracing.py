@@ -12,28 +12,24 @@ from pathlib import Path
 
 import pytest
 from api_server import JOB, Server, serving
-from cases import FP8, FP8_RECORDING, RECORDINGS
+from cases import FP8, RECORDINGS
 from sqlalchemy import select
 from trace_collector import Collector, Span, trace_collector
-from worker_processes import celery_worker, replay, wait_for
+from worker_processes import REPLAY, celery_worker, replay, wait_for
 
 from api.settings import ApiSettings
 from tuner.jobs.job import JobFilter, JobState
 from tuner.store import JobStore, Leases
 from tuner.store.job_tables import jobs as table
+from tuner.store.workers import WorkerStore
+from workers.registration import Registration, describe
 from workers.settings import Settings
 from workers.tracing import checked_traceparent
+from workers.worker import Worker
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
-REPLAY = {
-    "model": FP8.spec(),
-    "device": "H200",
-    "measure": f"replay:{FP8_RECORDING.name}",
-    "batch_sizes": [2, 16],
-    "effort": "quick",
-}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +152,8 @@ def test_a_request_its_job_and_its_trials_are_one_trace(
             server.call("GET", f"{answer.headers['location']}/events")  # until the job has ended
             attempt = wait_for(lambda: collector.named("attempt"))[0]
             request = wait_for(lambda: collector.named("POST /v1/jobs"))[0]
-        check_trace(collector, request, attempt, answer.json["id"])
+            check_trace(collector, request, attempt, answer.json["id"])
+            check_failure(collector, postgres_url)
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         posted = [line for line in lines if line["message"] == "POST /v1/jobs 202"]
         assert [line["trace_id"] for line in posted] == [TRACE_ID]
@@ -194,28 +191,46 @@ def check_trace(collector: Collector, request: Span, attempt: Span, job_id: str)
     assert times == sorted(times)
 
 
-def test_a_job_that_fails_is_an_error_in_its_trace(
-    postgres_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    with trace_collector() as collector, Leases.open(postgres_url) as leases:
-        request = replay(recording=tmp_path / "none.csv.gz")
-        JobStore.sharing(leases).submit(request, trace=TRACEPARENT)
-        more = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **more):
-            attempt = wait_for(lambda: collector.named("attempt"))[0]
-        (run,) = collector.named("run")
-        assert attempt.attributes["tuner.outcome"] == "failed"
-        assert attempt.error and "none.csv.gz" in attempt.error
-        assert run.error and "none.csv.gz" in run.error
-        assert (attempt.trace_id, run.parent_id) == (TRACE_ID, attempt.span_id)
+def check_failure(collector: Collector, database_url: str) -> None:
+    """A job that fails is an error in its own trace."""
+    other = TRACE_ID[::-1]
+    lacking = replay(recording=RECORDINGS / "none.csv.gz")
+    with JobStore.open(database_url) as jobs:
+        jobs.submit(lacking, trace=TRACEPARENT.replace(TRACE_ID, other))
+
+    def new(name: str) -> list[Span]:
+        return [one for one in collector.named(name) if one.trace_id == other]
+
+    (attempt,) = wait_for(lambda: new("attempt"))
+    (run,) = new("run")
+    assert attempt.attributes["tuner.outcome"] == "failed"
+    assert attempt.error and "none.csv.gz" in attempt.error
+    assert run.error and "none.csv.gz" in run.error
+    assert run.parent_id == attempt.span_id
 
 
+NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+
+
+def test_a_child_whose_collector_is_away_does_its_jobs(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tuner.db'}"
+    with Leases.open(url) as leases:
+        jobs, workers = JobStore.sharing(leases), WorkerStore.sharing(leases)
+        registration = Registration(workers, describe(None, None, "test"))
+        registration.beat()
+        posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
+        worker = Worker(leases, registration, {**os.environ, **NOBODY, "TUNER_DATABASE_URL": url})
+        assert worker.drain() == 2
+        worker.stop()
+        assert {jobs.get(one).state for one in posted} == {JobState.DONE}
+
+
+@pytest.mark.slow
 def test_a_collector_that_is_away_delays_no_job_for_long(
     postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     with Leases.open(postgres_url) as leases:
         jobs = JobStore.sharing(leases)
         posted = [jobs.submit(replay(seed), trace=TRACEPARENT).job.id for seed in range(2)]
-        more = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-        with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **more):
+        with celery_worker(postgres_url, redis_url, tmp_path / "worker.log", **NOBODY):
             wait_for(lambda: all(jobs.get(one).state is JobState.DONE for one in posted))

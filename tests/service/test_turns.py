@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from clocks import Clock
+from databases import both_databases
 from store_writer import KEY, PROBLEM
 
 from tuner.errors import IdempotencyConflict
@@ -34,6 +35,7 @@ def served(jobs: JobStore, leases: Leases) -> str:
     return "".join(jobs.get(lease.job_id).client for lease in taken if lease)
 
 
+@both_databases
 class TestTurns:
     def test_a_client_with_many_jobs_delays_another_by_one(
         self, jobs: JobStore, leases: Leases
@@ -112,6 +114,7 @@ class TestTurns:
         assert leases.claim(ANY, "worker") is not None
 
 
+@both_databases
 class TestSharedJobs:
     def test_the_others_job_goes_on(self, jobs: JobStore) -> None:
         first = jobs.submit(REQUEST, client="a").job
@@ -174,6 +177,7 @@ class TestBatches:
         assert (waiting.kind, waiting.data) == ("waiting", {"reason": "no worker"})
         assert len(jobs.events(urgent.job.id)) == 1
 
+    @both_databases
     def test_sent_again_it_has_the_same_answers(
         self, jobs: JobStore, leases: Leases, clock: Clock
     ) -> None:

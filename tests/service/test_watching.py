@@ -78,28 +78,26 @@ def test_watches_are_added_listed_and_removed(tuner: Tuner, store: Store) -> Non
     assert len(NightStore.sharing(store).watches()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("watches", "add", "deepseek-r11", "--device", "L40S"), "did you mean 'deepseek-r1'"),
-        (("watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
-        ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
-        (("watches", "remove", "77"), "there is no watch 77"),
-        (("watches", "--json", "remove", "77"), "write options behind `remove`"),
-        (("watches", "--server", "http://x", "remove", "7"), "write options behind `remove`"),
-        (("coverage", "--device", "L40X"), "did you mean 'L40'"),
-        (("nightly", "--last"), "there was no night yet"),
-        (("nightly", "--last", "--list"), "leave the other options out"),
-        (("nightly", "--list", "--force"), "leave the other options out"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tuner: Tuner, store: Store, arguments: tuple[str, ...], reason: str
-) -> None:
-    refused = tuner(*arguments)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert reason in refused.stderr and refused.stderr.count("\n") == 1
-    assert NightStore.sharing(store).watches() == []
+MISTAKES: list[tuple[tuple[str, ...], str]] = [
+    (("watches", "add", "deepseek-r11", "--device", "L40S"), "did you mean 'deepseek-r1'"),
+    (("watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
+    (("watches", "remove", "77"), "there is no watch 77"),
+    (("watches", "--json", "remove", "77"), "write options behind `remove`"),
+    (("watches", "--server", "http://x", "remove", "7"), "write options behind `remove`"),
+    (("coverage", "--device", "L40X"), "did you mean 'L40'"),
+    (("nightly", "--last"), "there was no night yet"),
+    (("nightly", "--last", "--list"), "leave the other options out"),
+    (("nightly", "--list", "--force"), "leave the other options out"),
+]
+
+
+def test_bad_input_is_one_line(tuner: Tuner, store: Store) -> None:
+    for arguments, reason in MISTAKES:
+        refused = tuner(*arguments)
+        assert (refused.exit_code, refused.stdout) == (2, ""), arguments
+        assert reason in refused.stderr and refused.stderr.count("\n") == 1, arguments
+        assert NightStore.sharing(store).watches() == [], arguments
 
 
 def test_coverage_is_what_is_stored_and_what_is_watched(tuner: Tuner, store: Store) -> None:
@@ -142,8 +140,11 @@ def test_pages_of_coverage_are_put_together(tuner: Tuner, store: Store) -> None:
     versions = [row["environment"]["engine_version"] for row in rows]
     assert versions == [f"9.9.{number}" for number in range(105)]
     assert [row["standing"] for row in rows] == ["stale"] * 104 + ["tuned"]
-    for tp in range(105):
-        tuner(*ADD, "--tp", str(tp + 1), "--measure", "predict")
+    tuner(*ADD, "--measure", "predict")
+    nights = NightStore.sharing(store)
+    (added,) = nights.watches()
+    for tp in range(2, 106):
+        nights.add_watch({**added.watch, "tp": [tp]}, f"{tp}", added.client)
     assert len(json.loads(tuner("coverage", "--watched", "--json").stdout)) == 105
 
 

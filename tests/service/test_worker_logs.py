@@ -22,6 +22,8 @@ from worker_processes import replay, wait_for
 from tuner.jobs.job import JobState
 from tuner.store import JobStore
 from workers.broker import BrokerErrors
+from workers.embedded import EmbeddedWorker
+from workers.fleet import celery_command
 from workers.outages import Outage
 from workers.queue import Announcer
 from workers.settings import Settings
@@ -76,6 +78,7 @@ def said(lines: Lines, *words: str) -> list[dict[str, Any]]:
     return [line for line in lines() if all(word in line["message"] for word in words)]
 
 
+@pytest.mark.slow  # test_workers.py has an outage of Redis, and the test below one of the store
 def test_outages_are_two_lines_and_every_line_is_json(
     postgres_alone: Postgres, redis_alone: Redis, tmp_path: Path
 ) -> None:
@@ -115,6 +118,33 @@ def test_outages_are_two_lines_and_every_line_is_json(
     for lines in (worker_lines, beat_lines):
         assert len(said(lines, "the store", "answer")) <= 2
         assert len(said(lines, "the broker", "answer")) == 2
+
+
+def test_a_worker_outlives_its_store_and_says_so_twice(
+    postgres_alone: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = postgres_alone.url.render_as_string(hide_password=False)
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.setattr("workers.service.EVERY_S", 0.1)
+    caplog.set_level(logging.INFO, "tuner.outages")
+
+    def store_said() -> list[str]:
+        said = (record.getMessage() for record in caplog.records)
+        return [one.partition(" after ")[0].partition(":")[0] for one in said if "the store" in one]
+
+    embedded = EmbeddedWorker(Settings(url), gpus=())
+    embedded.start()
+    try:
+        postgres_alone.stop()
+        wait_for(lambda: store_said() == ["the store does not answer"])
+        postgres_alone.start()
+        wait_for(lambda: store_said()[1:] == ["the store answers again"])
+        with JobStore.open(url) as jobs:
+            job = jobs.submit(replay()).job
+            wait_for(lambda: jobs.get(job.id).state is JobState.DONE)
+    finally:
+        embedded.stop()
+    assert len(store_said()) == 2
 
 
 def test_an_outage_has_one_begin_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,11 +187,10 @@ def test_only_celery_s_errors_about_the_broker_are_taken_for_an_outage() -> None
 
 
 def test_two_fleets_on_one_host_have_other_names() -> None:
-    code = "from workers.fleet import celery_command as c; x = c(0, None, None)"
-    code += "; print(x[x.index('--hostname') + 1])"
-    names = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    first, second = (name.stdout.strip() for name in names)
+    def name_of(command: list[str]) -> str:
+        return command[command.index("--hostname") + 1]
+
+    code = "import json, workers.fleet as f; print(json.dumps(f.celery_command(0, None, None)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = name_of(json.loads(run.stdout)), name_of(celery_command(0, None, None))
     assert first != second and first.startswith("cpu-") and first.endswith("@%h")

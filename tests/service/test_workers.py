@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
 from cases import RECORDINGS
-from servers import started_redis
-from sqlalchemy import select, update
+from servers import postgres_database, started_redis
+from sqlalchemy import URL, select, update
 from tls_proxy import tls_proxy
 from worker_processes import (
     RECORDING,
@@ -31,6 +32,7 @@ from worker_processes import (
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.selection import MoeSelection
 from tuner.jobs.job import LEASE, Job, JobRequest, JobState
+from tuner.jobs.limits import Limits
 from tuner.store import JobStore, Leases
 from tuner.store.database import utc_now
 from tuner.store.job_tables import idempotency_keys
@@ -40,7 +42,7 @@ from workers.child import Runner
 from workers.embedded import EmbeddedWorker
 from workers.queue import Announcer
 from workers.registration import Registration, describe
-from workers.settings import Settings
+from workers.settings import Settings, read_settings
 from workers.worker import BACKOFF_S, Worker
 
 PASSWORD = "s3cret/@:"  # noqa: S105 (of a server that lives for one test)
@@ -112,8 +114,47 @@ def opened(stuck: JobRequest) -> int | None:
         return None
 
 
-def test_posted_jobs_are_done_and_published(board: Board, tmp_path: Path) -> None:
-    with worker(board, tmp_path) as process:
+@dataclass
+class AtWork:
+    """A worker, and whoever posts jobs for it."""
+
+    board: Board
+    process: Popen[bytes]
+    log: Path
+    unannounced: str  # posted before the worker began, by somebody who was killed before a message
+
+
+@pytest.fixture(scope="class")
+def at_work(postgres: URL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtWork]:
+    """A worker whose Redis is behind a password and TLS; the jobs of a class share it."""
+    folder = tmp_path_factory.mktemp("one-worker")
+    with (
+        postgres_database(postgres) as database_url,
+        started_redis(PASSWORD) as redis,
+        tls_proxy(redis.port, folder) as proxy,
+    ):
+        url = redis.url.replace("redis:", "rediss:").replace(str(redis.port), str(proxy.port))
+        (folder / "broker-url").write_text(f"{url}\n")
+        board = Board(database_url, url, proxy.certificate)
+        unannounced = board.jobs.submit(replay(100)).job.id
+        more = {
+            "TUNER_BROKER_URL": "",
+            "TUNER_BROKER_URL_FILE": str(folder / "broker-url"),
+            "TUNER_BROKER_CA": str(proxy.certificate),
+        }
+        with worker(board, folder, **more) as process:
+            yield AtWork(board, process, folder / "worker.log", unannounced)
+        board.jobs.close()
+
+
+class TestOneWorker:
+    """What one worker does, one job after another."""
+
+    def test_a_job_without_a_message_is_done_all_the_same(self, at_work: AtWork) -> None:
+        assert at_work.board.finished(at_work.unannounced).state is JobState.DONE
+
+    def test_posted_jobs_are_done_and_published(self, at_work: AtWork) -> None:
+        board = at_work.board
         posted = [board.post(replay(seed)) for seed in range(3)]
         done = [board.finished(job_id) for job_id in posted]
         assert [job.state for job in done] == [JobState.DONE] * 3
@@ -123,41 +164,38 @@ def test_posted_jobs_are_done_and_published(board: Board, tmp_path: Path) -> Non
             assert kinds[:3] == ["submitted", "leased", "running"]
             assert kinds[3:-1] == ["planned", *["trials"] * (len(kinds) - 5)]
             assert kinds[-1] == "done"
-        log = (tmp_path / "worker.log").read_text()
-        assert "Task tuner.wake" in log  # it was Redis that woke it
-        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        wait_for(lambda: "Task tuner.wake" in at_work.log.read_text())  # it was Redis that woke it
+        loaded = Path(f"/proc/{at_work.process.pid}/maps").read_text()
         assert "libtorch" not in loaded
         assert "libtriton" not in loaded
 
+    def test_work_that_cannot_be_done_fails_with_its_reason(self, at_work: AtWork) -> None:
+        lacking = replay(recording=RECORDINGS / "none.csv.gz")
+        failed = at_work.board.finished(at_work.board.post(lacking))
+        assert (failed.state, failed.attempts) == (JobState.FAILED, 1)
+        assert "none.csv.gz" in failed.error
 
-def test_work_that_cannot_be_done_fails_with_its_reason(board: Board, tmp_path: Path) -> None:
-    lacking = replay(recording=RECORDINGS / "none.csv.gz")
-    with worker(board, tmp_path):
-        failed = board.finished(board.post(lacking))
-    assert (failed.state, failed.attempts) == (JobState.FAILED, 1)
-    assert "none.csv.gz" in failed.error
-
-
-def test_a_running_job_is_cancelled_and_its_processes_end(
-    board: Board, stuck: JobRequest, tmp_path: Path
-) -> None:
-    with worker(board, tmp_path) as process:
+    def test_a_running_job_is_cancelled_and_its_processes_end(
+        self, at_work: AtWork, stuck: JobRequest
+    ) -> None:
+        board = at_work.board
         job_id = board.post(stuck)
-        board.held(job_id)
-        child = wait_for(lambda: tuning_child(process.pid))
+        end = wait_for(lambda: opened(stuck))  # its child is at work
+        child = wait_for(lambda: tuning_child(at_work.process.pid))
         board.jobs.cancel(job_id)
         assert board.finished(job_id).state is JobState.CANCELLED
         assert not running(child)
-        assert board.finished(board.post(replay())).state is JobState.DONE  # it goes on
+        os.close(end)
+        assert board.finished(board.post(replay(101))).state is JobState.DONE  # it goes on
 
-
-def test_a_killed_child_costs_one_attempt(board: Board, stuck: JobRequest, tmp_path: Path) -> None:
-    with worker(board, tmp_path) as process:
+    def test_a_killed_child_costs_one_attempt(self, at_work: AtWork, stuck: JobRequest) -> None:
+        board = at_work.board
         job_id = board.post(stuck)
         end = wait_for(lambda: opened(stuck))  # until then, it is the worker's fault
-        os.kill(wait_for(lambda: tuning_child(process.pid)), signal.SIGKILL)
+        os.kill(wait_for(lambda: tuning_child(at_work.process.pid)), signal.SIGKILL)
         wait_for(lambda: "requeued" in board.kinds(job_id))
         assert "SIGKILL" in board.jobs.get(job_id).error
+        # After `RETRY_DELAY`, and the worker's own pause beside it: both are two seconds.
         again = wait_for(lambda: job if (job := board.held(job_id)).attempts == 2 else None)
         assert again.state is JobState.LEASED
         os.close(end)
@@ -180,9 +218,8 @@ def test_a_child_that_was_killed_between_two_jobs_costs_none_an_attempt(tmp_path
         assert (jobs.get(second).state, jobs.get(second).attempts) == (JobState.DONE, 1)
 
 
-def test_a_killed_worker_s_job_is_done_by_another(
-    board: Board, stuck: JobRequest, tmp_path: Path
-) -> None:
+def killed_at_work(board: Board, stuck: JobRequest, tmp_path: Path) -> Job:
+    """A job, as it was held by a worker that was killed. No process of the worker is left."""
     with worker(board, tmp_path) as killed:
         job_id = board.post(stuck)
         first = board.held(job_id)
@@ -190,10 +227,35 @@ def test_a_killed_worker_s_job_is_done_by_another(
         killed.kill()
         killed.wait()
         wait_for(lambda: not any(map(running, below)))  # the child does not outlive its parent
+    return first
+
+
+def test_a_killed_worker_s_job_is_done_by_another(
+    board: Board, stuck: JobRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = killed_at_work(board, stuck, tmp_path)
+    # The other one looks more often, and waits less long for a renewal.
+    monkeypatch.setattr("workers.service.EVERY_S", 0.1)
+    monkeypatch.setenv("TUNER_DATABASE_URL", board.settings.database_url)
+    another = EmbeddedWorker(replace(board.settings, limits=Limits(lease_s=1.0)), gpus=())
+    another.start()
+    try:
+        again = wait_for(lambda: job if (job := board.held(first.id)).attempts > 1 else None)
+        assert again.owner != first.owner
+    finally:
+        another.stop()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_s_job_is_done_by_another_when_its_lease_has_run_out(
+    board: Board, stuck: JobRequest, tmp_path: Path
+) -> None:
+    """As above, in the time that it takes a service: `LEASE` is 45 seconds."""
+    first = killed_at_work(board, stuck, tmp_path)
     with worker(board, tmp_path):
         limit_s = 2 * LEASE.total_seconds() + 60  # nobody watched the job before this worker
         again = wait_for(
-            lambda: job if (job := board.held(job_id)).attempts == 2 else None, limit_s
+            lambda: job if (job := board.held(first.id)).attempts == 2 else None, limit_s
         )
         assert again.owner != first.owner
 
@@ -211,51 +273,26 @@ def test_a_stopped_worker_gives_its_job_back(
     assert not descendants(process.pid)
 
 
-def test_a_job_without_a_message_is_done_all_the_same(board: Board, tmp_path: Path) -> None:
-    job_id = board.jobs.submit(replay()).job.id  # whoever should have announced it was killed
-    with worker(board, tmp_path):
-        assert board.finished(job_id).state is JobState.DONE
-
-
-def test_workers_outlive_redis(postgres_url: str, tmp_path: Path) -> None:
-    with started_redis() as redis:
-        board = Board(postgres_url, redis.url)
-        with worker(board, tmp_path):
-            assert board.finished(board.post(replay(0))).state is JobState.DONE
-            redis.stop()
-            assert board.finished(board.post(replay(1))).state is JobState.DONE
-            redis.start()
-            assert board.finished(board.post(replay(2))).state is JobState.DONE
-        board.jobs.close()
-
-
-def test_a_worker_that_starts_while_redis_is_away_works_and_stops(
-    postgres_url: str, tmp_path: Path
-) -> None:
+def test_workers_start_work_and_stop_without_redis(postgres_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
     with started_redis() as redis:
         board = Board(postgres_url, redis.url)
         redis.stop()
         with worker(board, tmp_path) as process:
-            assert board.finished(board.post(replay())).state is JobState.DONE
+            assert board.finished(board.post(replay(0))).state is JobState.DONE
+            redis.start()
+            assert board.finished(board.post(replay(1))).state is JobState.DONE
+            redis.stop()
+            # No message wakes it: it looks every five seconds.
+            assert board.finished(board.post(replay(2))).state is JobState.DONE
+            wait_for(lambda: log.read_text().count("the broker does not answer") == 2)
             process.terminate()
             process.wait(timeout=60)
         board.jobs.close()
-
-
-def test_redis_behind_a_password_and_tls(postgres_url: str, tmp_path: Path) -> None:
-    with started_redis(PASSWORD) as redis, tls_proxy(redis.port, tmp_path) as proxy:
-        url = redis.url.replace("redis:", "rediss:").replace(str(redis.port), str(proxy.port))
-        (tmp_path / "broker-url").write_text(f"{url}\n")
-        board = Board(postgres_url, url, proxy.certificate)
-        more = {
-            "TUNER_BROKER_URL": "",
-            "TUNER_BROKER_URL_FILE": str(tmp_path / "broker-url"),
-            "TUNER_BROKER_CA": str(proxy.certificate),
-        }
-        with worker(board, tmp_path, **more):
-            assert board.finished(board.post(replay())).state is JobState.DONE
-            wait_for(lambda: "Task tuner.wake" in (tmp_path / "worker.log").read_text())
-        board.jobs.close()
+    lines = log.read_text().splitlines()
+    said = [json.loads(one)["message"] for one in lines if one[:1] == "{"]  # not Celery's banner
+    outages = [one for one in said if one.startswith("the broker ")]
+    assert ["again" in one for one in outages] == [False, True, False]
 
 
 @pytest.fixture
@@ -274,17 +311,6 @@ def fleet(board: Board) -> Iterator[Popen[bytes]]:
 
 def members(fleet: Popen[bytes]) -> list[int]:
     return [pid for pid, line in descendants(fleet.pid).items() if "workers.app" in line]
-
-
-def test_tuner_worker_starts_its_processes_again_and_stops_them(fleet: Popen[bytes]) -> None:
-    first = wait_for(lambda: found if len(found := members(fleet)) == 2 else None)
-    os.kill(first[0], signal.SIGKILL)
-    second = wait_for(
-        lambda: found if len(found := members(fleet)) == 2 and first[0] not in found else None
-    )
-    fleet.terminate()
-    assert fleet.wait(timeout=60) == 0
-    assert not any(map(running, second))
 
 
 def test_no_worker_outlives_tuner_worker(
@@ -354,15 +380,24 @@ def test_a_worker_takes_no_job_whose_engine_it_lacks(tmp_path: Path) -> None:
 
 
 def test_a_child_that_stands_still_is_ended_and_its_job_goes_on(
-    board: Board, tmp_path: Path
+    board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with worker(board, tmp_path, TUNER_NEXT_TRIAL_LIMIT_S="3", TUNER_START_LIMIT_S="60") as process:
-        job_id = board.post(replay())
-        child = wait_for(lambda: tuning_child(process.pid))
+    url = board.settings.database_url
+    monkeypatch.setenv("TUNER_DATABASE_URL", url)
+    monkeypatch.setattr("workers.worker.POLL_S", 0.1)
+    # Less than three seconds without a trial may pass in good runs, where the machine is busy.
+    settings = read_settings({"TUNER_DATABASE_URL": url, "TUNER_NEXT_TRIAL_LIMIT_S": "3"})
+    embedded = EmbeddedWorker(settings, gpus=())
+    embedded.start()
+    try:
+        job_id = board.jobs.submit(replay()).job.id
+        child = wait_for(lambda: tuning_child(os.getpid()))
         wait_for(lambda: "trials" in board.kinds(job_id))
         os.kill(child, signal.SIGSTOP)
         wait_for(lambda: not running(child))  # killed: nothing else ends a stopped process
         assert board.finished(job_id).state is JobState.DONE
+    finally:
+        embedded.stop()
     (given_back,) = [one for one in board.jobs.events(job_id) if one.kind == "requeued"]
     assert "stored no further trial in 3 s" in given_back.data["reason"]
     assert board.jobs.get(job_id).attempts == 2

@@ -20,8 +20,14 @@ COMMON = ("--device", "L40S", "--engine", "toyengine")
 PROBLEM = "toy_scale:columns=1024"
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all tests find the toys' kernels that one of them compiled."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path, cache: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     return {
@@ -29,7 +35,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "PYTHONPATH": path,
         "TUNER_ENGINE_PATH": str(HERE / "disk"),
         "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
-        "TUNER_CACHE_DIR": str(tmp_path / "cache"),
+        "TUNER_CACHE_DIR": str(cache),
     }
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from cases import resolve_attention
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
@@ -56,18 +57,19 @@ class TestPresets:
     def test_the_attention_of_every_other_preset_is_known(self):
         assert {model.name for model in presets()} - {model.name for model in KNOWN} == WITHOUT
 
-    @pytest.mark.parametrize("model", KNOWN, ids=lambda m: m.name)
-    def test_every_preset_s_attention_is_sourced_and_divides(self, model):
-        assert model.attention.source
-        for problem in attention_problems(model):
-            assert parse_problem(problem.spec()) == problem
+    def test_every_preset_s_attention_is_sourced_and_divides(self, subtests):
+        for model in KNOWN:
+            with subtests.test(model.name):
+                assert model.attention.source
+                for problem in attention_problems(model):
+                    assert parse_problem(problem.spec()) == problem
 
-    @pytest.mark.parametrize(
-        "folder", [f for f in FOLDERS if f.name not in WITHOUT], ids=lambda p: p.name
-    )
-    def test_every_family_s_config_json_reads_as_its_preset(self, folder):
-        preset = find_preset(folder.name).attention
-        assert read_attention(folder).attention == replace(preset, source="")
+    def test_every_family_s_config_json_reads_as_its_preset(self, subtests):
+        for folder in FOLDERS:
+            if folder.name not in WITHOUT:
+                with subtests.test(folder.name):
+                    preset = find_preset(folder.name).attention
+                    assert read_attention(folder).attention == replace(preset, source="")
 
     def test_an_unknown_shape_is_refused_by_name(self):
         model = replace(find_preset("mixtral-8x7b"), attention=None)
@@ -365,7 +367,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=300)
+@times(3)
 @given(
     st.sampled_from(
         [

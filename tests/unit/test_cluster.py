@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.deploy.cluster import Cluster
@@ -142,7 +143,7 @@ _VALUES = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.integers(0, 60), _VALUES, st.text(max_size=40))
 def test_no_input_gives_a_traceback(line: int, value: object, noise: str) -> None:
     lines = VLLM.splitlines()

@@ -8,7 +8,7 @@ import pytest
 from cases import FP8
 
 from tuner.devices.occupancy import Footprint, blocks_per_sm
-from tuner.devices.table import architecture, devices, find_device
+from tuner.devices.table import Device, architecture, devices, find_device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.sglang.fused_moe.arguments import takes_tma
 from tuner.engines.sglang.fused_moe.shared_experts import shared_expert_fusion
@@ -73,8 +73,13 @@ def test_there_are_at_least_25():
     assert len(devices()) >= 25
 
 
-@pytest.mark.parametrize("device", NVIDIA_CARDS, ids=lambda d: d.name)
-def test_every_figure_is_possible_and_has_its_source(device):
+def test_every_figure_is_possible_and_has_its_source(subtests):
+    for device in NVIDIA_CARDS:
+        with subtests.test(device.name):
+            assert_possible(device)
+
+
+def assert_possible(device: Device) -> None:
     shared, arch = device.architecture, device.target.arch
     limits = (shared.shared_optin_bytes, shared.shared_per_sm_bytes, shared.max_warps_per_sm)
     assert limits == LIMITS[arch]
@@ -94,8 +99,13 @@ def test_every_figure_is_possible_and_has_its_source(device):
         assert device.fp8_tflops == pytest.approx(2 * device.fp16_tflops, rel=0.02)
 
 
-@pytest.mark.parametrize("device", NVIDIA_CARDS, ids=lambda d: d.name)
-def test_every_device_has_a_target_and_capabilities(device):
+def test_every_device_has_a_target_and_capabilities(subtests):
+    for device in NVIDIA_CARDS:
+        with subtests.test(device.name):
+            assert_capable(device)
+
+
+def assert_capable(device: Device) -> None:
     target, shared = device.target, device.architecture
     assert target == cuda_target(*target.capability)
     assert architecture(target) is shared
@@ -114,8 +124,13 @@ def test_every_device_has_a_target_and_capabilities(device):
     assert json["shared_optin_bytes"] == device.shared_optin_bytes
 
 
-@pytest.mark.parametrize("device", AMD_CARDS, ids=lambda d: d.name)
-def test_every_figure_of_an_amd_card_is_possible_and_has_its_source(device):
+def test_every_figure_of_an_amd_card_is_possible_and_has_its_source(subtests):
+    for device in AMD_CARDS:
+        with subtests.test(device.name):
+            assert_possible_of_amd(device)
+
+
+def assert_possible_of_amd(device: Device) -> None:
     shared, target = device.architecture, device.target
     lds, registers, most, step, per_clock, fp8 = AMD[target.name]
     assert shared.shared_optin_bytes == shared.shared_per_sm_bytes == lds
@@ -212,9 +227,8 @@ def test_names_and_aliases_name_one_device_each():
     assert len(seen) > len(devices()) > 10
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_engine_spellings_are_exact(name):
-    assert find_device(name).name == name
+def test_engine_spellings_are_exact():
+    assert [find_device(name).name for name in SHIPPED] == SHIPPED
 
 
 @pytest.mark.parametrize(

@@ -38,24 +38,26 @@ def assert_narrow(text: str) -> None:
         assert len(line) <= 80 or len(line.removesuffix(" \\").split()) == 1, line
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.thread)
-def test_reported_messages_get_their_answer_and_no_other(case):
-    assert sorted(names(case.log)) == sorted(case.found)
-    text = words(case)
-    compact = "".join(text.split())
-    for phrase in case.says:
-        assert "".join(phrase.split()) in compact, text
-    for phrase in case.never:
-        assert phrase not in text, text
+def test_reported_messages_get_their_answer_and_no_other(subtests):
+    for case in CASES:
+        with subtests.test(case.thread):
+            assert sorted(names(case.log)) == sorted(case.found)
+            text = words(case)
+            compact = "".join(text.split())
+            for phrase in case.says:
+                assert "".join(phrase.split()) in compact, text
+            for phrase in case.never:
+                assert phrase not in text, text
 
 
-@pytest.mark.parametrize("case", UNKNOWN, ids=lambda case: case.thread)
-def test_what_is_not_known_is_called_unknown(case):
-    found = diagnose_text(case.log)
-    assert not found.answers
-    assert not found.known
-    assert found.as_json()["unknown"][0]["text"] in " ".join(case.log.split())
-    assert "unknown: no message of the table explains" in found.as_text()
+def test_what_is_not_known_is_called_unknown(subtests):
+    for case in UNKNOWN:
+        with subtests.test(case.thread):
+            found = diagnose_text(case.log)
+            assert not found.answers
+            assert not found.known
+            assert found.as_json()["unknown"][0]["text"] in " ".join(case.log.split())
+            assert "unknown: no message of the table explains" in found.as_text()
 
 
 def test_there_are_enough_cases():
@@ -79,11 +81,12 @@ def test_the_table_has_many_messages_and_each_row_its_source():
             assert form.origins and all(origin.source for origin in form.origins), form.text
 
 
-@pytest.mark.parametrize("message", TABLE.messages, ids=lambda message: message.name)
-def test_forms_are_told_apart_by_their_anchors(message):
-    for form in message.forms:
-        assert len(form.anchor) >= 10, form.text
-        assert form.pattern.groupindex.keys() >= set(message.per) or len(message.forms) > 1
+def test_forms_are_told_apart_by_their_anchors(subtests):
+    for message in TABLE.messages:
+        with subtests.test(message.name):
+            for form in message.forms:
+                assert len(form.anchor) >= 10, form.text
+                assert form.pattern.groupindex.keys() >= set(message.per) or len(message.forms) > 1
 
 
 def test_rows_name_only_holes_that_some_form_has():
@@ -274,16 +277,17 @@ def _mutated(random_: random.Random, log: str) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_made_up_logs_never_end_in_a_traceback(seed, tmp_path):
-    random_ = random.Random(seed)  # noqa: S311
-    case = random_.choice((*CASES, *UNKNOWN))
+def test_made_up_logs_never_end_in_a_traceback(subtests, tmp_path):
     log = tmp_path / "log"
-    log.write_bytes(_mutated(random_, case.log))
-    hints = random_.choice(
-        (Hints(), Hints("sglang==0.4.4", "L40S", "deepseek-r1", 32), Hints("vllm"))
-    )
-    found = diagnose([log], hints)
-    assert_narrow(found.as_text())
-    assert found.as_json()["lines"] >= 0
-    missing_files(log)
+    for seed in range(200):
+        with subtests.test(seed=seed):
+            random_ = random.Random(seed)  # noqa: S311
+            case = random_.choice((*CASES, *UNKNOWN))
+            log.write_bytes(_mutated(random_, case.log))
+            hints = random_.choice(
+                (Hints(), Hints("sglang==0.4.4", "L40S", "deepseek-r1", 32), Hints("vllm"))
+            )
+            found = diagnose([log], hints)
+            assert_narrow(found.as_text())
+            assert found.as_json()["lines"] >= 0
+            missing_files(log)

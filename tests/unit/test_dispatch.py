@@ -171,32 +171,36 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("versions", "cards", "problem", "flags", "kernels"), EXPECTED)
-def test_answers_are_what_the_source_says(versions, cards, problem, flags, kernels):
-    for version, card in product(versions, cards):
-        assert names(version, card, problem, flags) == kernels, f"{version} on {card}"
+def test_answers_are_what_the_source_says(subtests):
+    for versions, cards, problem, flags, kernels in EXPECTED:
+        with subtests.test(problem=problem, flags=flags, versions=versions, cards=cards):
+            pairs = [*product(versions, cards)]
+            found = {pair: names(*pair, problem, flags) for pair in pairs}
+            assert found == dict.fromkeys(pairs, kernels)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_every_release_answers_for_every_card(problem):
-    for version, card in product(RELEASES, CARDS):
-        runs = asked(version, card, problem)
-        assert not runs.kernels[-1].condition
-        assert all(kernel.condition for kernel in runs.kernels[:-1])
-        assert "\n" not in runs.line()
-        assert runs.line().startswith(f"sglang {version} on {find_device(card).name} runs ")
+def test_every_release_answers_for_every_card(subtests):
+    for problem, version in product(PROBLEMS, RELEASES):
+        with subtests.test(problem=problem, version=version):
+            for card in CARDS:
+                runs = asked(version, card, problem)
+                assert not runs.kernels[-1].condition, card
+                assert all(kernel.condition for kernel in runs.kernels[:-1]), card
+                assert "\n" not in runs.line()
+                assert runs.line().startswith(f"sglang {version} on {find_device(card).name} runs ")
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("changed", [{}, {BACKEND: "deep_gemm"}, {RUNNER: "cutlass"}])
-def test_the_options_that_an_answer_names_give_triton(problem, changed):
-    for version, card in product(RELEASES, (*CARDS, "MI300X")):
-        runs = what_runs("sglang", version, problem_of(problem), find_device(card), changed)
-        if runs and runs.to_triton:
-            again = asked(version, card, problem, {**changed, **runs.to_triton})
-            kernels = [kernel.name for kernel in again.kernels]
-            # No option says whether a model's class asks for another kernel.
-            assert again.always_triton or M in kernels or "Kimi" in runs.line(), runs.line()
+def test_the_options_that_an_answer_names_give_triton(changed, subtests):
+    for problem, version in product(PROBLEMS, RELEASES):
+        with subtests.test(problem=problem, version=version):
+            for card in (*CARDS, "MI300X"):
+                runs = what_runs("sglang", version, problem_of(problem), find_device(card), changed)
+                if runs and runs.to_triton:
+                    again = asked(version, card, problem, {**changed, **runs.to_triton})
+                    kernels = [kernel.name for kernel in again.kernels]
+                    # No option says whether a model's class asks for another kernel.
+                    assert again.always_triton or M in kernels or "Kimi" in runs.line(), runs.line()
 
 
 def test_a_line_says_what_files_are_read_with():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import pytest
 
@@ -149,7 +149,7 @@ def test_the_line_says_where_times_are_from() -> None:
 
 
 def winner(one: Entry) -> Winner:
-    return Winner(PROBLEM, HERE, one, 1, datetime(2026, 1, 1, tzinfo=UTC))
+    return Winner(PROBLEM, HERE, one, 1, datetime(2026, 1, 1, tzinfo=timezone.utc))
 
 
 def kept(size: int, gemm: Gemm, config: Config = OWN) -> Entry:

@@ -56,7 +56,8 @@ def test_a_race_has_no_best_time() -> None:
 
 
 def test_a_second_problem_does_not_know_the_first_one_s_best_time(monkeypatch) -> None:
-    session, setup = Session(), {"op": "setup"}
+    session = Session()
+    setup = {"op": "setup", "problem": "block_gemm:N=64,K=64,dtype=fp8_w8a8,block=32x32"}
     request = {"op": "measure", **point_fields(POINT), "config": {"US": 20}}
     requests = iter([setup, request, request, setup, request])
     pipes = SimpleNamespace(receive=lambda: next(requests), send=lambda answer: None)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint, TunerError
@@ -74,6 +75,22 @@ def of_rank(model: HasLinears, **ranks: object) -> dict[str, RankLinear]:
 
 def read(quantization: object = BLOCKS, **changes: object) -> HasLinears:
     return parse_linears_json(config(quantization, **changes), "x")
+
+
+def assert_whole(model: HasLinears, tp: int) -> None:
+    """What the ranks have of each layer is the layer, or its division is refused."""
+    try:
+        found = linear_layers(model, Ranks(tp=tp))
+    except IndivisibleShape:
+        assert any(refuses(layer, Ranks(tp=tp)) for layer in model.linears.layers)
+        return
+    for whole, one in zip(model.linears.layers, found, strict=True):
+        # Ranks that hold a copy of a key head hold what another rank holds.
+        N = sum(
+            part.size * (max(1, tp // part.heads) if part.heads else 1) for part in whole.columns
+        )
+        assert one.N * (tp if whole.split is Split.COLUMN else 1) == N
+        assert one.K * (tp if whole.split is Split.ROW else 1) == whole.K
 
 
 class TestTable:
@@ -150,22 +167,11 @@ class TestRanks:
         assert {(one.dtype, one.block) for one in found} == {(Dtype.INT8_W8A8, None)}
         assert [one.N for one in found if one.name == "mlp.shared_experts.gate_up_proj"] == [128]
 
-    @pytest.mark.parametrize("model", KNOWN, ids=lambda m: m.name)
-    @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16])
-    def test_ranks_together_have_the_whole_layer(self, model, tp):
-        try:
-            found = linear_layers(model, Ranks(tp=tp))
-        except IndivisibleShape:
-            assert any(refuses(layer, Ranks(tp=tp)) for layer in model.linears.layers)
-            return
-        for whole, one in zip(model.linears.layers, found, strict=True):
-            # Ranks that hold a copy of a key head hold what another rank holds.
-            N = sum(
-                part.size * (max(1, tp // part.heads) if part.heads else 1)
-                for part in whole.columns
-            )
-            assert one.N * (tp if whole.split is Split.COLUMN else 1) == N
-            assert one.K * (tp if whole.split is Split.ROW else 1) == whole.K
+    def test_ranks_together_have_the_whole_layer(self, subtests):
+        for model in KNOWN:
+            with subtests.test(model.name):
+                for tp in (1, 2, 4, 8, 16):
+                    assert_whole(model, tp)
 
 
 class TestRefused:
@@ -225,19 +231,21 @@ class TestConfigJson:
     def test_there_are_folders_of_many_models(self):
         assert len(FOLDERS) >= 16
 
-    @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
-    def test_a_config_json_reads_as_its_preset(self, folder):
-        linears = find_preset(folder.name).linears
-        assert linears
-        assert read_linears(folder).linears == replace(linears, source="")
+    def test_a_config_json_reads_as_its_preset(self, subtests):
+        for folder in FOLDERS:
+            with subtests.test(folder.name):
+                linears = find_preset(folder.name).linears
+                assert linears
+                assert read_linears(folder).linears == replace(linears, source="")
 
-    @pytest.mark.parametrize("model", KNOWN, ids=lambda m: m.name)
-    def test_every_preset_is_sourced_and_counted(self, model):
-        assert "config.json" in model.linears.source
-        assert all(layer.count > 0 and layer.K > 0 for layer in model.linears.layers)
-        # All layers have the experts' scheme, but for the layers that are left unquantised.
-        kinds = {layer.scheme.kind for layer in model.linears.layers}
-        assert kinds <= {model.quantization, "none"}
+    def test_every_preset_is_sourced_and_counted(self, subtests):
+        for model in KNOWN:
+            with subtests.test(model.name):
+                assert "config.json" in model.linears.source
+                assert all(layer.count > 0 and layer.K > 0 for layer in model.linears.layers)
+                # All layers have the experts' scheme, or are left unquantised.
+                kinds = {layer.scheme.kind for layer in model.linears.layers}
+                assert kinds <= {model.quantization, "none"}
 
     @pytest.mark.parametrize(
         ("quantization", "dtype", "block", "why"),
@@ -379,7 +387,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@times(2)
 @given(changes=st.dictionaries(st.sampled_from(WORDS), values, max_size=4))
 def test_any_config_json_gives_layers_or_a_clear_error(changes):
     fields = json.loads(config()) | changes

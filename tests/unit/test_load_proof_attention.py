@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from attention_cases import DECODE, EXTEND
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
 
@@ -216,7 +217,7 @@ _WORDS = [
 ]
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=12))
 def test_no_line_gives_a_traceback(words: list[str]) -> None:
     proof = parsed("".join(words).splitlines())

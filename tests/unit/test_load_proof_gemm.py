@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import parse_log
 
@@ -172,7 +172,6 @@ _WORDS = [
 ]
 
 
-@settings(max_examples=100)
 @given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=20)), max_size=10))
 def test_no_line_gives_a_traceback(words):
     proof = parse_log("".join(words).splitlines())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from cases import L40S, resolve
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.sglang.fused_moe.warning_line import parse_config_name
@@ -83,33 +85,30 @@ class TestPresets:
         with pytest.raises(UnknownModel, match="did you mean 'deepseek-r1'"):
             find_model("deepsek-r1")
 
-    @pytest.mark.parametrize("model", [m for m in presets() if m.dtype], ids=lambda m: m.name)
-    def test_every_preset_is_a_problem(self, model):
-        if not model.E:
-            with pytest.raises(BadProblem, match=f"{model.name} .* has no experts"):
-                moe_problem(model)
-            return
-        problem = moe_problem(model)
-        assert problem.gemm_shape(Gemm.DOWN) == (model.hidden, model.intermediate)
+    def test_every_preset_is_a_problem(self, subtests):
+        for model in presets():
+            if model.dtype and model.E:
+                with subtests.test(model.name):
+                    problem = moe_problem(model)
+                    assert problem.gemm_shape(Gemm.DOWN) == (model.hidden, model.intermediate)
+
+    def test_a_preset_without_experts_is_refused(self, subtests):
+        for model in presets():
+            if model.dtype and not model.E:
+                said = f"{model.name} .* has no experts"
+                with subtests.test(model.name), pytest.raises(BadProblem, match=said):
+                    moe_problem(model)
 
 
 class TestConfigJson:
-    @pytest.mark.parametrize("folder", MODELS, ids=lambda p: p.name)
-    def test_every_family_reads_as_its_preset(self, folder):
-        read, preset = read_checkpoint(folder), find_preset(folder.name)
-        for field in (
-            "architecture",
-            "E",
-            "intermediate",
-            "hidden",
-            "top_k",
-            "n_shared_experts",
-            "shared_intermediate",
-            "dtype",
-            "block_shape",
-            "per_channel_quant",
-        ):
-            assert getattr(read, field) == getattr(preset, field), field
+    def test_every_family_reads_as_its_preset(self, subtests):
+        same = attrgetter(
+            *("architecture", "E", "intermediate", "hidden", "top_k", "n_shared_experts"),
+            *("shared_intermediate", "dtype", "block_shape", "per_channel_quant"),
+        )
+        for folder in MODELS:
+            with subtests.test(folder.name):
+                assert same(read_checkpoint(folder)) == same(find_preset(folder.name))
 
     def test_folder_and_file_are_the_same(self, monkeypatch):
         folder = DATA / "models" / "deepseek-r1"
@@ -292,7 +291,7 @@ class TestAnyInput:
     def test_objects(self, value):
         _only_tuner_errors(json.dumps(value).encode())
 
-    @settings(max_examples=300)
+    @times(3)
     @given(
         quantizations,
         st.fixed_dictionaries({}, optional=dict.fromkeys(WORDS[1:], json_values)),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from draws import times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -441,7 +442,7 @@ def test_a_parser_never_fails(name: str) -> None:
     parse, file = PARSERS[name]
     original = (L40S / file).read_text()
 
-    @settings(max_examples=200, database=None)
+    @settings(times(2), database=None)
     @given(damaged(original))
     def run(text: str) -> None:
         parse(text)
@@ -449,7 +450,7 @@ def test_a_parser_never_fails(name: str) -> None:
     run()
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.data())
 def test_damaged_captures_give_findings_or_bad_input(data: st.DataObject) -> None:
     """Every check on what damaged outputs parse to."""
@@ -474,7 +475,7 @@ def test_damaged_captures_give_findings_or_bad_input(data: st.DataObject) -> Non
     json.dumps(report.as_dict())
 
 
-@settings(max_examples=200)
+@times(2)
 @given(content=st.dictionaries(st.sampled_from(range(8)), st.binary(max_size=40), max_size=8))
 def test_a_damaged_sysfs_tree_never_fails(
     tmp_path_factory: pytest.TempPathFactory, content: dict[int, bytes]

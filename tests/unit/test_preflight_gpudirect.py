@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.deploy.preflight import run_preflight
@@ -241,7 +242,7 @@ def test_nodes_with_damaged_or_other_weights_are_named(model: Path, tmp_path: Pa
     assert absent == [f"{tmp_path}/nowhere cannot be read: No such file or directory"]
 
 
-@settings(max_examples=200)
+@times(2)
 @given(st.binary(max_size=80), st.text(max_size=40))
 def test_noise_is_read(tmp_path_factory: pytest.TempPathFactory, noise: bytes, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "noise"

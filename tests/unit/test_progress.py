@@ -133,22 +133,22 @@ def test_durations_in_the_unit_that_people_say(seconds: float, said: str) -> Non
 
 
 class _Lines(io.StringIO):
-    """A log that says when it has so many lines."""
+    """A log that says when it has a line several times."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, line: str, times: int) -> None:
         super().__init__()
-        self.enough, self._wanted = threading.Event(), wanted
+        self.enough, self._line, self._times = threading.Event(), line, times
 
     def write(self, text: str) -> int:
         written = super().write(text)
-        if self.getvalue().count("\n") >= self._wanted:
+        if self.getvalue().splitlines().count(self._line) >= self._times:
             self.enough.set()
         return written
 
 
 def test_a_log_gets_lines_though_no_trial_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.001)
-    log = _Lines(3)
+    log = _Lines("problem 2 of 3: choosing what is worth compiling", times=3)
     shown = Progress(log, {"M=4": 6}, "problem 2 of 3: ")
     shown.step("choosing what is worth compiling")
     assert log.enough.wait(60)

@@ -95,9 +95,10 @@ class Bench:
             known = Measurement(Status.OK, 50.0 + TIMES.get(candidate.config, 5.0))
         return Trial(candidate, made, known)
 
-    def race(self, point: Point, configs: Sequence[Config], rounds: int):
-        self.raced = {**getattr(self, "raced", {}), point: set(configs)}
-        return {c: Measurement(Status.OK, 40.0 + TIMES.get(c, 5.0)) for c in configs}
+    def race(self, candidates: Sequence[Candidate], rounds: int):
+        raced = {candidates[0].point: {c.config for c in candidates}}
+        self.raced = {**getattr(self, "raced", {}), **raced}
+        return {c: Measurement(Status.OK, 40.0 + TIMES.get(c.config, 5.0)) for c in candidates}
 
 
 class Journal:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from cases import FP8, FP8_RECORDING, INT8, config
-from hypothesis import given, settings
+from draws import times
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.devices.table import find_device
@@ -160,7 +161,7 @@ def test_nearest_snaps_what_comes_from_elsewhere() -> None:
     assert there.nearest(odd) == config(k=128, warps=4, stages=5)
 
 
-@settings(max_examples=50)
+@times(0.5)
 @given(st.fixed_dictionaries({name: st.integers(1, 600) for name in config()}))
 def test_nearest_is_legal_whatever_comes(values: dict[str, int]) -> None:
     there = _SPACE

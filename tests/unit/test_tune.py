@@ -1,6 +1,7 @@
 """The loop: nothing is tried twice, stored trials answer first, races decide."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from cases import trial
@@ -8,8 +9,8 @@ from cases import trial
 from tuner.families.fused_moe.choose import MoeChooser, Policy, choose
 from tuner.families.fused_moe.finalists import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
-from tuner.problems.points import Candidate, Config, Point
-from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial
+from tuner.problems.points import TRITON, Candidate, Config, Point
+from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial
 from tuner.tuning.tune import RACE_ROUNDS, FixedStrategy, Plan, tune
 
 SIZES = (8, 16)
@@ -91,12 +92,10 @@ class MemoryRacer:
         self.rounds: set[int] = set()
         self._us = us
 
-    def race(
-        self, point: Point, configs: Sequence[Config], rounds: int
-    ) -> dict[Config, Measurement]:
-        self.raced[point] = list(configs)
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        self.raced[candidates[0].point] = [one.config for one in candidates]
         self.rounds.add(rounds)
-        times = {one: self._us(point, one) for one in configs}
+        times = {one: self._us(one.point, one.config) for one in candidates}
         return {one: ok(us) for one, us in times.items() if us is not None}
 
 
@@ -255,3 +254,55 @@ def test_a_final_has_no_candidate_without_a_time():
     found = finalists(trials, incumbents, entries, SIZES)
     assert failed not in found
     assert len(found) == len(POINTS)
+
+
+FASTER, REFUSING = "deep_gemm", "flashinfer"
+
+
+class WithBackends(MemoryBench):
+    """Times one backend, and another one refuses."""
+
+    def poll(self, wait: bool) -> list[Trial]:
+        some, self._waiting = self._waiting, []
+        return [self._trial(candidate) for candidate in some]
+
+    def _trial(self, candidate: Candidate) -> Trial:
+        if candidate.backend == REFUSING:
+            refused = Measurement(Status.UNSUPPORTED, detail="no kernel")
+            return Trial(candidate, Compiled(Status.OK), refused)
+        us = 50.0 if candidate.backend == FASTER else us_of(candidate)
+        return Trial(candidate, Compiled(Status.OK), ok(us))
+
+
+class BackendRacer(MemoryRacer):
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        self.raced[candidates[0].point] = [one.backend for one in candidates]
+        return {
+            one: ok(45.0 if one.backend == FASTER else self._us(one.point, one.config))
+            for one in candidates
+        }
+
+
+def test_other_backends_are_tried_once_raced_and_told_and_choose_nothing():
+    point, strategy, bench = POINTS[0], Waves(waves()), WithBackends()
+    asked = replace(plan(), backends={point: (FASTER, REFUSING)})
+    journal, heard = MemoryJournal(), []
+
+    def tell(entries: list[Entry], trials: Sequence[Trial]) -> list[Entry]:
+        heard.extend(one for one in trials if one.candidate.backend != TRITON)
+        return entries
+
+    racer = BackendRacer(lambda point, one: us_of(Candidate(point, one)))
+    entries = tune(asked, strategy, bench, journal, lambda trial: None, racer, tell=tell)
+    assert chosen(entries) == {config(16, 7)}
+    assert {one.backend for one in strategy.told} == {TRITON}
+    assert sum(one.backend == FASTER for one in bench.submitted) == 1
+    assert [name for name in racer.raced[point] if name != TRITON] == [
+        FASTER
+    ]  # the other has no time
+    assert {FASTER, REFUSING}.isdisjoint(racer.raced[POINTS[1]])
+    told = {trial.candidate.backend: trial.measurement for trial in heard}
+    assert (told[FASTER].median_us, told[REFUSING].status) == (45.0, Status.UNSUPPORTED)
+    again = WithBackends()
+    assert tune(asked, Waves(waves()), again, journal, lambda trial: None, racer) == entries
+    assert again.submitted == []  # stored trials answer, those of backends too

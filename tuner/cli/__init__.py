@@ -14,6 +14,7 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     export,
     jobs,
     keys,
+    plan,
     profile,
     prove,
     report,

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 # The commands of each section, in the order to show, each in a few words: a line has 80 columns.
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Tune": {
+        "plan": "Say what servers run for a model, and what tuning brings",
         "tune": "Find the fastest configurations of a model's kernels",
         "export": "Write what was found as the files that the engine loads",
         "report": "Draw the stored results: engine's time, tuned, roofline",
@@ -57,6 +58,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner tune deepseek-r1 --tp 8 --device H200",
         "tuner export --device H200",
         "tuner diagnose server.log",
+    ),
+    "plan": (
+        "tuner plan deepseek-r1 --tp 8 --device H200",
+        "tuner plan --cluster cluster.toml --device H20",
     ),
     "tune": (
         "tuner tune deepseek-r1 --tp 8 --device H200",

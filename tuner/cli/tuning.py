@@ -21,10 +21,12 @@ from tuner.cli.options import (
     Json,
     Measure,
     Seed,
+    ServerArgs,
     Target,
     Tp,
     WritePatch,
 )
+from tuner.cli.plan import planned
 from tuner.cli.targets import (
     Asked,
     check_files,
@@ -37,7 +39,7 @@ from tuner.cli.targets import (
 from tuner.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tuner.cli.targets import CheckReport
     from tuner.engines.engine import Engine
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from tuner.store import Store
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
+    from tuner.tuning.run_request import Request
 
 
 @command
@@ -74,6 +77,14 @@ def tune(
         typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
     seed: Seed = 0,
+    server_args: ServerArgs = "",
+    include_unread: Annotated[
+        bool,
+        typer.Option(
+            "--include-unread",
+            help="With --all, also tune problems for which servers would read no file.",
+        ),
+    ] = False,
     no_carry_over: Annotated[
         bool,
         typer.Option(
@@ -87,19 +98,21 @@ def tune(
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.devices.here import device_or_here
-    from tuner.engines.dispatch import engine_runs
+    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
-    from tuner.measure.workbench import Workbench
-    from tuner.problems.results import MeasureKind
-    from tuner.tuning.costs import work_line
     from tuner.tuning.request import parse_effort, parse_source
-    from tuner.tuning.run import open_run
     from tuner.tuning.run_request import Request
 
     card, found_engine = device_or_here(device), find_engine(engine)
+    flags, wanted_effort = server_settings(server_args), parse_effort(effort)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
     targets = targets_of(asked, choice, every)
     refuse_one_file(every, {"--record": record, "--routing": routing})
+    problems = [problem for found in targets for problem in found.problems]
+    if every:
+        made = planned(problems, found_engine, card, flags, choice, wanted_effort)
+        say(made.as_text())
+        problems = [one.problem for one in made.problems if one.to_tune or include_unread]
     requests = [
         Request(
             problem=problem,
@@ -107,30 +120,59 @@ def tune(
             engine=found_engine,
             selection=selection_of(found.family, problem, choice),
             source=parse_source(measure, gpus=gpus, routing=routing),
-            effort=parse_effort(effort),
+            effort=wanted_effort,
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
         )
         for found in targets
         for problem in found.problems
+        if problem in problems
     ]
+    if requests:
+        # The plan of all problems has said what runs.
+        _announce(requests, targets, None if every else flags)
+    _run_all(requests, record, as_json)
+
+
+def _announce(
+    requests: Sequence[Request],
+    targets: Sequence[TuningTarget],
+    flags: Mapping[str, str] | None,
+) -> None:
+    """Say, before the work, what users should know of it. With `flags` of a server, also which
+    kernel it runs.
+    """
+    from tuner.engines.dispatch import engine_runs
+    from tuner.problems.results import MeasureKind
+
+    engine, card = requests[0].engine, requests[0].device
     for note in [note for found in targets for note in found.notes]:
         say(note)
-    problems = [request.problem for request in requests]
     if card.untested_vendor and requests[0].source.kind is MeasureKind.GPU:
         say(f"measuring on a card of {card.untested_vendor}'s is written, and was never tried")
-    for kernel in engine_runs(found_engine.name, found_engine.version, problems, card):
-        say(kernel.line())
-    _say_other_triton(found_engine)
-    _say_undeliverable(found_engine, targets)
+    if flags is not None:
+        problems = [request.problem for request in requests]
+        for kernel in engine_runs(engine.name, engine.version, problems, card, flags):
+            say(kernel.line())
+    _say_other_triton(engine)
+    _say_undeliverable(engine, targets)
+
+
+def _run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
+    """Run requests one after the other on the same processes, and print their reports."""
+    from tuner.measure.workbench import Workbench
+    from tuner.tuning.costs import work_line
+    from tuner.tuning.run import open_run
+
+    reports: list[Report] = []
+    name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
     with Workbench() as workbench:
-        with waiting(f"reading the kernels of {found_engine.name} {found_engine.version}"):
+        with waiting(f"reading the kernels of {name}"):
             runs = [open_run(request, workbench) for request in requests]
             for run in runs:
                 run.start_early()
         # The first problem's run starts the recording; the others add to it.
-        reports = []
         for at, run in enumerate(runs):
             heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
             reports.append(_run(run, record, add=at > 0, heading=heading))

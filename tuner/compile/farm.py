@@ -21,7 +21,7 @@ from tuner.compile.environment import (
     installed_triton,
     worker_env,
 )
-from tuner.compile.results import ResultCache, default_cache_dir
+from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.compile.shared import SharedCache
 from tuner.compile.shared_results import share_results
 from tuner.devices.target import Target
@@ -143,8 +143,8 @@ class Farm:
     def poll(self, wait: bool) -> list[tuple[CompileJob, Compiled]]:
         """Results since the last call; with `wait`, at least one where any is pending.
 
-        Raises CompilerUnavailable, in this and every later call, once nothing can be compiled:
-        the compile processes do not start, or the cache folder cannot be written.
+        Raises CompilerUnavailable, in this and every later call, once nothing can be compiled: the
+        compile processes do not start or are broken, or the cache folder cannot be written.
         """
         if self._failure is not None:
             raise self._failure
@@ -196,7 +196,7 @@ class Farm:
     def key(self, job: CompileJob) -> str:
         """The hash of everything that decides a result."""
         triton = self.triton.version, [self.env.get(name) for name in KEPT_SETTINGS]
-        parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, *triton]
+        parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, *triton, compile_code()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _collect(self, answer: tuple[str, Compiled, float] | Exception) -> None:
@@ -316,8 +316,10 @@ class Farm:
             return Compiled(Status.COMPILE_TIMEOUT, detail=detail), time.monotonic() - start, ()
         except ChildDied as death:
             return Compiled(Status.COMPILE_ERROR, detail=str(death)), time.monotonic() - start, ()
+        if "unusable" in answer:
+            raise self._unusable(answer["unusable"])
         if "broken" in answer:
-            raise self._unusable(answer["broken"])
+            raise self._broken(answer["broken"])
         seconds, files = answer.pop("seconds"), answer.pop("files", ())
         return Compiled(**{**answer, "status": Status(answer["status"])}), seconds, files
 
@@ -332,4 +334,11 @@ class Farm:
         return CompilerUnavailable(
             f"nothing can be compiled in the cache folder {folder}: {why}; make it writable, "
             "or set TUNER_CACHE_DIR to another one"
+        )
+
+    def _broken(self, why: str) -> CompilerUnavailable:
+        return CompilerUnavailable(
+            f"a compile process with Triton {self.triton.version} failed before or after Triton's "
+            f"compiler: {why}; no configuration is at fault, so nothing was kept of it: report it, "
+            "or use another release of the engine"
         )

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from packaging.version import Version
 from triton.backends.compiler import GPUTarget
-from triton.compiler import CompiledKernel
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime.cache import get_cache_manager
 
 from tuner.devices.target import Target
 from tuner.kernels.lift import load_lifted
@@ -22,17 +23,36 @@ api = import_module("tuner.compile.triton_3_1" if _OLD else "tuner.compile.trito
 
 
 def compile_kernel(source: Path, variant: dict[str, Any], target: Target) -> CompiledKernel:
-    """Compile a kernel for a target, or take it from Triton's cache.
+    """Compile a kernel for a target, or take it from Triton's cache; see `read_kernel`."""
+    return compile_source(read_kernel(source, variant), variant["options"], target)
+
+
+def read_kernel(source: Path, variant: dict[str, Any]) -> ASTSource:
+    """Read a variant of a kernel for Triton's compiler.
 
     `source` is a file that `Lifted.write` made; `variant` is the result of `Variant.as_json`.
     """
     function = getattr(load_lifted(source), variant["function"])
     constants = {name: _constant(value) for name, value in variant["constants"].items()}
-    return triton.compile(
-        api.ast_source(function, variant["signature"], constants, variant["divisible"]),
-        target=GPUTarget(target.backend, target.arch, target.warp_size),
-        options=variant["options"],
+    read: ASTSource = api.ast_source(
+        function, variant["signature"], constants, variant["divisible"]
     )
+    return read
+
+
+def compile_source(source: ASTSource, options: dict[str, Any], target: Target) -> CompiledKernel:
+    """Call Triton's compiler, which may take the kernel from its cache."""
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    return triton.compile(source, target=gpu, options=options)
+
+
+def cache_files(kernel: CompiledKernel) -> list[str]:
+    """Return the paths of a kernel's files in Triton's cache.
+
+    `metadata_group` would tell them too, but Triton 3.1 to 3.4 do not keep it.
+    """
+    group = get_cache_manager(kernel.hash).get_group(f"{kernel.src.name[:150]}.json")
+    return list((group or {}).values())
 
 
 def launch(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
@@ -18,6 +20,26 @@ def default_cache_dir() -> Path:
     """TUNER_CACHE_DIR, or the user's cache folder."""
     named = os.environ.get("TUNER_CACHE_DIR")
     return Path(named) if named else Path(platformdirs.user_cache_dir("tuner"))
+
+
+# The modules that call Triton and read what it made, by their names in this folder.
+_COMPILING = (
+    *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "machine_code.py"),
+    *("triton_*.py", "worker.py"),
+)
+
+
+@lru_cache
+def compile_code(folder: Path = Path(__file__).parent) -> str:
+    """Return a hash of the code that decides a result beside Triton's.
+
+    So an error that was made here, and kept, goes with the code that made it.
+    """
+    found = hashlib.sha256()
+    for pattern in _COMPILING:
+        for path in sorted(folder.glob(pattern)):
+            found.update(f"{path.name} ".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 class ResultCache:

@@ -20,6 +20,7 @@ from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
 from tuner.compile.environment import KEPT_SETTINGS, TritonRelease
+from tuner.compile.results import compile_code
 from tuner.compile.shared import SharedCache
 from tuner.devices.target import Target
 from tuner.kernels.binding import Variant
@@ -28,7 +29,7 @@ from tuner.problems.results import Compiled, Status
 
 log = logging.getLogger("tuner.compile")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")  # Triton 3.2's folders are base64
 _GROUP = "__grp__"  # before the name of the file that lists the others
 _LARGEST = 256 << 20  # bytes of a result that was unpacked
 
@@ -128,7 +129,7 @@ class SharedResults:
 
     def key(self, lifted: Lifted, variant: Variant, target: Target) -> str:
         """The hash of everything that decides a result and its machine code."""
-        parts = [lifted.hash, variant.as_json(), asdict(target), self._build]
+        parts = [lifted.hash, variant.as_json(), asdict(target), self._build, compile_code()]
         # The order of a signature is the source's, so that sorting loses nothing.
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

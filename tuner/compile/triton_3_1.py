@@ -8,7 +8,6 @@ from typing import Any
 from triton import JITFunction
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler.compiler import AttrsDescriptor
-from triton.runtime.cache import get_cache_manager
 
 
 def ast_source(
@@ -32,9 +31,3 @@ def launch_arguments(kernel: CompiledKernel, values: Sequence[Any]) -> list[Any]
     source = kernel.src
     pairs = zip(source.fn.arg_names, values, strict=True)
     return [value for name, value in pairs if name in source.signature]
-
-
-def cache_files(kernel: CompiledKernel) -> list[str]:
-    """The paths of a kernel's files in Triton's cache."""
-    group = get_cache_manager(kernel.hash).get_group(f"{kernel.src.name[:150]}.json")
-    return list((group or {}).values())

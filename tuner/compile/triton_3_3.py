@@ -25,8 +25,3 @@ def ast_source(
 def launch_arguments(kernel: CompiledKernel, values: Sequence[Any]) -> Sequence[Any]:
     """The values that its launcher takes, out of one for each parameter: all of them."""
     return values
-
-
-def cache_files(kernel: CompiledKernel) -> list[str]:
-    """The paths of a kernel's files in Triton's cache."""
-    return [str(path) for path in kernel.metadata_group.values()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import triton
 
 from tuner.childprocess import ParentPipes
 from tuner.compile import cubin, hsaco
-from tuner.compile.kernel import api, compile_kernel
+from tuner.compile.kernel import cache_files, compile_source, read_kernel
 from tuner.compile.machine_code import machine_code_hash
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
@@ -33,20 +34,31 @@ def main() -> None:
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the compiler's verdict on a kernel, or why there is none.
+
+    "unusable" is a fault of this machine and "broken" one of this program, or of a source that does
+    not even load. Every other kernel would meet it too, so neither says anything of this one.
+    """
     start = time.perf_counter()
     try:
         found = _compile(Path(job["source"]), job["variant"], Target(**job["target"]))
     except MemoryError:
         raise  # not the kernel's fault: end, and let the parent report it
-    except OSError as error:  # a full disk or a missing folder: every other kernel would fail too
-        return {"broken": _detail(error)}
+    except OSError as error:  # a full disk or a missing folder
+        return {"unusable": _detail(error)}
     except Exception as error:
-        found = {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
+        return {"broken": f"{_detail(error)} ({_place(error)})"}
     return {**found, "seconds": time.perf_counter() - start}
 
 
-def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str, Any]:
-    kernel = compile_kernel(source, variant, target)
+def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, Any]:
+    source = read_kernel(path, variant)
+    try:
+        kernel = compile_source(source, variant["options"], target)
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # what Triton, its passes or ptxas say of the kernel
+        return {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
     kind, resources = _MACHINE_CODE[target.backend]
     n_regs, n_spills = resources(kernel.asm[kind])
     found: dict[str, Any] = {
@@ -55,7 +67,7 @@ def _compile(source: Path, variant: dict[str, Any], target: Target) -> dict[str,
         "n_spills": n_spills,
     }
     found["code"] = machine_code_hash(kernel.kernel, kernel.metadata)
-    found["files"] = api.cache_files(kernel)
+    found["files"] = cache_files(kernel)
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     if columns > TENSOR_MEMORY_COLUMNS:
         detail = f"needs {columns} columns of tensor memory, limit {TENSOR_MEMORY_COLUMNS}"
@@ -68,6 +80,12 @@ def _detail(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\b(error|fatal)\b.*:", line)]
     return f"{type(error).__name__}: {(telling or lines or [''])[-1]}"[:500]
+
+
+def _place(error: Exception) -> str:
+    """The file and line that raised an error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 if __name__ == "__main__":

@@ -270,16 +270,15 @@ def _flags(
     if not flags:
         why = f"{kernel.name} runs without us, and no flag changes it for this problem alone"
         return Advice(problem, Verdict.LEAVE, why)
-    missing = list(_unmeasured(entries, kernel))
     found = gains(entries)
-    if missing:
+    mean = _mean(found)
+    if any(one.ratio < 1 - NOISE for one in found):
+        return Advice(problem, Verdict.LEAVE, _slower(found, entries), mean)
+    if missing := list(_unmeasured(entries, kernel)):
         sizes = len({entry.point.size for entry in entries})
         where = f" at {len(missing)} of {sizes} sizes" if len(missing) < sizes else ""
         why = f"{kernel.name}, which runs without us, was not measured beside Triton{where}"
         return Advice(problem, Verdict.LEAVE, why)
-    mean = _mean(found)
-    if any(one.ratio < 1 - NOISE for one in found):
-        return Advice(problem, Verdict.LEAVE, _slower(found, entries), mean)
     if not any(one.ratio > 1 + CLEAR_GAIN for one in found):
         why = f"Triton is as fast as {kernel.name}, which runs without us"
         return Advice(problem, Verdict.LEAVE, why, mean)

@@ -84,6 +84,10 @@ class Delivery(Protocol):
         """
         ...
 
+    def ships(self, problem: Problem, device: Device) -> bool:
+        """Whether the engine's package has a file for the problem on the device."""
+        ...
+
     def obstacle(self, *, into_engine: bool) -> str:
         """Why servers could not load the files; empty where they can."""
         ...

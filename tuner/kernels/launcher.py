@@ -15,8 +15,9 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from tuner.devices.target import Target
@@ -140,8 +141,7 @@ class Launcher:
             before = dict(self._modules)
             self._modules[path] = space  # before it runs, because modules may import each other
             try:
-                text = path.read_text(encoding="utf-8")
-                exec(compile(text, str(path), "exec", dont_inherit=True), space)  # noqa: S102
+                exec(_compiled(path.read_text(encoding="utf-8"), str(path)), space)  # noqa: S102
             except BaseException:
                 self._modules = before  # drop it, and the modules that imported it half-run
                 raise
@@ -176,6 +176,12 @@ class Launcher:
         if name == "triton" or (name == "triton.language" and not fromlist):
             return package
         return package.language if name == "triton.language" else Unknown(name)
+
+
+@lru_cache(maxsize=32)
+def _compiled(text: str, path: str) -> CodeType:
+    """Compile a source file once: a command asks launchers of one file for many problems."""
+    return compile(text, path, "exec", dont_inherit=True)
 
 
 def _silent_logging() -> ModuleType:

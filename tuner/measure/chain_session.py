@@ -6,16 +6,19 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import triton
 
+from tuner.backends.operands import Call, Unsupported
 from tuner.devices.target import Target
 from tuner.kernels.binding import Binding
+from tuner.measure.library import chains_of, measured
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.timing import BoundKernel, Chain, capture_chains, load, race, time_graph
-from tuner.problems.points import Config
+from tuner.problems.points import TRITON, Config
 from tuner.problems.results import Measurement, Status
 
 Fields = dict[str, Any]
@@ -71,10 +74,24 @@ class ChainSession(ABC, Generic[L]):
     def _launches(self, batch_size: int, config: Config) -> list[L]:
         """What the engine launches for a configuration."""
 
+    def _calls(self, batch: Batch[L], backend: str) -> list[Call]:
+        """Another backend's calls with the tensors of each launch of a graph.
+
+        Raises Unsupported, or what the library raises.
+        """
+        raise Unsupported("no other backend runs this here")
+
+    def _error(self, batch: Batch[L], backend: str) -> float:
+        """The worst error of another backend. Raises as `_calls` does."""
+        raise Unsupported("no other backend runs this here")
+
     def measure(self, request: Fields) -> Fields:
         """Check one candidate, then time it."""
         size, config = read_point(request).batch_size, Config(request["config"])
-        batch = self._batches.at(size)
+        batch, backend = self._batches.at(size), request.get("backend", TRITON)
+        if backend != TRITON:
+            own = partial(self._calls, batch, backend), partial(self._error, batch, backend)
+            return measurement_fields(measured(*own, self._bound, self._batches.push_out))
         try:
             chains = batch.chains(*self._loaded(size, config))
             error = batch.error(chains[0])
@@ -90,14 +107,14 @@ class ChainSession(ABC, Generic[L]):
         """Time several candidates of one point in turn, at several places in memory."""
         size = read_point(request).batch_size
         loaded = [self._loaded(size, Config(fields)) for fields in request["configs"]]
-        places = self._batches.places(size)
         rounds = -(-request["rounds"] // 2)  # at each place
-        samples = [self._race_at(batch, loaded, rounds) for batch in places]
+        samples = []
+        for batch in self._batches.places(size):
+            chains = [batch.chains(*one) for one in loaded]
+            chains += [chains_of(self._calls(batch, n)) for n in request.get("backends", [])]
+            graphs = [capture_chains(some) for some in chains]
+            samples.append(race(graphs, rounds, self._batches.push_out))
         return {"measurements": [_raced(one) for one in zip(*samples, strict=True)]}
-
-    def _race_at(self, batch: Batch[L], loaded: list[Loaded[L]], rounds: int) -> list[list[float]]:
-        graphs = [capture_chains(batch.chains(*one)) for one in loaded]
-        return race(graphs, rounds, self._batches.push_out)
 
     def _loaded(self, batch_size: int, config: Config) -> Loaded[L]:
         launches = self._launches(batch_size, config)

@@ -12,8 +12,8 @@ from tuner.measure.gpu_worker import GpuWorker, Limits, PendingMeasurement
 from tuner.measure.messages import point_fields, read_measurement
 from tuner.measure.routing_file import RoutingFile
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import Candidate, Config, Point, Problem
-from tuner.problems.results import Compiled, Measurement, Totals, Trial, untimed
+from tuner.problems.points import TRITON, Candidate, Point, Problem
+from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial, untimed
 
 POLL_S = 0.01  # wait for one worker's results while compiles are also awaited
 RACE_LIMIT_S = 120.0
@@ -52,8 +52,12 @@ class GpuBench:
         self._known = known
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
-        self._compiling += len(candidates)
-        self._compiler.submit(candidates)
+        tuned = [candidate for candidate in candidates if candidate.backend == TRITON]
+        self._compiling += len(tuned)
+        self._compiler.submit(tuned)
+        for candidate in candidates:
+            if candidate.backend != TRITON:  # a library brings its kernels, or compiles them itself
+                self._measure(candidate, Compiled(Status.OK, cached=True))
 
     def poll(self, wait: bool) -> list[Trial]:
         done = self._step(wait)
@@ -62,34 +66,42 @@ class GpuBench:
         self._count(done)
         return done
 
-    def race(
-        self, point: Point, configs: Sequence[Config], rounds: int
-    ) -> dict[Config, Measurement]:
-        """Time the configurations in turn, so that drift affects all of them equally.
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        """Time candidates of one point in turn, so that drift affects all of them equally.
 
-        A configuration that crashes the child is left out. The worker must be idle.
+        One that crashes the child is left out. The worker must be idle.
         """
         started = time.perf_counter()
+        point = candidates[0].point
+        tuned = [c for c in candidates if c.backend == TRITON]
+        others = [c for c in candidates if c.backend != TRITON]
         answer = self._worker(point).ask(
             {
                 "op": "race",
                 **point_fields(point),
-                "configs": [dict(config) for config in configs],
+                "configs": [dict(candidate.config) for candidate in tuned],
+                "backends": [candidate.backend for candidate in others],
                 "rounds": rounds,
             },
             RACE_LIMIT_S,
         )
         self._race_s += time.perf_counter() - started
-        if answer is None and len(configs) == 1:
+        if answer is None and len(candidates) == 1:
             return {}
         if answer is None:  # one of them crashed the child; racing each alone shows which
-            alone = (self.race(point, [config], rounds) for config in configs)
-            return {config: time for some in alone for config, time in some.items()}
-        self.totals.measurements += len(configs)
+            alone = (self.race([candidate], rounds) for candidate in candidates)
+            return {candidate: time for some in alone for candidate, time in some.items()}
+        self.totals.measurements += len(candidates)
         return {
-            config: read_measurement(fields)
-            for config, fields in zip(configs, answer["measurements"], strict=True)
+            candidate: read_measurement(fields)
+            for candidate, fields in zip([*tuned, *others], answer["measurements"], strict=True)
         }
+
+    @property
+    def backends(self) -> dict[str, str]:
+        """By name, the version of each backend that can be tried for the problem."""
+        found: dict[str, str] = self._workers[0].ready["backends"]
+        return found
 
     @property
     def gpus(self) -> int:
@@ -131,8 +143,7 @@ class GpuBench:
             if known is not None:
                 done.append(Trial(candidate, result, known))
             elif result.ok and (self._points is None or candidate.point in self._points):
-                self._first = self._first or time.perf_counter()
-                self._worker(candidate.point).put(PendingMeasurement(candidate, result))
+                self._measure(candidate, result)
             else:
                 done.append(untimed(candidate, result))
         for worker in self._workers:
@@ -140,6 +151,10 @@ class GpuBench:
                 done.append(Trial(pending.candidate, pending.compiled, measurement))
                 self.totals.measurements += measurement.timed
         return done
+
+    def _measure(self, candidate: Candidate, compiled: Compiled) -> None:
+        self._first = self._first or time.perf_counter()
+        self._worker(candidate.point).put(PendingMeasurement(candidate, compiled))
 
     def _worker(self, point: Point) -> GpuWorker:
         if point not in self._worker_of:

@@ -18,11 +18,12 @@ from typing import Any, Protocol
 import torch
 import triton
 
+from tuner.backends.registry import backends_of
 from tuner.childprocess import ParentPipes
 from tuner.errors import BadInput
 from tuner.measure.messages import read_point
 from tuner.measure.this_gpu import driver_version, local_name, local_target, runtime_version
-from tuner.problems.points import Point
+from tuner.problems.points import TRITON, Point
 from tuner.problems.registry import families, family_of, parse_problem
 from tuner.problems.results import Status
 
@@ -37,11 +38,14 @@ class Session(Protocol):
     def measure(self, request: Fields) -> Fields:
         """Check and time one candidate; the answer has the fields of a Measurement.
 
-        "best_us" of the request is the median of the point's best so far; None if it is the first.
+        "backend" of the request says whose kernel it is. "best_us" is the median of the point's
+        best so far; None if it is the first.
         """
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn; the answer has "measurements"."""
+        """Time several candidates of one point in turn; the answer has "measurements", of
+        "configs" and then of "backends".
+        """
 
 
 def main() -> None:
@@ -61,7 +65,7 @@ def main() -> None:
                 best_us.clear()
                 _free_memory()
                 session = _open_session(request)
-                reply = {**_gpu_facts(), **session.ready}
+                reply = {**_gpu_facts(), **_backends(request), **session.ready}
             else:
                 assert session is not None  # the parent sets a child up first
                 reply = _work(session, request, best_us)
@@ -81,6 +85,10 @@ def _work(session: Session, request: Fields, best_us: dict[Point, float]) -> Fie
     """Answer a request. `best_us` has the median of each point's best, and learns."""
     if request["op"] == "race":
         return session.race(request)
+    if (
+        request.get("backend", TRITON) != TRITON
+    ):  # what a library takes says nothing about candidates
+        return session.measure({**request, "best_us": None})
     point = read_point(request)
     reply = session.measure({**request, "best_us": best_us.get(point)})
     if reply["median_us"] is not None:
@@ -92,6 +100,15 @@ def _open_session(request: Fields) -> Session:
     problem = parse_problem(request["problem"])
     session: Session = family_of(problem).module("gpu").open_session(problem, request)
     return session
+
+
+def _backends(request: Fields) -> Fields:
+    """What else could run the problem. None of it is imported, so it costs nothing."""
+    some = backends_of(parse_problem(request["problem"]).family)
+    return {
+        "backends": {one.name: one.version for one in some if not one.missing},
+        "missing": {one.name: one.missing for one in some if one.missing},
+    }
 
 
 def _free_memory() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.messages import point_fields, read_measurement
-from tuner.problems.points import Candidate
+from tuner.problems.points import TRITON, Candidate
 from tuner.problems.results import Compiled, Measurement, Status
 
 CHILD_MODULE = "tuner.measure.gpu_child"
@@ -26,7 +26,12 @@ class Limits:
     """When to give up on a child process."""
 
     request_s: float = 20.0  # for one candidate, including its point's inputs and reference
+    library_s: float = 400.0  # for another backend's kernel, which it may have to compile first
     replacements: int = 200  # children lost in one run before the run fails
+
+    def of(self, candidate: Candidate) -> float:
+        """The limit of a request for a candidate."""
+        return self.request_s if candidate.backend == TRITON else self.library_s
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,9 @@ class GpuWorker:
                 done.append(self._lose(Measurement(Status.CRASHED, detail=str(death))))
                 break
             if answer is None:
-                if time.monotonic() - self._head_since > self._limits.request_s:
-                    detail = f"no result in {self._limits.request_s:g} s"
+                limit_s = self._limits.of(self._sent[0].candidate)
+                if time.monotonic() - self._head_since > limit_s:
+                    detail = f"no result in {limit_s:g} s"
                     done.append(self._lose(Measurement(Status.TIMED_OUT, detail=detail)))
                 break
             done.append(self._take(answer))
@@ -145,6 +151,7 @@ class GpuWorker:
                 "op": "measure",
                 **point_fields(point),
                 "config": dict(pending.candidate.config),
+                "backend": pending.candidate.backend,
             }
             try:
                 self._child.send(request)

@@ -67,8 +67,19 @@ def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: A
     return compile_kernel(source, variant.as_json(), target)
 
 
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of a library, which launches its kernels on the current stream."""
+
+    call: Callable[[], object]
+
+    def launch(self, values: Sequence[Any], stream: int | None = None) -> None:
+        """Run it once. A capture makes its stream the current one; there are no other values."""
+        self.call()
+
+
 # Kernels that run one after the other, with their arguments; they are timed as one launch.
-Chain = Sequence[tuple[BoundKernel, list[Any]]]
+Chain = Sequence[tuple[BoundKernel | LibraryCall, list[Any]]]
 
 
 @dataclass(frozen=True)

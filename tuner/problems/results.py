@@ -22,6 +22,7 @@ class Status(str, Enum):
     COMPILE_TIMEOUT = "compile_timeout"
     OUT_OF_RESOURCES = "out_of_resources"  # more shared memory than the device allows
     WRONG_RESULT = "wrong_result"
+    UNSUPPORTED = "unsupported"  # a backend has no kernel for it, or cannot be loaded
     CRASHED = "crashed"  # a CUDA error; the measuring process was replaced
     TIMED_OUT = "timed_out"
     NOT_RECORDED = "not_recorded"  # absent from the replayed recording

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, column, func, select, table, text, update
+from sqlalchemy import Connection, Engine, column, func, inspect, select, table, text, update
 from sqlalchemy.exc import DBAPIError
 
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
 from tuner.store.tables import VERSION_TABLE
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 HEAD = "0012"
 _VERSION = table(VERSION_TABLE, column("version_num"))
@@ -50,17 +50,23 @@ def check_head(connection: Connection) -> None:
 
 
 def alembic_config() -> Config:
+    # A store at this version's schema needs none of it, and it is a quarter of a worker's imports.
+    from alembic.config import Config  # noqa: PLC0415
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     return config
 
 
 def _heads(connection: Connection) -> tuple[str, ...]:
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return context.get_current_heads()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return ()
+    return tuple(connection.execute(select(_VERSION.c.version_num)).scalars())
 
 
 def _upgrade(connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415
+
     config, found = alembic_config(), _heads(connection)
     if set(found) - _known():
         raise _wrong(found)
@@ -76,6 +82,8 @@ def _upgrade(connection: Connection) -> None:
 
 
 def _known() -> set[str]:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
     scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
     return {script.revision for script in scripts}
 

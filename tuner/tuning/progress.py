@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
-from tuner.problems.points import Candidate, Part
+from tuner.problems.points import TRITON, Candidate, Part
 from tuner.problems.registry import parts
 from tuner.problems.results import Trial
 
@@ -66,7 +66,8 @@ class Counts:
 
     def _note(self, trial: Trial) -> None:
         point, time_us = trial.candidate.point, trial.measurement.median_us
-        if time_us is None or point.size not in self._tries:
+        tuned = trial.candidate.backend == TRITON
+        if time_us is None or not tuned or point.size not in self._tries:
             return
         best = self._best_us[point.size]
         best[point.part] = min(time_us, best.get(point.part, time_us))

@@ -34,7 +34,7 @@ class Revalidation:
 
     def candidates(self) -> list[Candidate]:
         """The finalists of the earlier run: its winners, their rivals and the neighbours'."""
-        trials, entries = list(self._trials.values()), list(self._entries.values())
+        trials, entries = _of_triton(self._trials), list(self._entries.values())
         return [trial.candidate for trial in self._plan.chooser.finalists(trials, entries)]
 
     def known(self, candidate: Candidate, compiled: Compiled) -> Measurement | None:
@@ -47,7 +47,7 @@ class Revalidation:
 
     def final(self, trials: Mapping[Candidate, Trial]) -> list[Trial]:
         """The earlier result at each size where it stands: winner and incumbents, as last timed."""
-        changed = {_size(t.candidate.point) for t in trials.values() if not self._stands(t)}
+        changed = {_size(t.candidate.point) for t in _of_triton(trials) if not self._stands(t)}
         changed |= {_size(p) for p in self._plan.requested if not self._same_incumbents(p, trials)}
         standing = (p for p in self._plan.requested if _size(p) not in changed)
         return [
@@ -91,6 +91,11 @@ class Revalidation:
             if median_us is not None:
                 trial = replace(trial, measurement=Measurement(Status.OK, median_us))
             yield trial
+
+
+def _of_triton(trials: Mapping[Candidate, Trial]) -> list[Trial]:
+    """Other backends are measured anew: what they are compiled to is not known."""
+    return [trial for trial in trials.values() if trial.candidate.backend == TRITON]
 
 
 def _same(before: Compiled, now: Compiled) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch import Runs, what_runs
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
@@ -122,7 +123,7 @@ class TuningRun(RunProcesses):
         racer = bench if isinstance(bench, GpuBench) else None
         try:
             watcher.step("")
-            plan = self._plan()
+            plan = self._with_backends(self._plan())
             store.expect(run, self._outlook(plan, earlier))
             asked = plan, strategy, bench, journal, progress
             entries = tune(*asked, racer, earlier, watcher, self._tell)
@@ -144,14 +145,38 @@ class TuningRun(RunProcesses):
             self._record(record, tried, add_to_record)
         return self._report(entries, bench.totals)
 
+    def _with_backends(self, plan: Plan) -> Plan:
+        """The plan with the other backends at its requested points: those that the engine may run,
+        so that a missing one is told, and those that the GPU's environment has.
+        """
+        if self._installed is None:
+            return plan
+        named = [kernel.backend for kernel in self._runs.kernels] if self._runs else []
+        named = [name for name in named if name not in (TRITON, "none")]
+        others = tuple(dict.fromkeys([*named, *self._installed]))
+        first = self.request.problem.parts[0]
+        whole = [point for point in plan.requested if point.part is first]
+        return replace(plan, backends=dict.fromkeys(whole, others))
+
+    @cached_property
+    def _runs(self) -> Runs | None:
+        """What a server runs by the engine's rules, without any flags."""
+        engine, version = self.environment.engine, self.environment.engine_version
+        return what_runs(engine, version, self.request.problem, self.request.device)
+
+    @property
+    def _installed(self) -> Collection[str] | None:
+        """The backends that the GPU's environment has; None without a GPU."""
+        gpu = self.request.source.kind is MeasureKind.GPU
+        return self._gpu.backends if gpu else None
+
     def _tell(self, entries: list[Entry], trials: Sequence[Trial]) -> list[Entry]:
         """The entries with what a server runs without this program, without any flags."""
-        engine, version = self.environment.engine, self.environment.engine_version
-        runs = what_runs(engine, version, self.request.problem, self.request.device)
-        return with_backends(entries, trials, runs)
+        return with_backends(entries, trials, self._runs, self._installed)
 
     def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
         to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
+        to_try += sum(len(names) for names in plan.backends.values())
         return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
 
     def _revalidation(self, store: RunStore) -> Revalidation | None:

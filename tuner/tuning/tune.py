@@ -89,12 +89,10 @@ class Chooser(Protocol):
 
 
 class Racer(Protocol):
-    """Times several configurations of a point in turn, so that drift affects them equally."""
+    """Times several candidates of a point in turn, so that drift affects them equally."""
 
-    def race(
-        self, point: Point, configs: Sequence[Config], rounds: int
-    ) -> dict[Config, Measurement]:
-        """The measurement of each configuration; one that could not be timed is left out."""
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
+        """The measurement of each candidate; one that could not be timed is left out."""
 
 
 class Earlier(Protocol):
@@ -125,6 +123,9 @@ class Plan:
     # What the store has for the requested points, measured in the same environment. It is tried
     # beside the incumbents, and it is no seed: a search must ask the same when it is resumed.
     previous: Mapping[Point, Config] = field(default_factory=dict)
+    # Backends to measure beside Triton. One kernel of a backend may do the work of the kernels of
+    # several points; it is measured at the first of them.
+    backends: Mapping[Point, Sequence[str]] = field(default_factory=dict)
 
     def incumbent_candidates(self) -> list[Candidate]:
         """What is tried first: what the engine would run without this tuner, and what the store
@@ -136,7 +137,12 @@ class Plan:
             for config in by_name.values()
         }
         stored = (Candidate(point, config) for point, config in self.previous.items())
-        return list(wanted | dict.fromkeys(stored))
+        others = (
+            Candidate(point, Config({}), backend)
+            for point, names in self.backends.items()
+            for backend in names
+        )
+        return list(wanted | dict.fromkeys(stored) | dict.fromkeys(others))
 
 
 def tune(
@@ -165,22 +171,31 @@ def tune(
     explore(plan, strategy, bench, _keeper(trials, journal, progress), trials, watcher)
     requested = set(plan.requested)
     everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
+    others = [trial for trial in trials.values() if trial.candidate.backend != TRITON]
     entries = plan.chooser.choose(everything)
     if racer is not None:
         final = earlier.final(trials) if earlier else []
         known = {trial.candidate.point for trial in final}
         finalists = plan.chooser.finalists(everything, entries)
         again = [trial for trial in finalists if trial.candidate.point not in known]
-        raced = _race(again, racer, watcher)
+        again += [t for t in others if t.measurement.timed and t.candidate.point not in known]
+        raced, others = _apart(_race(again, racer, watcher), others)
         untuned = [t for t in everything if t.candidate.point not in requested]
         entries = plan.chooser.choose([*final, *raced, *untuned])
         if earlier:
             entries = earlier.explain(entries, known)
             bench.totals.extra["carried_over"] = len(known)
     if tell:
-        entries = tell(entries, list(trials.values()))
+        entries = tell(entries, [*everything, *others])
     bench.totals.wall_s = time.perf_counter() - started
     return entries
+
+
+def _apart(raced: Sequence[Trial], others: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
+    """The raced trials of Triton, and those of other backends with the times of the race."""
+    tuned = [trial for trial in raced if trial.candidate.backend == TRITON]
+    times = {trial.candidate: trial for trial in raced}
+    return tuned, [times.get(trial.candidate, trial) for trial in others]
 
 
 def _race(trials: Sequence[Trial], racer: Racer, watcher: Watcher) -> list[Trial]:
@@ -188,13 +203,13 @@ def _race(trials: Sequence[Trial], racer: Racer, watcher: Watcher) -> list[Trial
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
     raced = []
-    for at, (point, some) in enumerate(by_point.items(), start=1):
+    for at, some in enumerate(by_point.values(), start=1):
         watcher.step(f"timing the best again, in turn: {at} of {len(by_point)} points")
-        times = racer.race(point, [trial.candidate.config for trial in some], RACE_ROUNDS)
+        times = racer.race([trial.candidate for trial in some], RACE_ROUNDS)
         raced += [
-            replace(trial, measurement=times[trial.candidate.config])
+            replace(trial, measurement=times[trial.candidate])
             for trial in some
-            if trial.candidate.config in times
+            if trial.candidate in times
         ]
     return raced
 
@@ -227,7 +242,8 @@ def explore(
         elif not answered:
             return
         for trial in sorted(answered, key=lambda trial: asked[trial.candidate]):
-            strategy.tell(trial.candidate, trial.measurement)
+            if trial.candidate.backend == TRITON:
+                strategy.tell(trial.candidate, trial.measurement)
         proposals = strategy.ask()
 
 

@@ -124,6 +124,9 @@ class Delivery:
         assert isinstance(problem, Scale)
         return [Support(self.engine).file_name(problem, device.name)]
 
+    def ships(self, problem: Problem, device: Device) -> bool:
+        return False
+
     def obstacle(self, *, into_engine: bool) -> str:
         return "toys do not belong in the engine's package" if into_engine else ""
 

@@ -72,7 +72,7 @@ def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedF
     flags = server_flags(cluster)
     version = served_version(cluster, engine)
     found: list[AskedFile] = []
-    for problem in _problems(cluster, engine, device):
+    for problem in cluster_problems(cluster, engine, device):
         runs = what_runs(cluster.engine.name, version, problem, device, flags)
         if runs and not any(kernel.triton for kernel in runs.kernels):
             continue
@@ -135,7 +135,7 @@ def _short(name: str, told: str) -> str:
     return name.replace(told, "").removesuffix(".json")
 
 
-def _problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:
+def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:
     """The problems of one rank, of the families whose files can reach the cluster's servers."""
     parallel = cluster.parallel
     said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))

@@ -7,7 +7,7 @@ rows of the point's first sequence, which attend to the most keys.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tuner.backends.operands import Attention as Operands
+from tuner.backends.operands import Call
 from tuner.families.attention.engine import AttentionKernels
 from tuner.families.attention.inputs import Inputs, compared, make_inputs, output_of, reference
 from tuner.families.attention.lengths import EDGES, Lengths, ragged
+from tuner.families.attention.paged import operands_of
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.splits import KV_SPLITS, parts_of
 from tuner.kernels.values import launch_values
@@ -26,6 +29,7 @@ from tuner.measure.timing import LAUNCHES, BoundKernel
 from tuner.problems.points import Config, Point
 
 CHECKED_ROWS = 64  # the last rows of a point's first sequence
+Library = Callable[[Sequence[Operands]], list[Call]]  # a backend's `attention`
 KEPT_BYTES = 1 << 35  # 32 GiB of cached batches, but at most half of the GPU's memory
 
 
@@ -56,6 +60,11 @@ class Batch:
         return sum(
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
         )
+
+    def calls(self, library: Library) -> list[Call]:
+        """A library's calls for each launch of a graph. They alone keep what is copied for them."""
+        some = library([operands_of(inputs) for inputs in self.inputs])
+        return [some[i % len(some)] for i in range(LAUNCHES)]
 
     @cached_property
     def expected(self) -> Reference:
@@ -97,7 +106,24 @@ class Batches:
     @cached_property
     def edges(self) -> Batch:
         """The edge cases of the phase."""
-        lengths = EDGES[self._problem.phase]
+        return self._of_lengths(EDGES[self._problem.phase])
+
+    @cached_property
+    def library_edges(self) -> Batch:
+        """The edge cases that servers have: sequences with something to do."""
+        edges, decode = EDGES[self._problem.phase], self._problem.phase is Phase.DECODE
+        pairs = zip(edges.new, edges.cached, strict=True)
+        kept = [(new, cached) for new, cached in pairs if new and (cached or not decode)]
+        new, cached = zip(*kept, strict=True)
+        return self._of_lengths(Lengths(new, cached))
+
+    @cached_property
+    def library_edges_uncached(self) -> Batch:
+        """The same of extend with nothing cached: some libraries take no cached prefix."""
+        new = self.library_edges.inputs[0].lengths.new
+        return self._of_lengths(Lengths(new, (0,) * len(new)))
+
+    def _of_lengths(self, lengths: Lengths) -> Batch:
         part = self._problem.parts[0]
         point = Point(len(lengths.new), part, lengths.longest_new, max(lengths.cached))
         return Batch(point, [self._inputs(lengths)], self._cores)
@@ -162,6 +188,27 @@ def check(
     _run(batch, [pair[1] for pair in kernels.values()], config)
     errors.append(batch.expected.worst_error(output_of(batch.inputs[0], 0)[-CHECKED_ROWS:]))
     return max(errors)
+
+
+def check_library(library: Library, batches: Batches, batch: Batch) -> float:
+    """The worst error of a library's output for the edge cases and for the batch."""
+    cached = batch.point.cached_tokens > 0
+    edges = batches.library_edges if cached else batches.library_edges_uncached
+    errors = []
+    found = _called(library, edges)
+    for i in compared(edges.inputs[0]):
+        expected = Reference(reference(edges.inputs[0], i))
+        errors.append(expected.worst_error(output_of(found, i)))
+    errors.append(batch.expected.worst_error(output_of(_called(library, batch), 0)[-CHECKED_ROWS:]))
+    return max(errors)
+
+
+def _called(library: Library, batch: Batch) -> Inputs:
+    """The batch's first inputs, with what a library answers as their output."""
+    inputs = batch.inputs[0]
+    inputs.output.fill_(float("nan"))
+    (call,) = library([operands_of(inputs)])
+    return inputs.with_output(call())
 
 
 def _run(batch: Batch, kernels: Sequence[BoundKernel], config: Config) -> None:

@@ -11,15 +11,16 @@ import torch
 import triton
 
 from tuner.engines.engine import find_engine
-from tuner.families.attention.batch import Batches, check
+from tuner.families.attention.batch import Batch, Batches, Library, check, check_library
 from tuner.families.attention.engine import attention_engine, engine_config
 from tuner.families.attention.problem import Attention, Phase, Stage
 from tuner.families.attention.splits import BOTH, MOST, launched
+from tuner.measure.library import backend_of, chains_of, measured
 from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
-from tuner.measure.timing import BoundKernel, capture, load, race, time_graph
+from tuner.measure.timing import BoundKernel, capture, capture_chains, load, race, time_graph
 from tuner.problems.dtypes import Dtype
-from tuner.problems.points import Config, Point
+from tuner.problems.points import TRITON, Config, Point
 from tuner.problems.results import Measurement, Status
 
 # The largest |difference| / (|expected| + rms) of a correct kernel: three times the worst error
@@ -61,6 +62,8 @@ class AttentionOnGpu:
     def measure(self, request: Fields) -> Fields:
         """Check one candidate, then time it."""
         point, config = read_point(request), Config(request["config"])
+        if request.get("backend", TRITON) != TRITON:
+            return measurement_fields(self._measure_library(point, request["backend"]))
         try:
             kernel, error = self._checked(point, config)
         except triton.runtime.errors.OutOfResources as refusal:
@@ -82,12 +85,30 @@ class AttentionOnGpu:
             self._fill(point, config)
         kernels = ((self._kernel(point, config), config) for config in configs)
         graphs = [capture(kernel, batch.arguments(kernel, config)) for kernel, config in kernels]
+        for name in request.get("backends", []):
+            graphs.append(capture_chains(chains_of(batch.calls(self._library(name)))))
         samples = race(graphs, request["rounds"])
         measurements = [
             measurement_fields(Measurement(Status.OK, statistics.median(s), min(s), len(s)))
             for s in samples
         ]
         return {"measurements": measurements}
+
+    def _measure_library(self, point: Point, name: str) -> Measurement:
+        """Check another backend, then time it. At decode, its time is that of both stages."""
+        found: list[Batch] = []
+
+        def error() -> float:
+            found.append(self._batches.at(point))
+            return check_library(self._library(name), self._batches, found[0])
+
+        return measured(
+            lambda: found[0].calls(self._library(name)), error, WORST_ERROR[self._problem.dtype]
+        )
+
+    def _library(self, name: str) -> Library:
+        library: Library = backend_of(name, self._problem.family).module().attention
+        return library
 
     def _bound(self, point: Point) -> float:
         """The largest error that counts as rounding at a point."""

@@ -49,6 +49,11 @@ class Inputs:
     def output(self) -> Tensor:
         return self.tensors["o_extend" if self.problem.phase is Phase.EXTEND else "o"]
 
+    def with_output(self, output: Tensor) -> Inputs:
+        """The same batch with another output of the same shape."""
+        name = "o_extend" if self.problem.phase is Phase.EXTEND else "o"
+        return replace(self, tensors={**self.tensors, name: output.view_as(self.output)})
+
     def tensors_with(self, parts: Sequence[int]) -> Mapping[str, Tensor]:
         """The tensors where the sequences' caches are split into other numbers of parts."""
         like = self.tensors["num_kv_splits"]

@@ -11,12 +11,14 @@ weights of a layer are not when a server comes to it. This takes one of three wa
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from tuner.backends.operands import Call, Gemm
 from tuner.families.dense_gemm.engine import GemmLaunch
 from tuner.families.dense_gemm.inputs import (
     Quantised,
@@ -40,6 +42,8 @@ WORST_ERROR = {Dtype.FP8_W8A8: 0.03, Dtype.INT8_W8A8: 0.015}
 CHECKED = 1 << 25  # elements of C that are compared; of more, evenly spread rows
 KEPT_BYTES = 1 << 33  # of cached batches
 PLACES = 4  # in memory, at which a race times its candidates
+
+Library = Callable[[Sequence[Gemm]], list[Call]]  # a backend's `gemm`
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,21 @@ class Batch:
         tensors = {**operands(self.activations[at], weights, self.output), **scratch}
         pairs = zip(kernels, launches, strict=True)
         return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in pairs]
+
+    def calls(self, library: Library) -> list[Call]:
+        """A library's calls with the tensors of each launch of a graph."""
+        return library([self._operands(at) for at in range(LAUNCHES)])
+
+    def library_error(self, library: Library) -> float:
+        """The worst error of a library's first call."""
+        self.output.fill_(float("nan"))
+        (call,) = library([self._operands(0)])
+        return self._expected.worst_error(call()[self._rows])
+
+    def _operands(self, at: int) -> Gemm:
+        a, b = self.activations[at], self.weights[at % len(self.weights)]
+        block = None if b.tile[0] == 1 else b.tile
+        return Gemm(a.values, b.values, a.scale, b.scale, self.output, block)
 
     def moved(self, weights: list[Quantised]) -> Batch:
         """A copy of this batch elsewhere in memory. `weights` is such a copy of its weights."""

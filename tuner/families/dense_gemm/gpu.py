@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tuner.backends.operands import Call
 from tuner.engines.engine import find_engine
-from tuner.families.dense_gemm.batch import WORST_ERROR, Batches
+from tuner.families.dense_gemm.batch import WORST_ERROR, Batches, Library
+from tuner.families.dense_gemm.batch import Batch as GemmBatch
 from tuner.families.dense_gemm.engine import GemmLaunch, gemm_engine
 from tuner.families.dense_gemm.problem import DenseGemm
-from tuner.measure.chain_session import ChainSession
+from tuner.measure.chain_session import Batch, ChainSession
+from tuner.measure.library import backend_of
 from tuner.measure.messages import read_point
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.problems.points import Config
@@ -32,6 +35,18 @@ class GemmOnGpu(ChainSession[GemmLaunch]):
 
     def _launches(self, batch_size: int, config: Config) -> list[GemmLaunch]:
         return self._kernels.launches(self._problem, batch_size, config, self._target)
+
+    def _calls(self, batch: Batch[GemmLaunch], backend: str) -> list[Call]:
+        assert isinstance(batch, GemmBatch)
+        return batch.calls(self._library(backend))
+
+    def _error(self, batch: Batch[GemmLaunch], backend: str) -> float:
+        assert isinstance(batch, GemmBatch)
+        return batch.library_error(self._library(backend))
+
+    def _library(self, name: str) -> Library:
+        library: Library = backend_of(name, self._problem.family).module().gemm
+        return library
 
 
 def open_session(problem: DenseGemm, request: Fields) -> GemmOnGpu:

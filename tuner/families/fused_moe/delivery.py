@@ -44,6 +44,10 @@ class MoeDelivery:
         gemms = Gemm if self.layer.has_down_files() else (Gemm.UP,)
         return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
 
+    def ships(self, problem: Problem, device: Device) -> bool:
+        names = self.asked(problem, device)
+        return any(path.name in names for path, _ in packaged_files(self.layer))
+
     def obstacle(self, *, into_engine: bool) -> str:
         return ""
 

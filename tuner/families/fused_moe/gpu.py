@@ -21,7 +21,7 @@ from tuner.measure.messages import measurement_fields, read_point
 from tuner.measure.routing_file import RoutingFile
 from tuner.measure.this_gpu import last_cache_bytes, local_target
 from tuner.measure.timing import BoundKernel, capture, is_slower, load, race, time_graph
-from tuner.problems.points import Config, Point
+from tuner.problems.points import TRITON, Config, Point
 from tuner.problems.results import Measurement, Status
 
 Fields = dict[str, Any]
@@ -53,6 +53,9 @@ class MoeOnGpu:
         Most candidates are, and what is slower is not chosen. In exhaustive runs all are compared,
         because others take a recording for the truth.
         """
+        if request.get("backend", TRITON) != TRITON:
+            detail = "only Triton's kernel runs one gemm of a layer alone"
+            return _answer(Measurement(Status.UNSUPPORTED, detail=detail))
         point, config = read_point(request), Config(request["config"])
         inputs = self._layer.inputs(point)
         try:

@@ -46,6 +46,9 @@ class AttentionDelivery:
         assert isinstance(problem, Attention)
         return [file_name(problem, device.name)]
 
+    def ships(self, problem: Problem, device: Device) -> bool:
+        return False  # the constants are in the engine's code
+
     def obstacle(self, *, into_engine: bool) -> str:
         if not self.engine.loads_plugins():
             name = f"{self.engine.name} {self.engine.version}"

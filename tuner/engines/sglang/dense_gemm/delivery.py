@@ -91,6 +91,9 @@ class GemmDelivery:
         self.gemm.file_name(problem, device)  # the plugin is asked where the engine's loader is
         return [gemm_file_name(problem, device.name)]
 
+    def ships(self, problem: Problem, device: Device) -> bool:
+        return self.gemm.find_file(self.engine_root, gemm_of(problem), device) is not None
+
     def obstacle(self, *, into_engine: bool) -> str:
         engine = self.gemm.engine
         if into_engine or engine.loads_plugins():

@@ -59,6 +59,9 @@ class StateDelivery:
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         return [self.states.file_name(_update(problem), device)]
 
+    def ships(self, problem: Problem, device: Device) -> bool:
+        return self.states.find_file(self.states.configs, _update(problem), device) is not None
+
     def obstacle(self, *, into_engine: bool) -> str:
         try:
             self.states.require_files()

@@ -1,0 +1,113 @@
+"""`tuner plan`, and the plan that `tune --all` shows: who runs each problem, and what is known."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cases import FP8_RECORDING, ROOT
+from commands import run
+
+R1 = ("deepseek-r1", "--tp", "8")
+RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
+
+
+@pytest.fixture
+def env(tmp_path: Path, compile_cache: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'tuner.db'}",
+        "TUNER_CACHE_DIR": str(compile_cache),
+    }
+
+
+def planned(env, *words, device="H200"):
+    done = run("plan", *words, "--device", device, "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def by_kind(plan):
+    """What is said of each kind of problem."""
+    return {
+        one["problem"].partition(":")[0]: (
+            [kernel["kernel"] for kernel in one["runs"]["kernels"]],
+            one["reads_files"],
+            one["tune"],
+        )
+        for one in plan["problems"]
+    }
+
+
+def test_a_plan_says_who_runs_each_problem_of_a_model_on_hopper(env):
+    plan = planned(env, *R1)
+    assert by_kind(plan) == {
+        "fused_moe": (["Triton"], "yes", True),
+        "extend_attention": (["FlashAttention 3"], "with flags", False),
+        "decode_attention": (["FlashAttention 3"], "with flags", False),
+        "block_gemm": (["DeepGEMM", "Triton"], "maybe", True),
+    }
+    assert plan["summary"].startswith("7 of 10 problems to tune, about ")
+    assert {one["file"] for one in plan["problems"] if one["problem"].startswith("fused")} == {
+        "shipped"
+    }
+    assert {one["gain"] for one in plan["problems"]} == {None}
+
+
+def test_a_server_s_flags_change_the_plan(env):
+    plan = planned(
+        env, *R1, "--server-args", "--decode-attention-backend triton --fp8-gemm-backend=triton"
+    )
+    kinds = by_kind(plan)
+    assert kinds["decode_attention"] == (["Triton"], "yes", True)
+    assert kinds["extend_attention"][1:] == ("with flags", False)
+    assert kinds["block_gemm"] == (["Triton"], "yes", True)
+
+
+def test_stored_times_are_the_known_gain(env):
+    measure = f"replay:{FP8_RECORDING}"
+    replay = ("--measure", measure, "--batch-sizes", "16", "--effort", "quick")
+    assert run("tune", RECORDED, "--device", "H200", *replay, env=env).returncode == 0
+    [one] = planned(env, RECORDED)["problems"]
+    assert (one["file"], one["gain_from"]) == ("stored", "ok")
+    assert one["gain"] >= 1.0
+    said = run("plan", RECORDED, "--device", "H200", env=env).stdout
+    assert "x measured" in " ".join(said.split())
+
+
+def test_where_no_server_reads_a_file_nothing_is_tuned(env):
+    """A dense model in 16 bits has attention alone, and FlashAttention 3 runs that on Hopper."""
+    words = ("qwen3-32b", "--tp", "4", "--device", "H100")
+    plan = run("plan", *words, env=env)
+    first = plan.stdout.splitlines()[0]
+    assert first == "leave everything as it is: servers here would read no tuned file"
+    tuned = run("tune", *words, "--all", "--measure", "predict", "--json", env=env)
+    assert (tuned.returncode, json.loads(tuned.stdout)) == (0, {"reports": []})
+    assert first in tuned.stderr.splitlines()
+
+
+def test_a_cluster_file_names_engine_model_ranks_and_flags(env):
+    example = ROOT / "examples" / "cluster-h20-2x8-sglang.toml"
+    plan = planned(env, "--cluster", example, device="H20")
+    assert plan["device"] == "NVIDIA_H20"
+    assert "fused_moe:E=257,N=128,K=7168" in plan["problems"][0]["problem"]  # 16 ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name a model, or a cluster file: tuner plan --cluster cluster.toml"),
+        (("deepseek-r1", "--cluster", "c.toml"), "leave 'deepseek-r1' out"),
+        (
+            ("deepseek-r1", "--server-args", "--x '"),
+            "cannot read the server's flags \"--x '\": No closing quotation",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(env, words, said):
+    done = run("plan", *words, "--device", "H200", env=env)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert said in line

@@ -1,0 +1,96 @@
+"""The names of the backends, which problems they take, and whether they are installed.
+
+Nothing is imported to find out: a package is looked for on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
+from types import ModuleType
+
+from tuner.problems.backends import title_of
+
+_GEMMS = ("block_gemm", "channel_gemm")
+_ATTENTION = ("extend_attention", "decode_attention")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kernel library. Its module in this package has its name."""
+
+    name: str  # as results and stores have it: "fa3"
+    families: Sequence[str]  # the families of problems of which it runs some
+    packages: Sequence[str]  # it is installed if Python finds one of these
+
+    @property
+    def title(self) -> str:
+        """Its name for people: "FlashAttention 3"."""
+        return title_of(self.name)
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be used here; empty where it can be tried."""
+        if self._package:
+            return ""
+        return f"not installed: no {' and no '.join(self.packages)}"
+
+    @property
+    def version(self) -> str:
+        """The package that has it, and its version: "sgl-deep-gemm 0.1.4"; empty if missing."""
+        package = self._package
+        if not package:
+            return ""
+        for name in _distributions().get(package, []):
+            try:
+                return f"{name} {version(name)}"
+            except PackageNotFoundError:
+                continue
+        return package
+
+    def module(self) -> ModuleType:
+        """Its module. Raises ImportError where the library cannot be loaded."""
+        return import_module(f"tuner.backends.{self.name}")
+
+    @property
+    def _package(self) -> str:
+        return next((name for name in self.packages if _found(name)), "")
+
+
+BACKENDS = (
+    Backend("deep_gemm", ("block_gemm",), ("deep_gemm",)),
+    Backend("cutlass", _GEMMS, ("sgl_kernel", "vllm")),
+    Backend("cublas", _GEMMS, ("torch",)),
+    Backend("fa3", _ATTENTION, ("sgl_kernel", "flash_attn_interface", "vllm")),
+    Backend("flashinfer", _ATTENTION, ("flashinfer",)),
+    Backend("fa2", _ATTENTION, ("torch",)),
+    Backend("cudnn", _ATTENTION, ("torch",)),
+)
+_BY_NAME: Mapping[str, Backend] = {backend.name: backend for backend in BACKENDS}
+
+
+def find_backend(name: str) -> Backend | None:
+    """The backend of a name; None if no module here runs it."""
+    return _BY_NAME.get(name)
+
+
+def backends_of(family: str) -> list[Backend]:
+    """The backends that run problems of a family, installed or not."""
+    return [backend for backend in BACKENDS if family in backend.families]
+
+
+@cache
+def _found(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # a module without a spec stands in for the package
+        return False
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()

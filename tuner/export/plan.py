@@ -1,0 +1,181 @@
+"""Plan the tuning of a model before any work: who runs each problem, and what is known of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tuner.devices.table import Device
+from tuner.engines.dispatch import Runs, what_runs
+from tuner.engines.engine import Engine
+from tuner.errors import UnsupportedKernel
+from tuner.export.delivery import delivery_of
+from tuner.problems.points import Problem
+from tuner.problems.records import Winner
+from tuner.problems.registry import family_of
+from tuner.problems.results import Entry, Status
+from tuner.render import folded, gain_text, table
+from tuner.tuning.gains import gains
+
+
+class Reads(str, Enum):
+    """Whether a server reads tuned files for a problem."""
+
+    YES = "yes"
+    MAYBE = "maybe"  # something that only the server's own machine knows decides
+    WITH_FLAGS = "with flags"
+    NO = "no"
+    UNKNOWN = "unknown"  # the release's rules say nothing of the problem
+
+
+class File(str, Enum):
+    """The file that a server would find today."""
+
+    STORED = "stored"  # this tuner has winners to export
+    SHIPPED = "shipped"  # the engine's makers tuned it on this card
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class ProblemPlan:
+    """One problem of a model, with what is known before it is tuned."""
+
+    problem: Problem
+    runs: Runs | None  # None: the release's rules say nothing of it
+    reads: Reads
+    file: File
+    gain: float | None  # geometric mean of the stored gains; None: not known
+    gain_status: Status | None  # OK: measured; PREDICTED
+    gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
+
+    @property
+    def to_tune(self) -> bool:
+        """Whether a server would read what tuning finds, as far as anybody knows."""
+        return self.reads not in (Reads.NO, Reads.WITH_FLAGS)
+
+    @property
+    def gain_words(self) -> str:
+        if self.gain is None:
+            return "unknown"
+        word = "measured" if self.gain_status is Status.OK else "predicted"
+        return f"{gain_text(self.gain)} {word}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem.spec(),
+            "runs": self.runs.as_json() if self.runs else None,
+            "reads_files": self.reads.value,
+            "file": self.file.value,
+            "gain": self.gain,
+            "gain_from": self.gain_status.value if self.gain_status else None,
+            "gpu_s": self.gpu_s,
+            "tune": self.to_tune,
+        }
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The problems of a model on a device."""
+
+    device: Device
+    problems: Sequence[ProblemPlan]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device.name,
+            "summary": self.summary(),
+            "problems": [one.as_json() for one in self.problems],
+        }
+
+    def summary(self) -> str:
+        """The first line: how much there is to tune, and how long it takes."""
+        wanted = [one for one in self.problems if one.to_tune]
+        if not wanted:
+            return "leave everything as it is: servers here would read no tuned file"
+        known = [one.gpu_s for one in wanted if one.gpu_s is not None]
+        takes = f", about {sum(known):.0f} s of one {self.device.name}" if known else ""
+        return f"{len(wanted)} of {len(self.problems)} problems to tune{takes}"
+
+    def as_text(self) -> str:
+        """The summary, a table, and a line for each distinct answer of the engine's rules."""
+        headers = ("problem", "runs", "reads files", "file", "gain", "GPU s")
+        rows = [
+            (
+                one.problem.spec(),
+                _names(one.runs),
+                one.reads.value,
+                one.file.value,
+                one.gain_words,
+                None if one.gpu_s is None else round(one.gpu_s),
+            )
+            for one in self.problems
+        ]
+        said = dict.fromkeys(one.runs.line() for one in self.problems if one.runs)
+        return folded("\n".join([self.summary(), "", table(headers, rows), "", *said]))
+
+
+def plan_model(
+    problems: Sequence[Problem],
+    engine: Engine,
+    device: Device,
+    flags: Mapping[str, str],
+    winners: Sequence[Winner],
+    gpu_seconds: Callable[[Problem], float | None],
+) -> ModelPlan:
+    """Plan the problems of a model. `winners` are what the store has for the engine on the device.
+
+    `flags` are the flags and variables of the server that will read the files.
+    """
+    found = []
+    for problem in dict.fromkeys(problems):
+        runs = what_runs(engine.name, engine.version, problem, device, flags)
+        entries = [winner.entry for winner in winners if winner.problem == problem]
+        gain, status = _known_gain(entries)
+        found.append(
+            ProblemPlan(
+                problem,
+                runs,
+                _reads(runs),
+                _file(problem, engine, device, entries),
+                gain,
+                status,
+                gpu_seconds(problem),
+            )
+        )
+    return ModelPlan(device, found)
+
+
+def _reads(runs: Runs | None) -> Reads:
+    if runs is None:
+        return Reads.UNKNOWN
+    if runs.always_triton:
+        return Reads.YES
+    if any(kernel.triton for kernel in runs.kernels):
+        return Reads.MAYBE
+    return Reads.WITH_FLAGS if runs.to_triton else Reads.NO
+
+
+def _names(runs: Runs | None) -> str:
+    return " or ".join(kernel.name for kernel in runs.kernels) if runs else "not known"
+
+
+def _file(problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]) -> File:
+    if entries:
+        return File.STORED
+    try:
+        ships = delivery_of(engine, family_of(problem).name).ships(problem, device)
+    except UnsupportedKernel:
+        return File.NONE
+    return File.SHIPPED if ships else File.NONE
+
+
+def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:
+    """The geometric mean of stored gains, of measured ones if there are any."""
+    for status in (Status.OK, Status.PREDICTED):
+        if found := gains(entry for entry in entries if entry.status is status):
+            mean = math.exp(sum(math.log(one.ratio) for one in found) / len(found))
+            return mean, status
+    return None, None
