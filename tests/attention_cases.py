@@ -58,7 +58,7 @@ def entry(
         status,
         time,
         Compiled(Status.OK, shared_bytes=65536, n_regs=128, n_spills=0),
-        {"default": Incumbent(default, Status.OK, time * 1.5)},
+        {"default": Incumbent(default, Status.OK, us * 1.5 + at.cached_tokens / 1000)},
         "1.500x as fast as the engine's own constants",
     )
 

@@ -191,7 +191,7 @@ def attention_predicted(run: Run) -> None:
     run.tuner(*_predict(DECODE), "--workload", "points.toml")
     # The engine's own stay, so all is left alone and nothing is written.
     export = ("export", "--device", "L40S", "--engine", ENGINE, "--allow-predicted")
-    run.tuner(*export)
+    run.tuner(*export, "--json")
     run.tuner(*export, *ON_TRITON, "--json")
     assert not (run.folder / "configs_out").exists()
     run.keep_store()

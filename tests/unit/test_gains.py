@@ -83,8 +83,18 @@ def test_a_backend_may_run_both_gemms_as_one_kernel() -> None:
     assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [(30.0, 40.0)]
 
 
-def trial(point: Point, backend: str, us: float) -> Trial:
-    measured = Measurement(Status.OK, us, us, 3)
+def test_a_backend_that_failed_leaves_no_part_a_time() -> None:
+    some = [entry(8, gemm, 30.0, 20.0) for gemm in Gemm]
+    told = with_backends(some, [trial(some[0].point, "deep_gemm", None)], None)
+    assert [one.incumbents["deep_gemm"].median_us for one in told] == [None, None]
+    told = [replace(one, without_us="deep_gemm") for one in told]
+    assert [(one.engine_us, one.tuned_us) for one in gains(told)] == [(60.0, 40.0)]
+    assert "DeepGEMM, which runs without us, was not measured" in closing_line(told)
+
+
+def trial(point: Point, backend: str, us: float | None) -> Trial:
+    status = Status.CRASHED if us is None else Status.OK
+    measured = Measurement(status, us, us, 3)
     return Trial(Candidate(point, Config({}), backend), Compiled(Status.OK), measured)
 
 

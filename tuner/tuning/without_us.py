@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tuner.engines.dispatch import Kernel, Runs
 from tuner.problems.points import TRITON, Config, Point
-from tuner.problems.results import Entry, Incumbent, Status, Trial
+from tuner.problems.results import Entry, Incumbent, Trial
 
 _NO_CONFIG = Config({})
 
@@ -29,13 +29,13 @@ def with_backends(
     for trial in trials:
         if trial.candidate.backend != TRITON:
             times.setdefault(trial.candidate.backend, {})[trial.candidate.point] = trial
-    sizes = {name: {_size(point) for point in at} for name, at in times.items()}
+    sizes = {name: {_size(point): one for point, one in at.items()} for name, at in times.items()}
 
     def told(entry: Entry) -> Entry:
         if not entry.incumbents:
             return entry
         others = {
-            name: _incumbent(name, times[name].get(entry.point))
+            name: _incumbent(name, times[name].get(entry.point), sizes[name][_size(entry.point)])
             for name in sorted(times)
             if _size(entry.point) in sizes[name]
         }
@@ -59,11 +59,11 @@ def name_of(kernel: Kernel, incumbents: Mapping[str, Incumbent]) -> str:
     return "" if kernel.backend == "none" else kernel.backend
 
 
-def _incumbent(backend: str, trial: Trial | None) -> Incumbent:
-    if trial is None:  # another part of the size has the time of all
-        return Incumbent(_NO_CONFIG, Status.OK, 0.0, backend=backend)
-    measured = trial.measurement
-    return Incumbent(_NO_CONFIG, measured.status, measured.median_us, backend=backend)
+def _incumbent(backend: str, trial: Trial | None, of_size: Trial) -> Incumbent:
+    """A backend at a point. Without a trial there, another part's has the time of the size."""
+    measured = (trial or of_size).measurement
+    us = 0.0 if trial is None and measured.timed else measured.median_us
+    return Incumbent(_NO_CONFIG, measured.status, us, backend=backend)
 
 
 def _size(point: Point) -> tuple[int, int, int]:
