@@ -127,6 +127,7 @@ class RecordedGpu(SerialBench):
     """Stands for a GPU bench: answers from a recording."""
 
     environment = {"torch": "2", "cuda": "13", "driver": "1"}  # noqa: RUF012 (as a GPU's is)
+    backends = ()  # none is installed
 
     def __init__(self) -> None:
         replay = Replay(RECORDED)

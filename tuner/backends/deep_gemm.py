@@ -11,7 +11,7 @@ import deep_gemm
 import torch
 from deep_gemm.utils.layout import get_mn_major_tma_aligned_tensor
 
-from tuner.backends.operands import Call, Gemm, need
+from tuner.backends.operands import Call, Gemm, need, need_target
 
 BLOCK = (128, 128)
 
@@ -21,9 +21,9 @@ def gemm(batch: Sequence[Gemm]) -> list[Call]:
     need(first.block == BLOCK, "DeepGEMM takes blocks of 128x128 alone")
     need(first.fp8, "DeepGEMM takes fp8 alone")
     need(first.out.dtype is torch.bfloat16, "DeepGEMM writes bfloat16 alone")
-    (n, k), capability = first.b.shape, torch.cuda.get_device_capability()
+    n, k = first.b.shape
     need(n % 64 == 0 and k % 128 == 0, "engines run DeepGEMM where N divides by 64 and K by 128")
-    need(capability[0] in (9, 10), f"DeepGEMM has no kernels for sm_{capability[0]}{capability[1]}")
+    need_target("DeepGEMM", "sm_90", "sm_100", "sm_103")
     return [_call(one) for one in batch]
 
 

@@ -7,18 +7,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention, Call, Unsupported, need
+from tuner.backends.operands import Attention, Call, Unsupported, need, need_target
 
 AUTOMATIC = 0  # splits: the library chooses their number
 
 
 def attention(batch: Sequence[Attention]) -> list[Call]:
     first = batch[0]
-    major, minor = torch.cuda.get_device_capability()
-    need(major in (8, 9), f"FlashAttention 3 has no kernels for sm_{major}{minor}")
+    need_target("FlashAttention 3", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
     for package, make in _PACKAGES.items():
         module = _imported(package)
         if module is not None:

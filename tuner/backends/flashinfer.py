@@ -14,7 +14,7 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from tuner.backends.operands import Attention, Call, need
+from tuner.backends.operands import Attention, Call, need, this_target
 
 WORKSPACE_BYTES = 1 << 29  # what sglang gives it for Qwen models
 TENSOR_CORES_FROM = 4  # query heads that share a key head
@@ -127,7 +127,7 @@ def _latent(first: Attention) -> Run:
 
 
 def _architecture() -> str:
-    return "fa3" if torch.cuda.get_device_capability()[0] == 9 else "fa2"
+    return "fa3" if this_target() == "sm_90" else "fa2"
 
 
 @cache

@@ -15,6 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tuner.devices.target import cuda_target
+
 # Runs the library on the current stream. It returns the tensor with the results, which is `out`
 # where the library can be told to write there.
 Call = Callable[[], Tensor]
@@ -28,6 +30,17 @@ def need(condition: bool, why: str) -> None:
     """Raise Unsupported where a condition of the library does not hold."""
     if not condition:
         raise Unsupported(why)
+
+
+def need_target(name: str, *targets: str) -> None:
+    """Raise Unsupported unless this GPU's target is one of these ("sm_90")."""
+    here = this_target()
+    need(here in targets, f"{name} has no kernels for {here}")
+
+
+def this_target() -> str:
+    """Return the name of this GPU's target, as the table of devices has it."""
+    return cuda_target(*torch.cuda.get_device_capability()).name
 
 
 @dataclass(frozen=True)
