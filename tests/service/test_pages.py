@@ -40,6 +40,7 @@ from workers.settings import Settings
 # What a client, a worker or a compiler may say. The name of a job may hold no control characters.
 SCRIPT = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}"
 STEERING = f"{SCRIPT}\u202e\u0085\x1b[31m\u2066"
+WORKER = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"triton": SCRIPT})
 PAGES = (
     *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
     *("/exports/L40S", "/bundles", "/devices", "/models", "/compare"),
@@ -91,8 +92,7 @@ def fill(server: Server, url: str) -> None:
             store.add_trials(run, some)
             store.finish_run(run, [replace(ENTRY, reason=STEERING)], Totals())
     api = server.app.state.api
-    info = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"triton": SCRIPT})
-    api.workers.beat(info)
+    api.workers.beat(WORKER)
     api.workers.set_aside("w-1", STEERING)
     with ServedProofStore.open(url) as proofs:
         proofs.add({**served_proof().as_json(), "model": f"Qwen3-30B-A3B{STEERING}"})
@@ -278,6 +278,7 @@ def test_watches_nights_and_workers_are_worked_with(server: Server, visitor: Vis
     assert visitor.post(f"/watches/{watch['id']}/remove").status == 303
     planned = visitor.post("/nights", {"dry_run": "true"})
     assert b"Tonight would" in planned.body
+    server.app.state.api.workers.beat(WORKER)  # its last beat may be a minute ago by now
     assert visitor.post("/workers/w-1/resume").status == 303
     assert visitor.post("/workers/nobody/drain").status == 404
 
