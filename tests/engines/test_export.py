@@ -109,7 +109,8 @@ def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
     assert json.loads((tmp_path / "configs/triton_3_6_0" / UP_NAME).read_text())
 
 
-def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tmp_path):
+def over_a_shipped_file(engine) -> tuple[Path, list[Winner]]:
+    """A file that the engine ships for an H200, and winners for the same place."""
     h200 = find_device("H200")
     problem = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
     moe = moe_engine(engine)
@@ -117,11 +118,16 @@ def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tm
     assert shipped is not None
     triton = shipped.parent.name.removeprefix("triton_").replace("_", ".")
     environment = Environment(h200.name, "sglang", "0.5.16", triton, "abc")
-    ours = [
+    return shipped, [
         Winner(problem, environment, w.entry, w.run_id, w.published_at)
         for w in winners()
         if w.entry.point.part is Gemm.UP
     ]
+
+
+def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tmp_path):
+    h200 = find_device("H200")
+    shipped, ours = over_a_shipped_file(engine)
     (file,) = export(ours, engine, h200, tmp_path)
     before = file.path.read_bytes()
     assert before != shipped.read_bytes()
@@ -129,6 +135,49 @@ def test_carrying_leaves_a_file_that_was_exported_over_a_packaged_one(engine, tm
     for folder in (tmp_path, tmp_path / "new"):
         export_device(Stored(ours), h200, engine, folder, allow_predicted=False)
         assert (folder / file.path.relative_to(tmp_path)).read_bytes() == before
+
+
+def left_alone(some: list[Winner]) -> list[Winner]:
+    """The same winners once nothing is faster than what the engine runs by itself."""
+    return [
+        replace(one, entry=replace(one.entry, status=Status.INCUMBENT, median_us=None))
+        for one in some
+    ]
+
+
+def test_what_is_left_alone_by_now_is_removed(engine, tmp_path):
+    exported = export_device(Stored(winners()), L40S, engine, tmp_path, allow_predicted=False)
+    alone = left_alone(winners())
+    report = export_device(Stored(alone), L40S, engine, tmp_path, allow_predicted=False)
+    assert not report.files
+    assert set(report.removed) == {file.path for file in exported.files}
+    assert "not advised by now" in report.as_text()
+    assert not any(one.path.exists() or one.sidecar.exists() for one in exported.files)
+    again = export_device(Stored(alone), L40S, engine, tmp_path, allow_predicted=False)
+    assert not again.removed
+
+
+def test_the_engine_s_own_file_comes_back_for_what_is_left_alone(engine, tmp_path):
+    h200 = find_device("H200")
+    shipped, ours = over_a_shipped_file(engine)
+    (file,) = export_device(Stored(ours), h200, engine, tmp_path, allow_predicted=False).files
+    assert file.path.read_bytes() != shipped.read_bytes()
+    alone = Stored(left_alone(ours))
+    report = export_device(alone, h200, engine, tmp_path, allow_predicted=False)
+    assert report.removed == [file.path]
+    assert file.path.read_bytes() == shipped.read_bytes()
+    assert not file.sidecar.exists()
+
+
+def test_a_file_that_was_changed_by_hand_stays(engine, tmp_path):
+    (file, *_) = export_device(
+        Stored(winners()), L40S, engine, tmp_path, allow_predicted=False
+    ).files
+    file.path.write_text(file.text() + "\n")
+    alone = left_alone(winners())
+    report = export_device(Stored(alone), L40S, engine, tmp_path, allow_predicted=False)
+    assert file.path not in report.removed
+    assert file.path.exists()
 
 
 def test_sidecar_tells_where_each_entry_came_from(engine, tmp_path):

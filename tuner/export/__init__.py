@@ -18,6 +18,7 @@ from tuner.engines.engine import Engine, supports
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all
 from tuner.export.delivery import Delivery, PlannedFile, delivery_of
+from tuner.export.earlier import take_back
 from tuner.export.files import (
     PICTURES,
     PROVENANCE,
@@ -48,11 +49,14 @@ class WinnerStore(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """The winners to export, the stored problems that are left out, and what is advised."""
+    """The winners to export, those that are left alone, the stored problems that are left out, and
+    what is advised.
+    """
 
     winners: Sequence[Winner]
     left_out: Sequence[LeftOut]
     advice: Sequence[Advice] = ()
+    left_alone: Sequence[Winner] = ()
 
     @property
     def not_written(self) -> list[LeftOut]:
@@ -80,7 +84,8 @@ def export_device(
     """Export the winners for a device: as an overlay under `out`, or into the engine if None.
 
     Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
-    nothing is better than what servers run without this program.
+    nothing is better than what servers run without this program. What an earlier export wrote under
+    `out` for a problem that is left alone by now is removed.
     """
     chosen = choose(
         store,
@@ -93,8 +98,15 @@ def export_device(
         flags=flags,
     )
     if not chosen.winners:
-        root = out or engine.root
-        return ExportReport(root, (), 0, (), left_out=chosen.left_out, advice=chosen.advice)
+        return ExportReport(
+            out or engine.root,
+            files=(),
+            carried=0,
+            variables=(),
+            left_out=chosen.left_out,
+            advice=chosen.advice,
+            removed=take_back(chosen.left_alone, engine, device, out) if out else (),
+        )
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
     pictures = _pictures(chosen.winners, device, out) if out else {}
@@ -120,6 +132,7 @@ def export_device(
         left_out=chosen.left_out,
         advice=chosen.advice,
         picture=next(iter(pictures)),
+        removed=take_back(chosen.left_alone, engine, device, out),
     )
 
 
@@ -163,7 +176,13 @@ def choose(
         kept, predicted = leave_out_predicted(kept, named)
         left_out += predicted
     advice = advise_all(kept, device, engine, flags, wanted=wanted)
-    return Choice([winner for one in advice for winner in one.winners], left_out, advice)
+    alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
+    return Choice(
+        [winner for one in advice for winner in one.winners],
+        left_out,
+        advice,
+        [winner for winner in kept if winner.problem in alone],
+    )
 
 
 def stored(

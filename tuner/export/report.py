@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class ExportReport:
     left_out: Sequence[LeftOut] = ()
     picture: Path | None = None  # the page with pictures of the winners
     advice: Sequence[Advice] = ()  # what to do about each problem
+    removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -47,6 +48,7 @@ class ExportReport:
             "environment": dict.fromkeys(self.variables, str(self.root.resolve())),
             "server_flags": [flags.as_json() for flags in self.server_flags],
             "advice": [one.as_json() for one in self.advice],
+            "removed": [str(path) for path in self.removed],
             "left_out": "; ".join(left_out_lines(self.left_out)),
             **({"left_out_problems": problems} if problems else {}),
         }
@@ -55,7 +57,7 @@ class ExportReport:
         """The files, the number of measured entries in each, and how to use them."""
         if not self.files:
             first = "leave it: nothing is advised, and nothing was written"
-            return folded("\n".join([first, *map(str, self.advice)]))
+            return folded("\n".join([first, *map(str, self.advice), *self._removed()]))
         lines = [line for file in self.files for line in (_path(file, self.root), _entries(file))]
         lines += ["", *map(str, self.advice), "", f"written under {self.root}"]
         if self.carried:
@@ -63,9 +65,13 @@ class ExportReport:
         if self.picture:
             lines.append(f"pictures of the times: {self.picture}")
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
-        lines += self.notes
+        lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         return folded("\n".join(lines))
+
+    def _removed(self) -> Iterator[str]:
+        for path in self.removed:
+            yield f"removed, of an earlier export and not advised by now: {path}"
 
 
 def triton_notes(files: Iterable[PlannedFile], engine: Engine) -> list[str]:
