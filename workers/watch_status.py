@@ -23,7 +23,7 @@ from tuner.store.lookups import Lookups
 
 # Fields of an environment whose changes make results stale.
 OF_KERNELS = ("engine_version", "kernel_hash", "triton")
-OF_GPU = ("torch", "cuda", "driver")
+OF_GPU = ("torch", "cuda", "driver", "backends")
 PREDICTED, RECORDED, GPU = "", "recording", "gpu"  # sources of times
 
 

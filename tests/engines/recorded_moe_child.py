@@ -23,6 +23,7 @@ READY = {
     "free_bytes": 1000,
     "needed_bytes": 10,
     "backends": {},
+    "packages": "",
 }
 
 

@@ -21,6 +21,7 @@ READY = {
     "free_bytes": 1000,
     "needed_bytes": 10,
     "backends": {"deep_gemm": "sgl-deep-gemm 0.1.0"},
+    "packages": "sgl-deep-gemm 0.1.0",
 }
 # What becomes of a backend, which has no config.
 BACKENDS = {"deep_gemm": {"US": 4}, "fa3": {"US": 9, "ACT": DIE}}

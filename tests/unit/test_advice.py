@@ -21,6 +21,7 @@ from advice_cases import (
     winners,
 )
 
+from tuner.backends.registry import Backend
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import server_settings
 from tuner.errors import BadInput
@@ -193,6 +194,19 @@ def test_times_of_another_release_or_card_advise_nothing() -> None:
     assert "servers run sglang 0.5.23" in left(asked(MOE, some, served=("sglang", "0.5.23")))
     elsewhere = advise(MOE, winners(MOE, some, "H100"), H200, SERVED)
     assert left(elsewhere) == f"it was tuned on {H100.name}"
+
+
+def test_times_beside_another_version_of_the_backend_advise_no_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some = entries(DECODE, others={"fa3": 40.0})
+    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
+    monkeypatch.setattr(Backend, "apart", True)
+    there, here = "flashinfer-python 0.6.14, sglang-kernel 0.4.5", "sglang-kernel 0.4.6"
+    assert left(asked(DECODE, some, backends=there)) == (
+        f"FlashAttention 3 was measured as of {there}, and {here} is installed here"
+    )
+    assert asked(DECODE, some, backends=here).verdict is Verdict.FLAGS
 
 
 # Flags of servers

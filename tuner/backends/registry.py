@@ -52,6 +52,11 @@ class Backend:
                 continue
         return package
 
+    @property
+    def apart(self) -> bool:
+        """Whether it is installed in a package of its own, and not in torch."""
+        return self._package not in ("", "torch")
+
     def module(self) -> ModuleType:
         """Its module. Raises ImportError where the library cannot be loaded."""
         return import_module(f"tuner.backends.{self.name}")
@@ -76,6 +81,15 @@ _BY_NAME: Mapping[str, Backend] = {backend.name: backend for backend in BACKENDS
 def find_backend(name: str) -> Backend | None:
     """The backend of a name; None if no module here runs it."""
     return _BY_NAME.get(name)
+
+
+def other_version(name: str, versions: str) -> str:
+    """The version of a backend that is installed here, if times beside `versions`, as environments
+    have them, are of another one; else empty.
+    """
+    backend = find_backend(name)
+    here = backend.version if backend and backend.apart else ""
+    return "" if here in ("", *versions.split(", ")) else here
 
 
 def backends_of(family: str) -> list[Backend]:

@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, Protocol
 
+from tuner.backends.registry import other_version
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Kernel, Runs, only_for, options_text, what_runs
 from tuner.problems.points import Problem
@@ -278,6 +279,10 @@ def _flags(
     entries = [winner.entry for winner in winners]
     if not flags:
         why = f"{kernel.name} runs without us, and no flag changes it for this problem alone"
+        return Advice(problem, Verdict.LEAVE, why)
+    measured = winners[0].environment.backends
+    if here := other_version(kernel.backend, measured):
+        why = f"{kernel.name} was measured as of {measured}, and {here} is installed here"
         return Advice(problem, Verdict.LEAVE, why)
     found = gains(entries)
     mean = _mean(found)

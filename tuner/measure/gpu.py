@@ -120,9 +120,12 @@ class GpuBench:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Versions that the times depend on besides the kernels: torch, CUDA and the driver."""
+        """Versions that the times depend on besides the kernels: torch, CUDA, the driver, and the
+        backends that come in packages of their own.
+        """
         ready = self._workers[0].ready
-        return {name: ready[name] for name in ("torch", "cuda", "driver")}
+        versions = {name: ready[name] for name in ("torch", "cuda", "driver")}
+        return {**versions, "backends": ready["packages"]}
 
     def close(self) -> None:
         """End the workers, if they are this bench's own."""

@@ -104,10 +104,14 @@ def _open_session(request: Fields) -> Session:
 
 def _backends(request: Fields) -> Fields:
     """What else could run the problem. None of it is imported, so it costs nothing."""
-    some = backends_of(parse_problem(request["problem"]).family)
+    problem = parse_problem(request["problem"])
+    some = backends_of(problem.family)
+    # Those of all kinds of problems in the family, so that results of one environment compare.
+    family = [one for kind in family_of(problem).problems for one in backends_of(kind)]
     return {
         "backends": {one.name: one.version for one in some if not one.missing},
         "missing": {one.name: one.missing for one in some if one.missing},
+        "packages": ", ".join(sorted({one.version for one in family if one.apart})),
     }
 
 

@@ -181,9 +181,10 @@ class Environment:
     engine_version: str
     triton: str
     kernel_hash: str  # sha256 of the kernels' source as lifted
-    torch: str = ""  # this field and the next two are empty where no GPU was used
+    torch: str = ""  # this field and the next three are empty if no GPU was used
     cuda: str = ""
     driver: str = ""
+    backends: str = ""  # other kernel libraries and their versions: "sgl-deep-gemm 0.1.4.post1"
 
     @property
     def fingerprint(self) -> str:

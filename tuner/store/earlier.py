@@ -11,7 +11,7 @@ from tuner.store.rows import environment_row, run_row
 from tuner.store.tables import environments, problems, runs
 
 # What a time depends on besides the machine code and its arguments.
-_MEASURED_ON = ("device", "engine", "torch", "cuda", "driver")
+_MEASURED_ON = ("device", "engine", "torch", "cuda", "driver", "backends")
 _ASKED = ("measure", "effort", "space", "recording", "routing")
 AT_MOST = 5  # runs to look at; a run whose winners a later one replaced does not count
 

@@ -95,6 +95,7 @@ environments = Table(
     text_column("torch"),
     text_column("cuda"),
     text_column("driver"),
+    Column("backends", Text, nullable=False, server_default=""),
     UniqueConstraint("fingerprint"),
     Index(None, "device", "engine"),
 )
