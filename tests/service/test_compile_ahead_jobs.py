@@ -230,7 +230,7 @@ def test_a_job_of_the_command_line_says_that_it_waits_and_what_it_will_take(
     (answer,) = queue.submit_all([REQUEST], priority=Priority.NORMAL)
     assert answer.ahead is not None
     assert queue.waiting(answer.job) == f"job {answer.ahead.id} compiles its kernels first"
-    assert answer.estimated_gpu_s == pytest.approx(4 * 40 * 27.4 / 1440, abs=0.1)
+    assert answer.estimated_gpu_s == pytest.approx(9 + 4 * 40 * 18.4 / 1440, abs=0.1)
     assert [job.client for job in jobs.list()] == ["compile-ahead", "local"]
 
 

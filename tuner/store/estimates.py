@@ -13,7 +13,7 @@ from tuner.problems.records import RunState
 from tuner.problems.results import MeasureKind
 from tuner.store.database import Database
 from tuner.store.tables import environments, problems, runs
-from tuner.tuning.costs import typical_gpu_s
+from tuner.tuning.costs import START_S, typical_gpu_s
 from tuner.tuning.request import Effort
 
 _NEWEST = 20  # runs that are looked at
@@ -46,7 +46,7 @@ class Estimates(Database):
         if time.monotonic() >= until:
             a_point = self._seconds_a_point(*kind)
             self._known[kind] = time.monotonic() + _KEEP_S, a_point
-        return typical_gpu_s(points, effort) if a_point is None else points * a_point
+        return typical_gpu_s(points, effort) if a_point is None else START_S + points * a_point
 
     def _seconds_a_point(self, family: str, device: str, effort: Effort) -> float | None:
         query = (
@@ -67,7 +67,7 @@ class Estimates(Database):
         with self._read() as connection:
             found = connection.execute(query).all()
         taken = [
-            (totals["extra"].get("gpu_s") or totals["wall_s"]) / len(tuned)
+            max(0.0, (totals["extra"].get("gpu_s") or totals["wall_s"]) - START_S) / len(tuned)
             for tuned, totals in found
             if tuned and totals
         ]
