@@ -551,6 +551,47 @@ CASES = (
         ("status 12",),
     ),
     Case(
+        "NVIDIA/nccl#1737",
+        "host-a:7038:7053 [0] ib_plugin.c:1007 NCCL WARN NET/IB : Got completion from peer "
+        "192.0.2.3<42519> with error 5, opcode 0, len 0, vendor err 249",
+        ("rdma_completion",),
+        ("status 5", "peer's log"),
+    ),
+    Case(
+        "vllm-project/vllm#19613",
+        "[2025-06-16 17:17:39] node:318:3584 [5] misc/ibvwrap.cc:183 NCCL WARN Call to "
+        "ibv_reg_dmabuf_mr failed with error Cannot allocate memory\n"
+        "ERROR 06-13 07:35:59 [core.py:517] cupy_backends.cuda.libs.nccl.NcclError: "
+        "NCCL_ERROR_SYSTEM_ERROR: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        ("rdma_register",),
+        ("NCCL_BUFFSIZE", "memlock"),
+    ),
+    Case(
+        "sgl-project/sglang#6894",
+        "E0605 10:48:27.885119 10136 rdma_context.cpp:203] Failed to register memory "
+        "0x7b375b400000: Invalid argument [22]",
+        ("mooncake_register",),
+        ("nvidia_peermem", "Invalid argument"),
+    ),
+    Case(
+        "sgl-project/sglang#6017",
+        NCCL.format(
+            rank=0,
+            text="WARN socketStartConnect: Connect to 169.254.20.10<43369> failed : Software "
+            "caused connection abort",
+        ),
+        ("nccl_unreachable",),
+        ("169.254", "NCCL_SOCKET_IFNAME"),
+    ),
+    Case(
+        "made up",
+        NCCL.format(rank=3, text="WARN Could not find the flux capacitor")
+        + "\nRuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for "
+        "details)",
+        ("nccl_warning",),
+        ("flux capacitor",),
+    ),
+    Case(
         "verl-project/verl#161",
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",

@@ -40,7 +40,7 @@ from tuner.deploy.preflight.network import (
     parse_listeners,
 )
 from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
-from tuner.deploy.preflight.report import PreflightReport, check_nodes
+from tuner.deploy.preflight.report import PreflightReport, check_nodes, render
 from tuner.deploy.preflight.single_file import MODULES
 from tuner.errors import BadInput, MalformedCapture, MalformedCluster
 
@@ -190,7 +190,7 @@ def test_a_nic_under_no_gpu_s_switch_is_out_of_place_where_one_lacks_it() -> Non
 def test_an_extra_nic_is_left_out_without_an_error() -> None:
     node = read_capture("a", L40S)
     ports = tuple(replace(p, up=True) for p in node.ports)
-    node = replace(wired(wired(node, 5, ""), 2, ""), ports=ports)
+    node = replace(wired(wired(node, 5, ""), 2, ""), ports=ports, gids=())
     report = check_nodes([node])
     assert "hca-far" in checks(report)
     assert "nic-wrong-switch" not in checks(report)
@@ -275,7 +275,84 @@ def test_gid_table_without_ipv4() -> None:
     report = check_nodes([replace(node, gids=gids)])
     assert errors(report) == ["gid-empty"]
     assert report.findings[0].fix == "give an IPv4 address to xgbe4"
-    assert "NCCL_IB_GID_INDEX" not in report.nodes[0].environment
+    proposed = report.nodes[0].environment["NCCL_IB_HCA"].split(",")
+    assert proposed == [device for device in RAILS if device != "mlx5_4"]
+
+
+def test_entries_of_roce_v1_need_no_other_address(tmp_path: Path) -> None:
+    """As on a ConnectX-3 beside a ConnectX-5: the old card has addresses, and RoCE v1 alone."""
+    mapped = "0000:0000:0000:0000:0000:ffff:c612"
+    (tmp_path / "show_gids.txt").write_text(
+        f"mlx4_0\t1\t1\t{mapped}:0c0c\t198.18.12.12\tv1\teth2\n"
+        f"mlx5_0\t1\t2\t{mapped}:0b0c\t198.18.11.12\tv1\teth4\n"
+        f"mlx5_0\t1\t3\t{mapped}:0b0c\t198.18.11.12\tv2\teth4\n"
+    )
+    report = check_nodes([read_capture("a", tmp_path)])
+    (finding,) = [f for f in report.findings if f.check == "gid-empty"]
+    assert finding.message.startswith("mlx4_0 has no RoCE v2 GID")
+    assert "let mlx4_0 speak RoCE v2" in finding.fix
+    assert "give an IPv4 address" not in finding.fix
+    assert report.nodes[0].environment["NCCL_IB_HCA"] == "mlx5_0"
+    assert report.nodes[0].environment["NCCL_IB_GID_INDEX"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "ibstat.txt",
+            "CA 'mlx5_0'\n\tCA type: MT4125\n\tPort 1:\n\t\tState: Down\n"
+            "\t\tPhysical state: Disabled\n\t\tRate: 40\n\t\tLink layer: Ethernet\n"
+            "CA 'mlx5_10'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n"
+            "\t\tRate: 400\n\t\tLink layer: InfiniBand\n",
+        ),
+        (
+            "ibv_devinfo.txt",
+            "hca_id:\tmlx5_0\n\ttransport:\t\tInfiniBand (0)\n\t\tport:\t1\n"
+            "\t\t\tstate:\t\t\tPORT_DOWN (1)\n\t\t\tlink_layer:\t\tEthernet\n\n"
+            "hca_id:\tmlx5_10\n\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n"
+            "\t\t\tlink_layer:\t\tInfiniBand\n",
+        ),
+    ],
+)
+def test_what_people_paste_of_their_devices_is_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    node = read_capture("a", tmp_path)
+    assert [(d.device, d.port, d.state, d.link_layer) for d in node.devices] == [
+        ("mlx5_0", 1, "DOWN", "Ethernet"),
+        ("mlx5_10", 1, "ACTIVE", "InfiniBand"),
+    ]
+    report = check_nodes([node])
+    assert report.nodes[0].environment == {"NCCL_IB_HCA": "mlx5_10"}
+    (down,) = [f for f in report.findings if f.check == "ports-down"]
+    assert "ip link set" not in down.fix  # nothing names the interface
+
+
+def test_a_card_with_two_ports_and_one_cable_works() -> None:
+    """As every DGX Spark with one cable to the other."""
+    ports = [
+        RdmaPort(f"rocep1s0f{n}", 1, f"enp1s0f{n}np{n}", n == 0, f"rocep1s0f{n} port 1")
+        for n in (0, 1)
+    ]
+    ports += [
+        RdmaPort(f"roceP2p1s0f{n}", 1, f"enP2p1s0f{n}np{n}", n == 0, f"roceP2p1s0f{n} port 1")
+        for n in (0, 1)
+    ]
+    report = check_nodes([Node("spark", ports=tuple(ports))])
+    assert "ports-down" not in errors(report)
+    (spare,) = [f for f in report.findings if f.check == "ports-down"]
+    assert spare.severity is Severity.INFO
+    named = one_node("spark", rdma=("rocep1s0f1",))
+    assert "ports-down" in errors(check_nodes([Node("spark", ports=tuple(ports))], named))
+
+
+def test_topology_alone_says_that_no_device_was_captured(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi-topo.txt").write_text(
+        "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-55\nGPU1\tNV18\t X \t0-55\n"
+    )
+    text = render(check_nodes([read_capture("a", tmp_path)]))
+    assert "no RDMA device was captured" in text
+    assert "0 of 0" not in text
 
 
 def test_gid_index_that_differs_between_nodes() -> None:

@@ -24,7 +24,13 @@ from tuner.deploy.preflight.network import (
     parse_ip_route,
     parse_listeners,
 )
-from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
+from tuner.deploy.preflight.rdma import (
+    parse_ibdev2netdev,
+    parse_ibstat,
+    parse_ibv_devinfo,
+    parse_show_gids,
+    read_sysfs,
+)
 from tuner.deploy.preflight.weights import describe_weights
 from tuner.errors import MalformedCapture
 
@@ -40,6 +46,8 @@ COMMANDS = {
     "hostname-addresses.txt": ("getent", "ahosts", "{hostname}"),
     "lspci.txt": ("lspci", "-D", "-vvv"),
     "iommu.txt": ("ls", "/sys/class/iommu"),
+    "ibstat.txt": ("ibstat",),
+    "ibv_devinfo.txt": ("ibv_devinfo",),
 }
 COPIES = {
     "tcp.txt": "/proc/net/tcp",
@@ -49,7 +57,10 @@ COPIES = {
     "nvidia-version.txt": "/proc/driver/nvidia/version",
 }
 # Sources that are empty where there is nothing to say, or that help one check alone.
-_OPTIONAL = ("lspci.txt", "iommu.txt", "modules.txt", "cmdline.txt", "nvidia-version.txt")
+_OPTIONAL = (
+    *("lspci.txt", "iommu.txt", "modules.txt", "cmdline.txt", "nvidia-version.txt"),
+    *("ibstat.txt", "ibv_devinfo.txt"),  # /sys/class/infiniband says the same
+)
 # Only variables that the checks read, because an environment also holds secrets.
 VARIABLES = (
     *("NCCL_", "GLOO_", "TP_SOCKET_", "UCX_"),
@@ -197,7 +208,9 @@ def read_capture(name: str, folder: Path) -> Node:
     node.hostname_addresses = parse_ahosts(texts["hostname-addresses.txt"])
     node.environment = parse_environment(_read(folder / "environment.txt"))
     node.versions = _read_versions(folder / "versions.json")
+    listed = parse_ibstat(texts["ibstat.txt"]) or parse_ibv_devinfo(texts["ibv_devinfo.txt"])
     node.devices, gids = read_sysfs(folder / "sys/class/infiniband")
+    node.devices = node.devices or listed
     node.gids = node.gids or gids
     absent = {source for source, text in texts.items() if not text.strip()}
     node.missing = tuple(s for s in texts if s in absent and s not in _OPTIONAL)
@@ -218,6 +231,8 @@ def read_capture(name: str, folder: Path) -> Node:
         "nvidia-smi-topo.txt": node.topology.gpus,
         "nvidia-smi-q.txt": node.gpus,
         "ip-addr.json": node.interfaces,
+        "ibstat.txt": node.devices,
+        "ibv_devinfo.txt": node.devices,
     }
     node.unread = tuple(s for s, value in parsed.items() if texts[s].strip() and not value)
     if not any(texts.values()) and not node.devices and node.weights is None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tuner.deploy.preflight.cards import card_of
 from tuner.deploy.preflight.expected import ExpectedNode
 from tuner.deploy.preflight.facts import Finding, Node, joined, natural
-from tuner.deploy.preflight.links import Links, gid_indexes, interface_of, is_infiniband
+from tuner.deploy.preflight.links import (
+    Links,
+    interface_of,
+    up_devices,
+    without_gid,
+)
 
 _DISABLED = "Disabled"  # phys_state of a port that was switched off on this node
 
@@ -47,19 +53,27 @@ def _down_ports(node: Node, links: Links, expected: ExpectedNode | None) -> Iter
         lines = {d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in down}
         total = len(node.devices)
     wanted = [d for d in lines if d in links.compute or d == links.device]
-    if wanted:
-        yield node.error(
-            "ports-down",
-            f"{len(wanted)} of {total} RDMA ports are down: {joined(wanted)}",
-            _fix_down(node, wanted),
-            tuple(lines[d] for d in sorted(wanted, key=natural)),
-        )
+    named = set(expected.rdma or ()) if expected else set()
+    # A card with two ports and one cable works: DGX Spark is sold so.
+    spare = [d for d in wanted if d not in named and set(card_of(node, d)) & up_devices(node)]
+    spare = spare if spare == wanted else []  # a card without any port that is up has a fault
+    for devices, found in ((spare, node.info), ([d for d in wanted if d not in spare], node.error)):
+        if devices:
+            second = "; another port of each card is up" if devices == spare else ""
+            cabled = "if a cable is meant to be there: " if devices == spare else ""
+            yield found(
+                "ports-down",
+                f"{len(devices)} of {total} RDMA ports are down: {joined(devices)}{second}",
+                cabled + _fix_down(node, devices),
+                tuple(lines[d] for d in sorted(devices, key=natural)),
+            )
 
 
 def _fix_down(node: Node, devices: list[str]) -> str:
     interfaces = interface_of(node)
     disabled = {d.device for d in node.devices if d.phys_state == _DISABLED}
-    steps = "".join(f"ip link set {interfaces[d]} up; " for d in sorted(devices, key=natural))
+    names = [interfaces[d] for d in sorted(devices, key=natural) if interfaces[d]]
+    steps = "".join(f"ip link set {name} up; " for name in names)
     cause = "" if disabled.issuperset(devices) else "check cable, transceiver and switch port; "
     return (
         f"{cause}{steps}then look at ibdev2netdev again, or name only the devices to use "
@@ -69,18 +83,30 @@ def _fix_down(node: Node, devices: list[str]) -> str:
 
 def _gids(node: Node, links: Links) -> Iterator[Finding]:
     """Check that each RoCE device that is up has a RoCE v2 GID with an IPv4 address."""
-    if not node.gids:
-        return
-    bare = [d for d in links.usable if not is_infiniband(node, d) and not gid_indexes(node, d)]
+    bare = without_gid(node, links)
     if bare:
-        interfaces = interface_of(node)
         evidence = [g.line for g in node.gids if g.device in bare]
         yield node.error(
             "gid-empty",
             f"{joined(bare)} has no RoCE v2 GID with an IPv4 address",
-            "give an IPv4 address to " + joined([interfaces.get(d) or d for d in bare]),
+            _fix_gids(node, bare),
             tuple(evidence) or ("show_gids lists no entry of " + joined(bare),),
         )
+
+
+def _fix_gids(node: Node, bare: list[str]) -> str:
+    """What to do: an address is missing, or the card speaks RoCE v1 alone."""
+    interfaces = interface_of(node)
+    addressed = {g.device for g in node.gids if g.ipv4}
+    without = [interfaces.get(d) or d for d in bare if d not in addressed]
+    old = [d for d in bare if d in addressed]
+    steps = ["give an IPv4 address to " + joined(without)] if without else []
+    if old:
+        steps.append(
+            f"let {joined(old)} speak RoCE v2 (cma_roce_mode -d DEVICE -p PORT -m 2), or name only "
+            "other devices in the cluster file: its entries with an IPv4 address are RoCE v1"
+        )
+    return "; ".join(steps)
 
 
 def _slow_cards(node: Node, links: Links) -> Iterator[Finding]:

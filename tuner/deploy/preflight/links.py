@@ -125,13 +125,22 @@ def is_infiniband(node: Node, device: str) -> bool:
     return any(d.device == device and d.link_layer == "InfiniBand" for d in node.devices)
 
 
+def without_gid(node: Node, links: Links) -> list[str]:
+    """The usable RoCE devices that have no RoCE v2 GID with an IPv4 address, if GIDs were captured.
+
+    NCCL could use them with a link-local GID at best, so none is proposed to it.
+    """
+    roce = [d for d in links.usable if not is_infiniband(node, d)]
+    return [d for d in roce if not gid_indexes(node, d)] if node.gids else []
+
+
 def common_gid_index(nodes: Iterable[tuple[Node, Links]]) -> int | None:
     """The lowest index that is RoCE v2 with IPv4 on every usable RoCE device; None: no such."""
     sets = [
         set(gid_indexes(node, device))
         for node, links in nodes
         for device in links.usable
-        if not is_infiniband(node, device)
+        if not is_infiniband(node, device) and device not in without_gid(node, links)
     ]
     return min(set.intersection(*sets), default=None) if sets else None
 

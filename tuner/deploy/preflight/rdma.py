@@ -20,6 +20,9 @@ _SHOW_GIDS = re.compile(
     r"(?:([0-9]{1,3}(?:\.[0-9]{1,3}){3})\s+)?(v1|v2)(?:\s+(\S+))?\s*$",
     re.IGNORECASE,
 )
+_CA = re.compile(r"\s*(?:CA '(?P<device>[^']+)'|Port (?P<port>[0-9]{1,3}):)\s*$")
+_HCA = re.compile(r"\s*(?:hca_id:\s*(?P<device>\S+)|port:\s*(?P<port>[0-9]{1,3}))\s*$")
+_END = "\0"
 _MAPPED = "0000:0000:0000:0000:0000:ffff:"  # prefix of an IPv4 address in IPv6 form
 _LARGEST_FILE = 4096  # bytes; a sysfs file is not larger
 _SPEED_OF_GENERATION = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4}
@@ -58,6 +61,37 @@ def parse_show_gids(text: str) -> tuple[Gid, ...]:
                 )
             )
     return tuple(found)
+
+
+def parse_ibstat(text: str) -> tuple[RdmaDevice, ...]:
+    """The ports in the output of `ibstat`."""
+    return tuple(_listed(text, _CA, ("State", "Physical state", "Link layer", "Rate")))
+
+
+def parse_ibv_devinfo(text: str) -> tuple[RdmaDevice, ...]:
+    """The ports in the output of `ibv_devinfo` or `ibv_devinfo -v`."""
+    return tuple(_listed(text, _HCA, ("state", "phys_state", "link_layer", "rate")))
+
+
+def _listed(
+    text: str, heading: re.Pattern[str], fields: tuple[str, str, str, str]
+) -> Iterator[RdmaDevice]:
+    """The ports in `name: value` lines below headings, which name a device or count a port."""
+    device, port = "", 0
+    values: dict[str, str] = {}
+    for line in [*text.splitlines(), _END]:
+        found = heading.match(line)
+        if device and port and (found or line == _END):
+            state, physical, layer, rate = (values.get(field, "") for field in fields)
+            state = state.partition(" ")[0].upper().replace("PORT_", "")
+            yield RdmaDevice(device, port, state, physical, layer, rate)
+        if found and found["device"]:
+            device, port, values = found["device"], 0, {}
+        elif found:
+            port, values = int(found["port"]), {}
+        else:
+            key, _, value = line.partition(":")
+            values.setdefault(key.strip(), value.strip())
 
 
 def mapped_ipv4(gid: str) -> str:

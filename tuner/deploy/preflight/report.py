@@ -21,7 +21,13 @@ from tuner.deploy.preflight.check_topology import check_topology, far_devices, m
 from tuner.deploy.preflight.check_weights import check_equal_weights, check_weights
 from tuner.deploy.preflight.expected import Expected
 from tuner.deploy.preflight.facts import Finding, Node, Severity, natural
-from tuner.deploy.preflight.links import Links, common_gid_index, find_links, hca_list
+from tuner.deploy.preflight.links import (
+    Links,
+    common_gid_index,
+    find_links,
+    hca_list,
+    without_gid,
+)
 from tuner.errors import BadInput
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -139,6 +145,9 @@ def _propose(
     if expected_node is None or expected_node.rdma is None:  # none named in the cluster file
         leave_out = [device for card, _, _ in misplaced(node, links) for device in card]
         leave_out += far_devices(node, links)
+    # An empty table of GIDs may not have been captured; its device is told as an error.
+    listed = {gid.device for gid in node.gids}
+    leave_out += [device for device in without_gid(node, links) if device in listed]
     hcas = hca_list(node, links, leave_out)
     if hcas.strip("="):
         proposed["NCCL_IB_HCA"] = hcas
@@ -161,7 +170,8 @@ def render(report: PreflightReport) -> str:
         lines.append(f"node {node.name}")
         lines.append(f"  management  {links.interface or 'unknown'}{device}: {links.reason}")
         used = sorted(links.usable, key=natural)
-        lines.append(f"  collectives {len(used)} of {len(links.compute)} RDMA devices usable")
+        usable = f"{len(used)} of {len(links.compute)} RDMA devices usable"
+        lines.append(f"  collectives {usable if links.compute else 'no RDMA device was captured'}")
         lines += [f"  export {name}={value}" for name, value in node.environment.items()]
     for finding in report.findings:
         lines.append("")
