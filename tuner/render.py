@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
@@ -26,6 +28,11 @@ def printable(line: str) -> str:
 def columns() -> int:
     """How wide text may be: COLUMNS, else the terminal's width; 80 off a terminal."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def list_width() -> int | None:
+    """The `width` of a table with a row for each thing: a pipe gets each row in one line."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else sys.maxsize
 
 
 def folded(text: str, width: int | None = None) -> str:
@@ -59,10 +66,12 @@ def table(
     rule: bool = True,
     drop: Sequence[str] = (),
     width: int | None = None,
+    whole: Collection[str] = (),
 ) -> str:
     """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
 
-    Cells are made `printable`. `right` names columns of text to right-align; `rule` draws a line
+    Cells are made `printable`. `right` names columns of text to right-align, and `whole`
+    those that are never folded, such as ids; `rule` draws a line
     below the headers. A table wider than `width` (default: `columns()`) loses the columns that
     `drop` names, in that order, until it fits; then its widest text is folded.
     """
@@ -80,7 +89,8 @@ def table(
             shown.remove(list(headers).index(name))
     kept = [[row[i] for i in shown] for row in cells]
     names, numeric = [headers[i] for i in shown], [numeric[i] for i in shown]
-    widths = _fit([natural[i] for i in shown], names, kept, numeric, limit)
+    never = [numeric[i] or name in whole for i, name in enumerate(names)]
+    widths = _fit([natural[i] for i in shown], names, kept, never, limit)
 
     def lines(row: Sequence[str]) -> list[str]:
         wrapped = [_wrapped(cell, wide) for cell, wide in zip(row, widths, strict=True)]

@@ -15,6 +15,8 @@ from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
+# The release of each that this program was checked with most: what to add if nobody names one.
+CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
 _PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
 
 
@@ -107,7 +109,7 @@ def matching_packages(
     matching = found if version is None else [p for p in found if p.version == version]
     if matching:
         return matching
-    add = f"`tuner engines add {name}=={version or 'VERSION'}` adds it"
+    add = f"`tuner engines add {name}=={version or CHECKED.get(name, 'VERSION')}` adds it"
     if not found:
         wanted = f"{name}=={version}" if version else name
         raise UnknownEngine(f"no {wanted} on this machine: {add}")
