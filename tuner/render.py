@@ -38,14 +38,16 @@ def list_width() -> int | None:
 def folded(text: str, width: int | None = None) -> str:
     """A text in lines that fit. A word that is too long, such as a path, stays whole.
 
-    A line that goes on keeps its indentation; a line that quotes another text ("| ...") stays.
+    A line that goes on keeps its indentation; a line that quotes another text ("| ...")
+    or sets a variable ("export ...") stays.
     """
     return "\n".join(_folded(line, width or columns()) for line in text.split("\n"))
 
 
 def _folded(line: str, width: int) -> str:
     indent = line[: len(line) - len(line.lstrip())]
-    if len(line) <= width or _FILE.fullmatch(line) or line.startswith(f"{indent}| "):
+    whole = line.startswith((f"{indent}| ", "export "))  # a command is pasted as it is
+    if len(line) <= width or _FILE.fullmatch(line) or whole:
         return line
     return textwrap.fill(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

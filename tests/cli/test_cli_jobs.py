@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -58,6 +59,11 @@ def test_a_job_is_posted_followed_and_listed(tuner: Tuner, url: str) -> None:
     assert "best M=2 up" in followed.stderr
     listed = json.loads(tuner("jobs", "--state", "done", "--json").stdout)
     assert [job["id"] for job in listed] == [job_id]
+    shown = dict(line.split(": ", 1) for line in tuner("job", job_id).stdout.splitlines()[-2:])
+    _, *words = shlex.split(shown["its gain"])
+    reported = tuner(*words, "--json")
+    assert reported.exit_code == 0, reported.stderr
+    assert shown["its files"].startswith("tuner export --device ")
     again = tuner(*REPLAY, f"replay:{RECORDING}")
     assert again.stdout.strip() == job_id
     assert "it is done" in again.stderr

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -115,7 +116,8 @@ def job(
             found = _follow(queue, found)
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
-    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting)))
+    after = _next_step(found, server) if found.state is JobState.DONE else ""
+    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting, after)))
     more = {"waiting": waiting} if waiting else {}
     show(as_json, lambda: {**found.as_json(), **more}, lambda: text)
     if follow and found.state is not JobState.DONE:
@@ -199,6 +201,17 @@ def _follow(queue: Queue, found: Job) -> Job:
         if found.state.finished:
             return found
         time.sleep(FOLLOW_S)
+
+
+def _next_step(found: Job, server: str | None) -> str:
+    """Where the result of a job that is done can be seen, and how it becomes files."""
+    if server is not None:
+        return f"its gain and its files: {server.rstrip('/')}/jobs/{found.id}"
+    request = found.request
+    spec = quote(request.problem.spec())
+    words = f"--device {request.device} --engine {request.engine} --problem {spec}"
+    predicted = " --allow-predicted" if request.measure == "predict" else ""
+    return f"its gain: tuner report {words}\nits files: tuner export {words}{predicted}"
 
 
 class _Outage:
