@@ -55,7 +55,6 @@ class ExportReport:
             "environment": dict.fromkeys(self.variables, str(self.root.resolve())),
             "server_flags": [flags.as_json() for flags in self.server_flags],
             "advice": [one.as_json() for one in self.advice],
-            "back": self.back,
             "left_out": "; ".join(left_out_lines(self.left_out)),
             **({"left_out_problems": problems} if problems else {}),
         }
