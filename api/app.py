@@ -48,7 +48,7 @@ from tuner.jobs.job import Job
 from tuner.store import Store
 from tuner.store.figures import Figures
 from tuner.store.probe import Probe
-from workers.reconcile import Announces
+from workers.queue import Announces
 from workers.settings import Settings
 
 if TYPE_CHECKING:  # FastAPI before 0.165 has none

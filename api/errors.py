@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from api.docs import PAGE
@@ -80,8 +80,6 @@ class Mistake(BaseModel):
 class ProblemDetails(BaseModel):
     """An error, in the form of RFC 9457."""
 
-    model_config = ConfigDict(title="Problem")  # its name in the OpenAPI schema
-
     type: str = Field(description="about:blank, or a urn that names the kind of error.")
     title: str
     status: int
@@ -92,7 +90,7 @@ class ProblemDetails(BaseModel):
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entries of a route's errors: these statuses, and those of every route."""
-    schema = {"$ref": "#/components/schemas/Problem"}
+    schema = {"$ref": "#/components/schemas/ProblemDetails"}
     return {
         status: {
             "description": HTTPStatus(status).phrase,

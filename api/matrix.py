@@ -48,7 +48,7 @@ class CellState(str, Enum):
     MISSING = "missing"  # it is watched, and nothing is stored
 
 
-class Order(str, Enum):
+class MatrixOrder(str, Enum):
     """The order of the problems."""
 
     NAME = "name"
@@ -84,7 +84,7 @@ class Wanted:
     family: str = ""
     state: CellState | None = None
     devices: frozenset[str] = frozenset()
-    order: Order = Order.NAME
+    order: MatrixOrder = MatrixOrder.NAME
 
     def has(self, row: Row) -> bool:
         """Whether a row is shown."""
@@ -103,7 +103,7 @@ class Wanted:
     def sorted(self, rows: Iterable[Row]) -> list[Row]:
         """Rows in order. A row that lacks the sorted value comes last."""
         by_name = sorted(rows, key=lambda row: (not row.models, row.models, row.problem))
-        if self.order is Order.NAME:
+        if self.order is MatrixOrder.NAME:
             return by_name
         name = self.order.value
         some = [row for row in by_name if row.best(name) is not None]

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from api.errors import MEDIA_TYPE, ProblemDetails
+from api.errors import MEDIA_TYPE
 from api.examples import ANSWERS, EVENT, PROBLEMS
 
 PATH = "/openapi.json"
@@ -120,8 +120,6 @@ def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """Return FastAPI's document with names, examples and what it cannot see in the routes."""
     components = document["components"]
-    problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
-    components["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
     for name, example in ANSWERS.items():
         components["schemas"][name]["examples"] = [example]
     components["headers"] = _HEADERS

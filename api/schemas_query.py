@@ -5,12 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from api.examples import EXAMPLE_PROBLEM
-from api.matrix import CellState, Wanted
-from api.matrix import Order as MatrixOrder
+from api.matrix import CellState, MatrixOrder, Wanted
 from api.text import Cursor, DeviceName, EngineName, EngineSpec, Name, Time
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
-from tuner.jobs.listing import JobQuery, Order
+from tuner.jobs.listing import JobOrder, JobQuery
 from tuner.problems.fields import Strict
 
 
@@ -34,7 +33,7 @@ class JobPage(Page):
     )
     created_after: Time | None = None
     created_before: Time | None = None
-    order: Order = Order.NEWEST
+    order: JobOrder = JobOrder.NEWEST
 
     def query(self) -> JobQuery:
         """The query of the store. Raises UnknownDevice."""

@@ -30,7 +30,7 @@ from tuner.store.results import ResultStore
 from tuner.store.sessions import SessionStore
 from tuner.store.workers import WorkerStore
 from workers.nightly import watch_list_of
-from workers.reconcile import Announces
+from workers.queue import Announces
 from workers.watches import Watch
 
 

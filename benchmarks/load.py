@@ -30,7 +30,7 @@ from sqlalchemy import Engine, event
 
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobState
-from tuner.jobs.listing import ALL_JOBS, JobQuery, Order
+from tuner.jobs.listing import ALL_JOBS, JobOrder, JobQuery
 from tuner.store import JobStore, Store
 from tuner.store.figures import Figures
 from tuner.store.lookups import Lookups
@@ -261,7 +261,7 @@ def plans(url: str, job_id: str) -> dict[str, list[str]]:
             "list, by two states": lambda: jobs.list(JobQuery(states=ended_badly)),
             "list, by model": lambda: jobs.list(JobQuery(model="kimi-k2")),
             "list, by client, oldest": lambda: jobs.list(
-                JobQuery(client="local", order=Order.OLDEST)
+                JobQuery(client="local", order=JobOrder.OLDEST)
             ),
             "list, by device and state": lambda: jobs.list(JobQuery(device=device, states=failed)),
             "a job": lambda: jobs.get(job_id),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
@@ -28,17 +30,24 @@ def columns() -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
+def list_width() -> int | None:
+    """The `width` of a table with a row for each thing: a pipe gets each row in one line."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else sys.maxsize
+
+
 def folded(text: str, width: int | None = None) -> str:
     """A text in lines that fit. A word that is too long, such as a path, stays whole.
 
-    A line that goes on keeps its indentation; a line that quotes another text ("| ...") stays.
+    A line that goes on keeps its indentation; a line that quotes another text ("| ...")
+    or sets a variable ("export ...") stays.
     """
     return "\n".join(_folded(line, width or columns()) for line in text.split("\n"))
 
 
 def _folded(line: str, width: int) -> str:
     indent = line[: len(line) - len(line.lstrip())]
-    if len(line) <= width or _FILE.fullmatch(line) or line.startswith(f"{indent}| "):
+    whole = line.startswith((f"{indent}| ", "export "))  # a command is pasted as it is
+    if len(line) <= width or _FILE.fullmatch(line) or whole:
         return line
     return textwrap.fill(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -59,10 +68,12 @@ def table(
     rule: bool = True,
     drop: Sequence[str] = (),
     width: int | None = None,
+    whole: Collection[str] = (),
 ) -> str:
     """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
 
-    Cells are made `printable`. `right` names columns of text to right-align; `rule` draws a line
+    Cells are made `printable`. `right` names columns of text to right-align, and `whole`
+    those that are never folded, such as ids; `rule` draws a line
     below the headers. A table wider than `width` (default: `columns()`) loses the columns that
     `drop` names, in that order, until it fits; then its widest text is folded.
     """
@@ -80,7 +91,8 @@ def table(
             shown.remove(list(headers).index(name))
     kept = [[row[i] for i in shown] for row in cells]
     names, numeric = [headers[i] for i in shown], [numeric[i] for i in shown]
-    widths = _fit([natural[i] for i in shown], names, kept, numeric, limit)
+    never = [numeric[i] or name in whole for i, name in enumerate(names)]
+    widths = _fit([natural[i] for i in shown], names, kept, never, limit)
 
     def lines(row: Sequence[str]) -> list[str]:
         wrapped = [_wrapped(cell, wide) for cell, wide in zip(row, widths, strict=True)]

@@ -16,6 +16,7 @@ from tuner.errors import BadInput
 from tuner.store import Store
 from workers.gpus import FLEET_VARIABLE, LocalGpu, worker_environ
 from workers.logs import log_json
+from workers.queue import queue_names, require_celery
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.worker")
@@ -29,11 +30,12 @@ def run_fleet(
 ) -> None:
     """Keep worker processes running until SIGTERM or SIGINT, then let each give its job back.
 
-    `processes` is their number where there are no GPUs. Raises BadInput without a broker, and
-    UnusableStore for a store that cannot be used.
+    `processes` is their number where there are no GPUs. Raises BadInput without a broker or
+    Celery, and UnusableStore for a store that cannot be used.
     """
     if settings.broker_url is None:
         raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
+    require_celery()
     Store.open(settings.database_url).close()  # migrate it once, or fail before any process starts
     names = [find_device(device).name for device in devices] if devices else None
     log_json()
@@ -139,7 +141,6 @@ def _serve_metrics(settings: Settings, members: Sequence[Member]) -> None:
 def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
     """The command of one worker process."""
     from workers.broker import CONTROL_QUEUE  # noqa: PLC0415  # Celery is an extra
-    from workers.queue import queue_names  # noqa: PLC0415
 
     queues = [*queue_names(gpu, devices), CONTROL_QUEUE]
     # With this process's id, Celery's names of two fleets on one host are not the same. Nobody

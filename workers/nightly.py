@@ -18,8 +18,7 @@ from tuner.store.database import utc_now
 from tuner.store.lookups import Lookups
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
-from workers.queue import Announcer
-from workers.reconcile import Announces
+from workers.queue import Announcer, Announces
 from workers.settings import Settings
 from workers.watch_status import WatchState, WatchStatus, watch_statuses
 from workers.watches import Unresolved, WatchList, read_watch, read_watch_list

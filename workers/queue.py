@@ -5,15 +5,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from queue import SimpleQueue
+from typing import Protocol
 
 from tuner.devices.table import devices as known_devices
+from tuner.errors import BadInput
 from tuner.jobs.job import Job, Priority
 from workers.gpus import LocalGpu
 from workers.outages import Outage
 from workers.settings import Settings
 
 BACKOFF_S = 5.0
+
+
+class Announces(Protocol):
+    """Something that can wake workers."""
+
+    def announce(self, job: Job) -> None: ...
+
+
+def require_celery() -> None:
+    """Raises BadInput where the extra that speaks to the broker is not installed."""
+    if missing := [name for name in ("celery", "prometheus_client") if find_spec(name) is None]:
+        raise BadInput(
+            f"a service with TUNER_BROKER_URL needs {' and '.join(missing)}: "
+            "pip install 'engine-tuner[service]'"
+        )
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
@@ -63,6 +81,7 @@ class Announcer:
         self._again_at = 0.0
         self._outage = outage or Outage("the broker")
         if settings.broker_url:
+            require_celery()
             from workers.broker import sender  # noqa: PLC0415  # Celery is an extra
 
             self._send = sender(settings)

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
 
 from tuner.errors import UnusableStore
 from tuner.jobs.job import Job
@@ -17,6 +16,7 @@ from tuner.jobs.limits import Exceeded, Held, Limits, Stopwatch
 from tuner.store import JobStore, Leases
 from tuner.store.workers import WorkerStore
 from workers.metrics import EXPIRED_LEASES
+from workers.queue import Announces
 
 log = logging.getLogger("tuner.reconcile")
 
@@ -26,12 +26,6 @@ AGE_EVERY_S = 60.0
 FORGET_EVERY_S = 3600.0
 # A worker's own parent ends a child that exceeds a limit. It gets so much time to do that first.
 GRACE_S = 15.0
-
-
-class Announces(Protocol):
-    """Something that can wake workers."""
-
-    def announce(self, job: Job) -> None: ...
 
 
 class Overdue:

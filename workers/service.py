@@ -15,7 +15,8 @@ from tuner.store.workers import WorkerStore
 from workers.child import child_environ
 from workers.gpus import LocalGpu
 from workers.outages import Outage
-from workers.reconcile import EVERY_S, Announces, Reconciler
+from workers.queue import Announces
+from workers.reconcile import EVERY_S, Reconciler
 from workers.registration import Registration
 from workers.worker import Worker
 

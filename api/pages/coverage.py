@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from api.auth import Reader
-from api.matrix import CellState, Order
+from api.matrix import CellState, MatrixOrder
 from api.pages.forms import asked
 from api.pages.render import page
 from api.routes.coverage import list_matrix
@@ -55,5 +55,5 @@ def show_coverage(
         more_running=running["next"] is not None,
         families=[(one.name, one.title.removeprefix("a ")) for one in families()],
         states=list(CellState),
-        orders=list(Order),
+        orders=list(MatrixOrder),
     )

@@ -232,6 +232,35 @@ def test_check_fails_where_the_files_of_one_family_fit_and_those_of_another_do_n
     assert (done.returncode, found) == (1, {True, False}), done.stderr
 
 
+def test_check_of_an_exported_folder_knows_its_files_gpu_and_engine(env, tmp_path):
+    name = "E=256,N=256,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    fits = dict(zip(_KEYS, (16, 64, 128, 1, 4, 3), strict=True))
+    environment = {"engine": "sglang", "engine_version": "0.5.16"}
+    sidecar = json.dumps({"entries": {"64": {"status": "ok", "environment": environment}}})
+    for below, text in {
+        f"configs/triton_3_6_0/{name}": json.dumps({"64": fits}),
+        f"configs/triton_3_6_0/{name.replace('N=256', 'N=128')}": json.dumps({"64": _TOO_BIG}),
+        f"provenance/triton_3_6_0/{name}": sidecar,
+        "attention/triton_3_6_0/decode.json": "{}",
+        "provenance/attention/triton_3_6_0/decode.json": sidecar,
+    }.items():
+        (tmp_path / "out" / below).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / below).write_text(text)
+    done = tuner(env, "check", str(tmp_path / "out"), "--json")
+    assert done.returncode == 0, done.stderr  # the engine's own file beside it is not checked
+    assert json.loads(done.stdout)["device"] == "NVIDIA_L40S"
+    assert (
+        "left out: 1 files are of kinds that this does not compile, like decode.json" in done.stderr
+    )
+    other = tuner(env, "check", str(tmp_path / "out"), "--device", "H200")
+    assert "there are files for NVIDIA_L40S" in other.stderr
+    missing = tuner(env, "check", str(tmp_path / "nothing"))
+    assert (missing.returncode, missing.stderr) == (
+        2,
+        f"tuner: error: {tmp_path / 'nothing'} does not exist\n",
+    )
+
+
 def test_check_shows_a_name_of_each_family_for_a_file_of_none(env, tmp_path):
     (tmp_path / "configs.json").write_text("{}")
     done = tuner(env, "check", str(tmp_path / "configs.json"), "--device", "L40S")

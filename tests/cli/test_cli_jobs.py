@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -57,6 +59,11 @@ def test_a_job_is_posted_followed_and_listed(tuner: Tuner, url: str) -> None:
     assert "best M=2 up" in followed.stderr
     listed = json.loads(tuner("jobs", "--state", "done", "--json").stdout)
     assert [job["id"] for job in listed] == [job_id]
+    shown = dict(line.split(": ", 1) for line in tuner("job", job_id).stdout.splitlines()[-2:])
+    _, *words = shlex.split(shown["its gain"])
+    reported = tuner(*words, "--json")
+    assert reported.exit_code == 0, reported.stderr
+    assert shown["its files"].startswith("tuner export --device ")
     again = tuner(*REPLAY, f"replay:{RECORDING}")
     assert again.stdout.strip() == job_id
     assert "it is done" in again.stderr
@@ -192,6 +199,28 @@ def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(
             done = tuner(command, *target.split(), *options)
             assert (done.exit_code, done.stdout) == (2, "")
             assert option.split()[0] in done.stderr
+
+
+def test_ids_stay_whole_and_their_beginning_names_a_job(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
+    ids = tuner("submit", "deepseek-r1", *options).stdout.split()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    head, rule, *rows = tuner("jobs").stdout.splitlines()
+    assert sorted(row.split()[0] for row in rows) == sorted(ids)  # a pipe has a line for each
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = tuner("jobs").stdout
+    assert all(one in narrow for one in ids)
+    assert max(map(len, narrow.splitlines())) <= 80
+    common = os.path.commonprefix(ids)
+    several = tuner("job", common[:2])
+    assert several.exit_code == 2
+    assert f"{len(ids)} jobs begin with {common[:2]}" in several.stderr
+    unique = ids[0][: len(common) + 1]
+    assert json.loads(tuner("job", unique, "--json").stdout)["id"] == ids[0]
+    assert f"{ids[0]} is cancelled" in tuner("cancel", unique).stdout
+    assert tuner("job", "nothing").exit_code == 2
 
 
 def test_a_cancelled_job_ends_following_with_1(tuner: Tuner) -> None:

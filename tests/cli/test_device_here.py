@@ -47,8 +47,14 @@ def test_a_card_that_is_not_known_is_named(smi: Path) -> None:
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("words", [TUNE, ("check", "x.json"), ("export",), ("prove",)])
 def test_without_a_gpu_the_error_names_the_option(
-    smi: Path, words: tuple[str, ...], broken: bool
+    smi: Path,
+    words: tuple[str, ...],
+    broken: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.json").write_text("{}")
     if broken:
         answers(smi, "NVIDIA-SMI has failed", code=9)
     done = CliRunner().invoke(app, words)

@@ -79,7 +79,7 @@ def test_kernels_are_listed_with_what_stops_them(env, added):
 
 BAD_INPUT = [
     ("add vlm==1.2.0", "unknown engine 'vlm'; did you mean 'vllm'?"),
-    ("add vllm", "'vllm' names no version: write vllm==VERSION"),
+    ("add vllm", "the package index has no vllm==0.33.0; its newest are 1.2.0"),
     ("add vllm==", "names no version"),
     ("add vllm==1.2.1", "no vllm==1.2.1; did you mean '1.2.0'?"),
     ("add vllm==--help", "'--help' is not a version"),

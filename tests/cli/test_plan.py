@@ -95,6 +95,28 @@ def test_a_cluster_file_names_engine_model_ranks_and_flags(env):
     assert "fused_moe:E=257,N=128,K=7168" in plan["problems"][0]["problem"]  # 16 ranks
 
 
+@pytest.mark.slow  # of its parts, the plan and the refusals have cases of their own
+def test_a_cluster_file_is_tuned_for_and_exported_as_its_servers_ask(env):
+    """What the plan tunes is tuned and exported, and no option may contradict the file."""
+    example = ROOT / "examples" / "cluster-h20-2x8-sglang.toml"
+    words = ("--cluster", example, "--device", "H20")
+    more = ("--measure", "predict", "--batch-sizes", "16", "--effort", "quick")
+    for name in ("tune", "export"):
+        given = ("--engine", "vllm") if name == "export" else ("deepseek-r1",)
+        done = run(name, *given, *words, env=env)
+        assert done.returncode == 2
+        assert "the cluster file says it: leave" in done.stderr
+    plan = planned(env, *words[:2], device="H20")
+    asked = [one["problem"] for one in plan["problems"] if one["tune"]]
+    tuned = run("tune", *words, *more, "--json", env=env)
+    assert tuned.returncode == 0, tuned.stderr
+    made = json.loads(tuned.stdout)
+    assert [one["problem"] for one in made.get("reports", [made])] == asked
+    exported = run("export", *words, "--allow-predicted", "--json", env=env)
+    assert exported.returncode == 0, exported.stderr
+    assert {one["problem"] for one in json.loads(exported.stdout)["advice"]} <= set(asked)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

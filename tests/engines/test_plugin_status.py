@@ -15,7 +15,9 @@ from tuner.engines.sglang.attention.status import attention_status
 from tuner.engines.sglang.plugin.files import AttentionEntry, AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.splits import SplitsRow, SplitsTable
+from tuner.engines.sglang.presence import triton_of
 from tuner.engines.sglang.status import server_status
+from tuner.errors import CompilerUnavailable
 from tuner.families.attention.problem import Stage
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.problem import parse_dense_gemm
@@ -189,7 +191,16 @@ def test_the_environments_folder_for_gemms(root, variable, monkeypatch):
     report = server_status(find_engine("sglang==0.5.16"), None, None, {variable: str(root)})
     assert report.ok
     assert (report.gemm.variable, report.gemm.root) == (variable, root)
-    assert "waits for the GPU (made for NVIDIA_H200)" in report.as_text()
+    [row] = [line for line in report.as_text().splitlines() if "waits for the GPU" in line]
+    assert " pending " in row and " used " not in row
+
+
+def test_without_an_installed_triton_the_engine_s_own_is_meant(monkeypatch):
+    def none() -> str:
+        raise CompilerUnavailable("triton is not installed")
+
+    monkeypatch.setattr("tuner.engines.sglang.presence.installed_triton", none)
+    assert triton_of(find_engine("sglang==0.5.16")) == "3.6.0"
 
 
 def test_releases_without_plugins_use_no_gemm_files(root):

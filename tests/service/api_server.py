@@ -20,7 +20,7 @@ from tuner.jobs.job import Job, JobFilter
 from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, Incumbent, Status, Totals
 from tuner.store import JobStore, Leases
-from workers.reconcile import Announces
+from workers.queue import Announces
 
 _CONFIG = Config(
     {

@@ -117,6 +117,19 @@ def test_each_error_is_described_once(document: Any) -> None:
     assert "RateLimit" in shared["Error429"]["headers"]
 
 
+def test_no_two_schemas_have_one_title(document: Any) -> None:
+    """A generator names its classes after titles, and drops what uses the second of two."""
+    schemas = document["components"]["schemas"]
+    titles = sorted(one["title"].lower() for one in schemas.values() if "title" in one)
+    assert titles == sorted(set(titles))
+    assert not [name for name in schemas if "__" in name]  # made of two modules with one class name
+    described = [
+        json.dumps({name: part for name, part in one.items() if name != "title"}, sort_keys=True)
+        for one in schemas.values()
+    ]
+    assert len(described) == len(set(described))
+
+
 def test_a_get_has_no_errors_of_bodies(document: Any) -> None:
     for methods in document["paths"].values():
         assert not {"400", "413", "415"} & set(methods.get("get", {"responses": {}})["responses"])

@@ -18,7 +18,7 @@ from store_writer import PROBLEM
 from api.settings import ApiSettings
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobRequest, JobState
-from tuner.jobs.listing import ALL_JOBS, JobQuery, Order
+from tuner.jobs.listing import ALL_JOBS, JobOrder, JobQuery
 from tuner.store import JobStore, Leases, Store
 from tuner.store.job_pages import select_page
 from tuner.store.job_tables import jobs as table
@@ -76,7 +76,7 @@ def test_pages_of_several_states_are_complete_in_both_orders(jobs: JobStore) -> 
         query = JobQuery(states=frozenset(states))
         for limit in (1, 2, 5, 50):
             assert in_pages(jobs, query, limit) == wanted
-            assert in_pages(jobs, replace(query, order=Order.OLDEST), limit) == wanted[::-1]
+            assert in_pages(jobs, replace(query, order=JobOrder.OLDEST), limit) == wanted[::-1]
 
 
 @both_databases
@@ -94,8 +94,8 @@ def test_times_and_clients_filter(jobs: JobStore) -> None:
 
 WALKS = (
     (ALL_JOBS, ["ix_jobs_page"]),
-    (JobQuery(order=Order.OLDEST), ["ix_jobs_page"]),
-    (JobQuery(created_after=NOON, order=Order.OLDEST), ["ix_jobs_page"]),
+    (JobQuery(order=JobOrder.OLDEST), ["ix_jobs_page"]),
+    (JobQuery(created_after=NOON, order=JobOrder.OLDEST), ["ix_jobs_page"]),
     (JobQuery(client="a"), ["ix_jobs_page_client"]),
     (JobQuery(states=frozenset({DEAD, FAILED})), ["ix_jobs_page_state"] * 2),
 )
@@ -183,14 +183,14 @@ class TestOverHttp:
             server.submit(seed=seed)
         work(leases)
         store, remote = JobStore.sharing(leases), RemoteQueue(server.url, None)
-        second = store.list(JobQuery(order=Order.OLDEST))[1]
+        second = store.list(JobQuery(order=JobOrder.OLDEST))[1]
         for query in (
             ALL_JOBS,
-            JobQuery(order=Order.OLDEST),
+            JobQuery(order=JobOrder.OLDEST),
             JobQuery(states=frozenset({JobState.DONE, JobState.CANCELLED})),
             JobQuery(client="local", device="NVIDIA_L40S", model="deepseek-r1"),
             JobQuery(created_after=second.created_at),
-            JobQuery(created_before=second.created_at, order=Order.OLDEST),
+            JobQuery(created_before=second.created_at, order=JobOrder.OLDEST),
         ):
             here, there = store.list(query), remote.list(query)
             assert here

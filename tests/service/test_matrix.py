@@ -12,7 +12,7 @@ from databases import both_databases
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
 
 from api import matrix
-from api.matrix import CellState, Matrix, Order, Row, Wanted, counts_of, devices_of
+from api.matrix import CellState, Matrix, MatrixOrder, Row, Wanted, counts_of, devices_of
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
 from tuner.store import Store
 from tuner.store.database import utc_now
@@ -149,7 +149,7 @@ def test_rows_are_found_and_sorted(store: Store) -> None:
 
     named, unnamed = PROBLEM.spec(), OTHER.spec()
     assert problems() == [named, unnamed]  # what has a model's name comes first
-    assert problems(order=Order.SPEEDUP) == [unnamed, named]
+    assert problems(order=MatrixOrder.SPEEDUP) == [unnamed, named]
     assert problems(text="DeepSeek tp 32") == [named]
     assert problems(text="E=8") == [unnamed]
     assert problems(devices=frozenset({"NVIDIA_H200"})) == [named]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from databases import both_databases
 from servers import Postgres
 from sqlalchemy import make_url, text
+from sqlalchemy.exc import OperationalError
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
 from tuner.store import Store
+from tuner.store.failures import translated
 
 
 def run(store: Store, *statements: str) -> None:
@@ -106,3 +110,24 @@ def test_a_store_that_takes_no_writes_is_said_to_be_read_only(store_url: str) ->
         off = "SET TRANSACTION READ ONLY" if postgres else "PRAGMA query_only = on"
         with pytest.raises(StoreReadOnly):
             run(store, off, "DELETE FROM watches")
+
+
+def test_a_disk_without_room_is_called_full_whatever_sqlite_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_url(f"sqlite:///{tmp_path / 't.db'}")
+    failed = OperationalError("INSERT", {}, sqlite3.OperationalError("disk I/O error"))
+    with pytest.raises(UnusableStore) as other, translated(url):
+        raise failed
+    assert type(other.value) is UnusableStore
+    usage = SimpleNamespace(free=0)
+    monkeypatch.setattr("tuner.store.failures.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(StoreFull, match="its disk is full: make room there"), translated(url):
+        raise failed
+
+
+def test_a_store_that_may_not_be_written_says_what_to_do(tmp_path: Path) -> None:
+    url = make_url(f"sqlite:///{tmp_path / 't.db'}")
+    said = sqlite3.OperationalError("attempt to write a readonly database")
+    with pytest.raises(StoreReadOnly, match="ask its owner"), translated(url):
+        raise OperationalError("INSERT", {}, said)

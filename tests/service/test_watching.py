@@ -116,7 +116,9 @@ def test_coverage_is_what_is_stored_and_what_is_watched(tuner: Tuner, store: Sto
     heading, item, detail, *_ = text.splitlines()
     assert heading.startswith("NVIDIA_L40S, sglang 9.9.9, triton 3.6.0, torch 2.11.0, driver 570.1")
     assert item == f"stale    {PROBLEM}"
-    assert detail.startswith("         2 ok until 20") and detail.endswith("driver is now 580.1")
+    assert detail.startswith("         2 measured; last on 20") and detail.endswith(
+        "driver is now 580.1"
+    )
     assert json.loads(tuner("coverage", "--device", "H20", "--json").stdout) == []
     tuner(*ADD, "--device", "H20")
     watched = json.loads(tuner("coverage", "--watched", "--json").stdout)

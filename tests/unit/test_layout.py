@@ -37,3 +37,9 @@ def test_the_map_names_every_package() -> None:
     drawn = set(re.findall(r"^\| `tuner/(\w+)(?:/|\.py)", page, re.M))
     there = {p.stem for p in (ROOT / "tuner").iterdir() if (p / "__init__.py").exists()}
     assert there <= drawn
+
+
+def test_the_licence_is_in_the_checkout_and_in_the_wheel() -> None:
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'license = "Apache-2.0"\nlicense-files = ["LICENSE"]\n' in project

@@ -40,7 +40,7 @@ from tuner.deploy.preflight.network import (
     parse_listeners,
 )
 from tuner.deploy.preflight.rdma import parse_ibdev2netdev, parse_show_gids, read_sysfs
-from tuner.deploy.preflight.report import PreflightReport, check_nodes, render
+from tuner.deploy.preflight.report import PreflightReport, check_nodes
 from tuner.deploy.preflight.single_file import MODULES
 from tuner.errors import BadInput, MalformedCapture, MalformedCluster
 

@@ -153,13 +153,15 @@ def _watch_text(row: Mapping[str, Any]) -> str:
 
 
 def _stored_text(row: Mapping[str, Any]) -> tuple[str, str]:
+    from tuner.problems.results import counted
+
     place = row["environment"]
     heading = f"{row['device']}, {place['engine']} {place['engine_version']}"
     heading += f", triton {place['triton']}"
     for name in ("torch", "driver"):
         heading += f", {name} {place[name][:20]}" if place[name] else ""
-    points = ", ".join(f"{count} {status}" for status, count in row["points"].items())
-    detail = f"{points} until {row['newest'][:10]}" + (f"; {row['why']}" if row["why"] else "")
+    points = counted(row["points"])
+    detail = f"{points}; last on {row['newest'][:10]}" + (f"; {row['why']}" if row["why"] else "")
     return heading, _item(f"{row['standing']:<7}", row["problem"], detail)
 
 

@@ -47,7 +47,7 @@ def list_engines(as_json: Json = False) -> None:
             name = f"{one.name}=={one.version}"
             say(f"Triton {one.triton} is missing: `tuner engines add {name}` adds it")
     if not any(one.name != "triton" for one in found):
-        say("no engine is here: `tuner engines add sglang==VERSION` adds one")
+        say("no engine is here: `tuner engines add sglang` adds one")
 
 
 @engines.command("add")
@@ -61,12 +61,14 @@ def add_engine(
 ) -> None:
     """Add an engine's Python and JSON files, and the Triton that it pins.
 
-    pip's package index has them. Nothing is installed: no environment changes.
+    pip's package index has them. Nothing is installed: no environment changes. A name alone gets
+    the release that this program was checked with most.
     """
+    from tuner.engines.engine import CHECKED
     from tuner.engines.fetch.add import add
     from tuner.engines.inventory import split_spec
 
-    name, version = split_spec(spec)
+    name, version = split_spec(f"{spec}=={CHECKED[spec]}" if spec in CHECKED else spec)
     folder = add(name, version, say, with_triton=not no_triton)
     show(as_json, lambda: {"path": str(folder)}, lambda: str(folder))
 

@@ -11,6 +11,7 @@ import typer
 from tuner.cli.app import command, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
+    ClusterFile,
     DeviceOrHere,
     DtypeName,
     EngineSpec,
@@ -20,6 +21,7 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
+from tuner.cli.plan import asked_by_cluster
 from tuner.cli.targets import Asked, problems_to_ship
 
 
@@ -46,6 +48,7 @@ def export(
     model: ModelName = None,
     tp: Tp = 1,
     dtype: DtypeName = None,
+    cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads, where they are faster than what
@@ -67,8 +70,19 @@ def export(
         raise BadInput("--out and --into-engine exclude each other: choose one")
     if model is None and (tp != 1 or dtype or choice.family or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
-    card, found = device_or_here(device), find_engine(engine)
-    asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
+    card = device_or_here(device)
+    if cluster is not None:
+        given = {
+            "--problem": problem,
+            "--model": model,
+            "--engine": engine != "sglang",
+            "--server-args": server_args,
+        }
+        found, wanted, flags = asked_by_cluster(cluster, card, given)
+    else:
+        found, flags = find_engine(engine), server_settings(server_args)
+        asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
+        wanted = problems_to_ship(problem or (), asked, choice)
     with Store.open(database_url(os.environ)) as store:
         report = export_device(
             store,
@@ -76,10 +90,23 @@ def export(
             found,
             None if into_engine else out or Path("configs_out"),
             allow_predicted=allow_predicted,
-            wanted=problems_to_ship(problem or (), asked, choice),
+            wanted=wanted,
             named=[parse_problem(spec) for spec in problem or ()],
-            flags=server_settings(server_args),
+            flags=flags,
         )
     for line in left_out_lines(report.left_out):
         say(line)
     show(as_json, report.as_json, report.as_text)
+
+
+@command
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of an earlier export.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of a later export.")],
+    as_json: Json = False,
+) -> None:
+    """Say what changed between two exports: files, entries and gains."""
+    from tuner.export.diff import diff_exports
+
+    found = diff_exports(old, new)
+    show(as_json, found.as_json, found.as_text)

@@ -13,6 +13,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "plan": "Say what servers run for a model, and what tuning brings",
         "tune": "Find the fastest configurations of a model's kernels",
         "export": "Write what was found as the files that the engine loads",
+        "diff": "Say what changed between two exports, and by how much",
         "report": "Draw the stored results: engine's time, tuned, roofline",
         "status": "Show which tuned files a server here would load, and why",
         "prove": "Run the engine's own layer with the files on this GPU",
@@ -68,12 +69,15 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner tune ./config.json --tp 4 --device L40S --measure predict",
         "tuner tune server.log --device L40S --engine sglang==0.4.4",
         "tuner tune qwen3-235b-a22b --tp 8 --attention --workload chat",
+        "tuner tune --cluster cluster.toml --device H20",
     ),
     "export": (
         "tuner export --device H200",
         "tuner export --device L40S --allow-predicted --out configs",
         "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
+        "tuner export --cluster cluster.toml --device H20",
     ),
+    "diff": ("tuner diff configs-2026-11-24 configs-2026-11-25",),
     "report": (
         "tuner report --device L40S",
         "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",

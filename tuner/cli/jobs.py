@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long
 PAUSE_S = 10.0  # longest pause between two tries
 ENDED_BADLY = ("dead", "failed")
+NEWEST = 1000  # jobs among which the beginning of an id is looked for
 WHY = 60  # characters of a job's error in a list
 
 CreatedAt = Annotated[
@@ -37,7 +39,9 @@ CreatedAt = Annotated[
         help="As 2026-11-20 or 2026-11-20T05:00:00, in UTC; default: any time.",
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The id that `submit` printed.")]
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="The id that `submit` printed, or its beginning.")
+]
 
 
 @contextlib.contextmanager
@@ -107,12 +111,13 @@ def job(
     from tuner.jobs.job import JobState
 
     with open_jobs(server) as queue:
-        found = queue.get(job_id)
+        found = _job_called(queue, job_id)
         if follow:
             found = _follow(queue, found)
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
-    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting)))
+    after = _next_step(found, server) if found.state is JobState.DONE else ""
+    text = "\n\n".join(filter(None, (_job_table([found]), error, waiting, after)))
     more = {"waiting": waiting} if waiting else {}
     show(as_json, lambda: {**found.as_json(), **more}, lambda: text)
     if follow and found.state is not JobState.DONE:
@@ -130,7 +135,7 @@ def cancel(
 ) -> None:
     """Cancel a job, unless other clients wait for it too. Its trials stay in the store."""
     with open_jobs(server) as queue:
-        found = queue.cancel(job_id, everyone=everyone)
+        found = queue.cancel(_job_called(queue, job_id).id, everyone=everyone)
     if as_json:
         print_json(found.as_json())
     elif found.state.finished:
@@ -142,6 +147,24 @@ def cancel(
         typer.echo(f"{found.id} goes on for {others}; --everyone ends it for all")
 
 
+def _job_called(queue: Queue, job_id: str) -> Job:
+    """The job with that id, or the one whose id begins so. Raises UnknownJob and BadInput."""
+    from tuner.errors import BadInput, UnknownJob
+
+    try:
+        return queue.get(job_id)
+    except UnknownJob:
+        called = [one for one in queue.list(limit=NEWEST) if one.id.startswith(job_id)]
+        if not called:
+            raise
+        if len(called) > 1:
+            ids = ", ".join(one.id for one in called[:3])
+            raise BadInput(
+                f"{len(called)} jobs begin with {job_id}: {ids}: give more of it"
+            ) from None
+        return called[0]
+
+
 def _in_utc(time: datetime | None) -> datetime | None:
     return time and time.replace(tzinfo=timezone.utc)
 
@@ -150,7 +173,7 @@ def _in_utc(time: datetime | None) -> datetime | None:
 def retry(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
     """Queue a dead, failed or cancelled job again. Its trials count."""
     with open_jobs(server) as queue:
-        found = queue.retry(job_id)
+        found = queue.retry(_job_called(queue, job_id).id)
     show(as_json, found.as_json, lambda: f"{found.id} is {found.state.value}")
 
 
@@ -178,6 +201,17 @@ def _follow(queue: Queue, found: Job) -> Job:
         if found.state.finished:
             return found
         time.sleep(FOLLOW_S)
+
+
+def _next_step(found: Job, server: str | None) -> str:
+    """Where the result of a job that is done can be seen, and how it becomes files."""
+    if server is not None:
+        return f"its gain and its files: {server.rstrip('/')}/jobs/{found.id}"
+    request = found.request
+    spec = quote(request.problem.spec())
+    words = f"--device {request.device} --engine {request.engine} --problem {spec}"
+    predicted = " --allow-predicted" if request.measure == "predict" else ""
+    return f"its gain: tuner report {words}\nits files: tuner export {words}{predicted}"
 
 
 class _Outage:
@@ -214,9 +248,17 @@ def _event_line(event: JobEvent) -> str:
 
 def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
     """The jobs, with `why` the reason of each that is dead or failed, if any is."""
-    from tuner.render import table
+    from tuner.render import list_width, table
 
-    headers = ("job", "state", "device", "model or problem", "measure", "attempts", "created")
+    headers: tuple[str, ...] = (
+        "job",
+        "state",
+        "device",
+        "model or problem",
+        "measure",
+        "attempts",
+        "created",
+    )
     why = why and any(job.state.value in ENDED_BADLY for job in found)
     rows = [
         (
@@ -231,7 +273,9 @@ def _job_table(found: Sequence[Job], *, why: bool = False) -> str:
         )
         for job in found
     ]
-    return table((*headers, *(["why"] if why else [])), rows)
+    headers = (*headers, *(["why"] if why else []))
+    drop = ("attempts", "measure", "created")
+    return table(headers, rows, drop=drop, width=list_width(), whole=("job", "device"))
 
 
 def _why(job: Job) -> str:

@@ -58,6 +58,14 @@ ServerArgs = Annotated[
         help="Flags and variables that servers are started with, as one word; default: none."
     ),
 ]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="A cluster.toml, which names engine, model, ranks and flags; default: none.",
+    ),
+]
 ModelName = Annotated[
     str | None, typer.Option(help="Only the winners of this model's problems; default: all.")
 ]

@@ -10,7 +10,16 @@ import typer
 
 from tuner.cli.app import command, say, show
 from tuner.cli.family_options import FamilyChoice, with_family_options
-from tuner.cli.options import DeviceOrHere, DtypeName, EffortName, EngineSpec, Json, ServerArgs, Tp
+from tuner.cli.options import (
+    ClusterFile,
+    DeviceOrHere,
+    DtypeName,
+    EffortName,
+    EngineSpec,
+    Json,
+    ServerArgs,
+    Tp,
+)
 from tuner.cli.targets import Asked, selection_of, targets_of
 
 if TYPE_CHECKING:
@@ -36,10 +45,7 @@ def plan(
     effort: EffortName = "standard",
     engine: EngineSpec = "sglang",
     server_args: ServerArgs = "",
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="A cluster.toml, which names engine, model, ranks and flags."),
-    ] = None,
+    cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
     """Say which kernel servers run for each problem of a model, and what tuning it would bring."""
@@ -51,7 +57,14 @@ def plan(
 
     card, wanted = device_or_here(device), parse_effort(effort)
     if cluster is not None:
-        made = _plan_cluster(cluster, target, card, choice, wanted)
+        given = {
+            repr(target): target,
+            "--tp": tp != 1,
+            "--dtype": dtype,
+            "--engine": engine != "sglang",
+            "--server-args": server_args,
+        }
+        found, problems, flags = asked_by_cluster(cluster, card, given)
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
@@ -61,26 +74,27 @@ def plan(
         for note in [note for one in targets for note in one.notes]:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        made = planned(problems, found, card, flags, choice, wanted)
+    made = planned(problems, found, card, flags, choice, wanted)
     show(as_json, made.as_json, made.as_text)
 
 
-def _plan_cluster(
-    path: Path, target: str, device: Device, choice: FamilyChoice, effort: Effort
-) -> ModelPlan:
-    """Plan what the servers of a cluster file will ask for."""
+def asked_by_cluster(
+    path: Path, device: Device, given: Mapping[str, object]
+) -> tuple[Engine, Sequence[Problem], Mapping[str, str]]:
+    """The engine of a cluster file's servers, the problems that they will ask files for, and their
+    flags. Raises BadInput for an option, in `given` by its name, that the file answers.
+    """
     from tuner.deploy.bundle.dispatch import server_flags as flags_of_cluster
     from tuner.deploy.bundle.keys import cluster_problems
     from tuner.deploy.cluster_file import read_cluster
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 
-    if target:
-        raise BadInput(f"the cluster file names the model: leave {target!r} out")
+    if said := [name for name, value in given.items() if value]:
+        raise BadInput(f"the cluster file says it: leave {' and '.join(said)} out")
     cluster = read_cluster(path)
     engine = find_engine(cluster.engine.spec)
-    problems = cluster_problems(cluster, engine, device)
-    return planned(problems, engine, device, flags_of_cluster(cluster), choice, effort)
+    return engine, cluster_problems(cluster, engine, device), flags_of_cluster(cluster)
 
 
 def planned(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.devices.table import Device
-    from tuner.engines.engine import Engine
     from tuner.jobs.targets import TuningTarget
     from tuner.models.serving import Serving
     from tuner.problems.points import Problem
@@ -196,57 +195,6 @@ def problems_to_ship(
         model.target, _serving(model, choice), [choice.family] if choice.family else None
     )
     return [*found, *(problem for target in of_model for problem in target.problems)]
-
-
-class CheckReport(Protocol):
-    """The result of a family's check. It may also have `runs`, of `tuner.engines.dispatch.Runs`."""
-
-    @property
-    def fits(self) -> bool: ...
-    def as_json(self) -> dict[str, Any]: ...
-    def as_text(self) -> str: ...
-
-
-def check_files(
-    paths: Sequence[Path], device: Device, engine: Engine, tp: int, choice: FamilyChoice
-) -> list[CheckReport]:
-    """Check config files; a file's name tells its family.
-
-    Raises MalformedConfigFile for a name of no family, and OptionsRefused for an option that only
-    applies to models.
-    """
-    from tuner.engines.engine import supports
-    from tuner.errors import MalformedConfigFile, OptionsRefused
-    from tuner.problems.registry import families
-
-    by_family: dict[str, list[Path]] = {}
-    ours = [family for family in families() if supports(engine.name, family.name)]
-    known = [family for family in ours if hasattr(family.module("check"), "check_files")]
-    if not known:
-        raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
-    for path in paths:
-        claimed = (f for f in known if f.module("check").claims(path.name, engine))
-        family = next(claimed, None)
-        if family is None:
-            examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
-            raise MalformedConfigFile(
-                f"{path.name!r} is not the name of a file that {engine.name} reads, like "
-                f"{examples}; `tuner status --dir FOLDER` checks the files of the plugin"
-            )
-        by_family.setdefault(family.name, []).append(path)
-    reports: list[CheckReport] = []
-    for family in known:
-        if not (mine := by_family.get(family.name)):
-            continue
-        module = family.module("check")
-        flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
-        given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
-        if given:
-            asked = " or ".join(one.flag for one in families() if one.flag)
-            reason = f"for a model (with {asked}), and these are files"
-            raise OptionsRefused({name: reason for name in flags if name in given}, flags)
-        reports.append(module.check_files(mine, device, engine, choice.of(family.shaping)))
-    return reports
 
 
 def refuse_more_targets(family: Family, targets: Sequence[str]) -> None:

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command, print_json, say
+from tuner.cli.check_files import (
+    check_files,
+    device_of_files,
+    engine_of_files,
+    files_to_check,
+    say_other_device,
+)
 from tuner.cli.family_options import FamilyChoice, with_family_options, with_model_options
 from tuner.cli.options import (
     AllFamilies,
+    ClusterFile,
     DeviceOrHere,
     DtypeName,
     EffortName,
@@ -26,10 +34,9 @@ from tuner.cli.options import (
     Tp,
     WritePatch,
 )
-from tuner.cli.plan import planned
+from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.targets import (
     Asked,
-    check_files,
     refuse_more_targets,
     refuse_one_file,
     resolve,
@@ -41,9 +48,9 @@ from tuner.cli.waiting import waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tuner.cli.targets import CheckReport
+    from tuner.cli.check_files import CheckReport
     from tuner.engines.engine import Engine
-    from tuner.jobs.targets import TuningTarget
+    from tuner.problems.points import Problem
     from tuner.store import Store
     from tuner.tuning.report import Report
     from tuner.tuning.run import TuningRun
@@ -53,8 +60,8 @@ if TYPE_CHECKING:
 @command
 @with_family_options
 def tune(
-    target: Target,
     choice: FamilyChoice,
+    target: Target = "",
     device: DeviceOrHere = "",
     every: AllFamilies = False,
     tp: Tp = 1,
@@ -78,11 +85,13 @@ def tune(
     ] = None,
     seed: Seed = 0,
     server_args: ServerArgs = "",
+    cluster: ClusterFile = None,
     include_unread: Annotated[
         bool,
         typer.Option(
             "--include-unread",
-            help="With --all, also tune problems for which servers would read no file.",
+            help="With --all or --cluster, also tune problems for which servers would read "
+            "no file.",
         ),
     ] = False,
     no_carry_over: Annotated[
@@ -100,15 +109,34 @@ def tune(
     from tuner.devices.here import device_or_here
     from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
+    from tuner.errors import BadInput
+    from tuner.problems.registry import family_of
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run_request import Request
 
-    card, found_engine = device_or_here(device), find_engine(engine)
-    flags, wanted_effort = server_settings(server_args), parse_effort(effort)
-    asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
-    targets = targets_of(asked, choice, every)
+    card, wanted_effort = device_or_here(device), parse_effort(effort)
+    problems: Sequence[Problem]
+    notes: list[str] = []
+    if cluster is not None:
+        given = {
+            repr(target): target,
+            "--all": every,
+            "--tp": tp != 1,
+            "--dtype": dtype,
+            "--engine": engine != "sglang",
+            "--server-args": server_args,
+        }
+        found_engine, problems, flags = asked_by_cluster(cluster, card, given)
+        every = True
+    else:
+        if not target:
+            raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
+        found_engine, flags = find_engine(engine), server_settings(server_args)
+        asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
+        targets = targets_of(asked, choice, every)
+        problems = [problem for found in targets for problem in found.problems]
+        notes = [note for found in targets for note in found.notes]
     refuse_one_file(every, {"--record": record, "--routing": routing})
-    problems = [problem for found in targets for problem in found.problems]
     if every:
         made = planned(problems, found_engine, card, flags, choice, wanted_effort)
         say(made.as_text())
@@ -118,26 +146,24 @@ def tune(
             problem=problem,
             device=card,
             engine=found_engine,
-            selection=selection_of(found.family, problem, choice),
+            selection=selection_of(family_of(problem), problem, choice),
             source=parse_source(measure, gpus=gpus, routing=routing),
             effort=wanted_effort,
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
         )
-        for found in targets
-        for problem in found.problems
-        if problem in problems
+        for problem in problems
     ]
     if requests:
         # The plan of all problems has said what runs.
-        _announce(requests, targets, None if every else flags)
+        _announce(requests, notes, None if every else flags)
     _run_all(requests, record, as_json)
 
 
 def _announce(
     requests: Sequence[Request],
-    targets: Sequence[TuningTarget],
+    notes: Sequence[str],
     flags: Mapping[str, str] | None,
 ) -> None:
     """Say, before the work, what users should know of it. With `flags` of a server, also which
@@ -147,7 +173,7 @@ def _announce(
     from tuner.problems.results import MeasureKind
 
     engine, card = requests[0].engine, requests[0].device
-    for note in [note for found in targets for note in found.notes]:
+    for note in notes:
         say(note)
     if card.untested_vendor and requests[0].source.kind is MeasureKind.GPU:
         say(f"measuring on a card of {card.untested_vendor}'s is written, and was never tried")
@@ -156,7 +182,7 @@ def _announce(
         for kernel in engine_runs(engine.name, engine.version, problems, card, flags):
             say(kernel.line())
     _say_other_triton(engine)
-    _say_undeliverable(engine, targets)
+    _say_undeliverable(engine, [request.problem for request in requests])
 
 
 def _run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
@@ -216,11 +242,12 @@ def _say_estimate(run: TuningRun, store: Store) -> None:
             say(estimate_line(gpu_s, device))
 
 
-def _say_undeliverable(engine: Engine, targets: Sequence[TuningTarget]) -> None:
+def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
     """Say so, before the work, if the engine's servers cannot load what is going to be tuned."""
     from tuner.export.delivery import delivery_of
+    from tuner.problems.registry import family_of
 
-    for family in dict.fromkeys(found.family for found in targets):
+    for family in dict.fromkeys(map(family_of, problems)):
         if why := delivery_of(engine, family.name).obstacle(into_engine=False):
             say(f"what is tuned for {family.title} cannot be exported: {why}")
 
@@ -258,13 +285,20 @@ def check(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...|MODEL", help="Config files of an engine; with --attention, a model."
+            metavar="FILE...|FOLDER|MODEL",
+            help="Config files of an engine, or a folder of them, as `tuner export` writes it; "
+            "with --attention, a model.",
         ),
     ],
     choice: FamilyChoice,
     device: DeviceOrHere = "",
     tp: Tp = 1,
-    engine: EngineSpec = "sglang",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="NAME or NAME==VERSION; default: that of the files' export, else sglang."
+        ),
+    ] = "",
     write_patch: WritePatch = None,
     as_json: Json = False,
 ) -> None:
@@ -277,13 +311,16 @@ def check(
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
 
-    card, found = device_or_here(device), find_engine(engine)
     if write_patch and choice.family is None:
         raise BadInput("--write-patch is for a model's attention: add --attention")
+    paths = files_to_check(targets) if choice.family is None else []
+    if not device and paths:
+        device = device_of_files(paths)
+    card, found = device_or_here(device), find_engine(engine or engine_of_files(paths))
     if choice.family is None:
-        paths = [Path(target) for target in targets]
+        say_other_device(paths, card)
         with waiting("compiling the files' entries"):
-            reports = check_files(paths, card, found, tp, choice)
+            reports = check_files(paths, card, found, tp, choice, named=[*map(Path, targets)])
     else:
         refuse_more_targets(choice.family, targets)
         asked = Asked(targets[0], card, found.name, found.version, tp)

@@ -73,7 +73,7 @@ def resume(name: WorkerName, server: Server = None) -> None:
 
 
 def _table(found: Sequence[WorkerStatus]) -> str:
-    from tuner.render import table
+    from tuner.render import list_width, table
 
     headers = ("worker", "state", "engines", "job", "seen")
     rows = [
@@ -88,4 +88,5 @@ def _table(found: Sequence[WorkerStatus]) -> str:
         for one in found
     ]
     reasons = [f"{one.info.name}: {one.reason}" for one in found if one.doing == "set aside"]
-    return table(headers, rows) + "".join(f"\n\n{reason}" for reason in reasons)
+    shown = table(headers, rows, width=list_width(), whole=("worker", "job"))
+    return shown + "".join(f"\n\n{reason}" for reason in reasons)

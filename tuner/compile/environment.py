@@ -31,7 +31,7 @@ def triton_for(engine: Engine) -> TritonRelease:
     """The Triton to compile an engine's kernels with: the one that its servers run.
 
     Where that one is unknown or not on this machine, it is the installed one. Raises
-    CompilerUnavailable where that is missing too.
+    CompilerUnavailable, which says how to get it, where that is missing too.
     """
     here = installed_triton() if importlib.util.find_spec("triton") is not None else None
     wanted = engine_triton(engine)
@@ -40,7 +40,11 @@ def triton_for(engine: Engine) -> TritonRelease:
     folder = find_triton(wanted)
     if folder is not None:
         return TritonRelease(wanted, folder)
-    here, name = installed_triton(), f"{engine.name}=={engine.version}"
+    name = f"{engine.name}=={engine.version}"
+    if here is None:
+        raise CompilerUnavailable(
+            f"Triton {wanted}, which {name} runs, is not here: `tuner engines add {name}` adds it"
+        )
     return TritonRelease(
         here,
         note=f"{name} runs Triton {wanted}, which is not here: kernels are compiled with Triton "

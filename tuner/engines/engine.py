@@ -15,6 +15,8 @@ from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.versions import version_order
 from tuner.errors import UnknownEngine, UnsupportedFamily, did_you_mean
 
+# The release of each that this program was checked with most: what to add if nobody names one.
+CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
 _PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
 
 
@@ -107,13 +109,13 @@ def matching_packages(
     matching = found if version is None else [p for p in found if p.version == version]
     if matching:
         return matching
-    add = f"`tuner engines add {name}=={version or 'VERSION'}` adds it"
+    add = f"`tuner engines add {name}=={version or CHECKED.get(name, 'VERSION')}` adds it"
     if not found:
         wanted = f"{name}=={version}" if version else name
         raise UnknownEngine(f"no {wanted} on this machine: {add}")
     versions = sorted({package.version for package in found}, key=version_order)
     near = did_you_mean(version or "", versions)
-    raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}; {add}")
+    raise UnknownEngine(f"no {name}=={version} here, only {', '.join(versions)}{near}: {add}")
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.engines.engine import engine_names, find_engine
+from tuner.engines.engine import CHECKED, engine_names, find_engine
 from tuner.engines.locate import Package, PackageSource, find_packages
 from tuner.engines.triton_release import find_triton, pinned_triton
 from tuner.errors import UnknownEngine, did_you_mean
@@ -40,7 +40,8 @@ def split_spec(spec: str) -> tuple[str, str]:
         near = did_you_mean(name, names) or f"; write {' or '.join(names)}"
         raise UnknownEngine(f"unknown engine {name!r}{near}")
     if not equals or not version:
-        raise UnknownEngine(f"{spec!r} names no version: write {name}==VERSION")
+        such = f", such as {name}=={CHECKED[name]}" if name in CHECKED else ""
+        raise UnknownEngine(f"{spec!r} names no version: write {name}==VERSION{such}")
     return name, version
 
 

@@ -117,7 +117,13 @@ def export_device(
     if out is None:
         root = _engine_root(used, engine)
         left = chosen.left_out
-        return ExportReport(root, files, 0, (), notes=notes, left_out=left, advice=chosen.advice)
+        return ExportReport(
+            *(root, files, 0, ()),
+            notes=notes,
+            left_out=left,
+            advice=chosen.advice,
+            into_engine=True,
+        )
     return ExportReport(
         out,
         files,

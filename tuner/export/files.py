@@ -67,6 +67,21 @@ def read_sidecar(path: Path, sidecar: Path) -> Mapping[str, Any] | None:
     return provenance if described and isinstance(provenance, dict) else None
 
 
+def sidecar_of(path: Path) -> Path | None:
+    """The sidecar of an exported file; None where it has none.
+
+    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME, that of
+    ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and that of vLLM's
+    ROOT/NAME is ROOT/provenance/NAME.
+    """
+    for root in list(path.parents)[:3]:
+        below = path.relative_to(root)
+        for relative in (below, Path(*below.parts[1:])):
+            if (found := root / PROVENANCE / relative).is_file():
+                return found
+    return None
+
+
 def sidecar_text(provenance: Mapping[str, Any]) -> str:
     return json.dumps(provenance, indent=2) + "\n"
 

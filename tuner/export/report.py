@@ -13,14 +13,8 @@ from tuner.engines.triton_release import engine_triton
 from tuner.export.advice import Advice
 from tuner.export.delivery import PlannedFile, ServerAdvice
 from tuner.export.selection import LeftOut, left_out_lines
-from tuner.problems.results import Status
+from tuner.problems.results import Status, counted
 from tuner.render import folded
-
-_WORDS = {
-    Status.OK: "measured",
-    Status.PREDICTED: "predicted",
-    Status.INCUMBENT: "incumbent (the engine's own)",
-}
 
 
 @dataclass(frozen=True)
@@ -37,6 +31,20 @@ class ExportReport:
     picture: Path | None = None  # the page with pictures of the winners
     advice: Sequence[Advice] = ()  # what to do about each problem
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
+    into_engine: bool = False  # the files lie in the engine's own folder
+
+    @property
+    def back(self) -> str:
+        """How servers run as they did before the export."""
+        if self.into_engine:
+            return (
+                "delete the files above, and install the engine's same release again for the files "
+                "that it ships"
+            )
+        if not self.variables:
+            return ""
+        flags = ", without the flags above" if self.server_flags else ""
+        return f"unset {' '.join(self.variables)}, and restart the servers{flags}"
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner export --json` prints."""
@@ -67,6 +75,12 @@ class ExportReport:
         lines += [f"export {name}={self.root.resolve()}" for name in self.variables]
         lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]
+        if {status for file in self.files for status in file.statuses.values()} <= {
+            Status.INCUMBENT
+        }:
+            lines.append("every entry is the engine's own choice: you need not deploy these files")
+        if self.back:
+            lines.append(f"to go back: {self.back}")
         return folded("\n".join(lines))
 
     def _removed(self) -> Iterator[str]:
@@ -103,9 +117,8 @@ def _path(file: PlannedFile, root: Path) -> str:
 
 
 def _entries(file: PlannedFile) -> str:
-    counts = _counts(file)
-    said = [f"{counts[status]} {words}" for status, words in _WORDS.items() if counts[status]]
-    return f"    {len(file.statuses)} entries: {', '.join(said)}"
+    counts = {status.value: n for status, n in _counts(file).items()}
+    return f"    {len(file.statuses)} entries: {counted(counts)}"
 
 
 def _counts(file: PlannedFile) -> Mapping[Status, int]:

@@ -12,7 +12,7 @@ from tuner.errors import BadInput, did_you_mean
 from tuner.jobs.job import JobState
 
 
-class Order(str, Enum):
+class JobOrder(str, Enum):
     """The order of a list of jobs, by the time at which they were created."""
 
     NEWEST = "newest"
@@ -29,7 +29,7 @@ class JobQuery:
     states: frozenset[JobState] = frozenset()
     created_after: datetime | None = None  # with a zone; a job of that very moment is left out
     created_before: datetime | None = None  # the same
-    order: Order = Order.NEWEST
+    order: JobOrder = JobOrder.NEWEST
 
     def parameters(self) -> dict[str, str | list[str]]:
         """The query as the parameters of GET /v1/jobs; fields with their default are left out."""
@@ -40,7 +40,7 @@ class JobQuery:
             "state": sorted(state.value for state in self.states),
             "created_after": _iso(self.created_after),
             "created_before": _iso(self.created_before),
-            "order": None if self.order is Order.NEWEST else self.order.value,
+            "order": None if self.order is JobOrder.NEWEST else self.order.value,
         }
         return {name: value for name, value in values.items() if value}
 
@@ -54,12 +54,12 @@ class JobQuery:
 ALL_JOBS = JobQuery()
 
 
-def parse_order(text: str) -> Order:
+def parse_order(text: str) -> JobOrder:
     """Read an order's name. Raises BadInput, which names the nearest."""
     try:
-        return Order(text)
+        return JobOrder(text)
     except ValueError:
-        near = did_you_mean(text, [order.value for order in Order])
+        near = did_you_mean(text, [order.value for order in JobOrder])
         raise BadInput(f"unknown order {text!r}: newest or oldest{near}") from None
 
 

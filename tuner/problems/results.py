@@ -33,6 +33,22 @@ class Status(str, Enum):
 WINNING = (Status.INCUMBENT, Status.PREDICTED, Status.OK)
 
 
+# What people are told of an entry with such a status.
+WINNING_WORDS = {
+    Status.OK: "measured",
+    Status.PREDICTED: "predicted",
+    Status.INCUMBENT: "the engine's own",
+}
+
+
+def counted(statuses: Mapping[str, int]) -> str:
+    """Numbers of entries by status, in words: "4 measured, 32 the engine's own"."""
+    words = {status.value: text for status, text in WINNING_WORDS.items()}
+    known = [name for name in words if statuses.get(name)]
+    rest = sorted(statuses.keys() - words.keys())
+    return ", ".join(f"{statuses[name]} {words.get(name, name)}" for name in [*known, *rest])
+
+
 class MeasureKind(str, Enum):
     """The source of times."""
 

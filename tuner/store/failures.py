@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 from sqlalchemy import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
@@ -31,6 +33,12 @@ _SYSTEM_ERRORS: dict[int, type[UnusableStore]] = {
     errno.EROFS: StoreReadOnly,
     errno.EACCES: StoreReadOnly,
 }
+_STEPS: dict[type[UnusableStore], str] = {
+    StoreFull: ": its disk is full: make room there",
+    StoreReadOnly: ": it must be writable, also for those who only read: ask its owner for the "
+    "right, or set TUNER_DATABASE_URL to a copy of your own",
+}
+_ROOM_BYTES = 1 << 16
 # Classes of codes: a lost connection, a conflict of transactions, no memory or connection left, a
 # timeout or a server that stops, and a failure of the server's system.
 _PASSING = ("08", "40", "53", "57", "58")
@@ -48,7 +56,21 @@ def translated(url: URL) -> Iterator[None]:
     except (ArgumentError, DBAPIError, NoConnectionLeft) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0]
-        raise kind_of(error)(f"cannot use the store {shown(url)}: {reason}") from error
+        kind = kind_of(error)
+        if kind is UnusableStore and _is_full(url):  # SQLite may call it "disk I/O error"
+            kind = StoreFull
+        step = _STEPS.get(kind, "")
+        raise kind(f"cannot use the store {shown(url)}: {reason}{step}") from error
+
+
+def _is_full(url: URL) -> bool:
+    """Whether a SQLite file's disk has no room for another page."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return False
+    try:
+        return shutil.disk_usage(Path(url.database).parent).free < _ROOM_BYTES
+    except OSError:
+        return False
 
 
 def shown(url: URL) -> str:

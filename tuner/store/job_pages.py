@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, select, tuple_, union_all
 
 from tuner.jobs.job import JobState
-from tuner.jobs.listing import JobQuery, Order
+from tuner.jobs.listing import JobOrder, JobQuery
 from tuner.store.job_tables import jobs
 
 
@@ -50,12 +50,12 @@ def _conditions(query: JobQuery, after: tuple[datetime, str] | None) -> list[Col
     if query.created_before is not None:
         conditions.append(jobs.c.created_at < query.created_before)
     if after is not None:
-        conditions.append(place < after if query.order is Order.NEWEST else place > after)
+        conditions.append(place < after if query.order is JobOrder.NEWEST else place > after)
     return conditions
 
 
-def _in_order(rows: Select[Any], order: Order, limit: int) -> Select[Any]:
+def _in_order(rows: Select[Any], order: JobOrder, limit: int) -> Select[Any]:
     columns = rows.selected_columns
     place = (columns["created_at"], columns["id"])
-    down = order is Order.NEWEST
+    down = order is JobOrder.NEWEST
     return rows.order_by(*(column.desc() if down else column for column in place)).limit(limit)

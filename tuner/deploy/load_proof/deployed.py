@@ -17,7 +17,8 @@ from tuner.deploy.bundle.archive import LARGEST_ARCHIVE
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
 from tuner.deploy.bundle.verify import check_bundle, read_at_most
 from tuner.errors import BadInput
-from tuner.export.files import PROVENANCE
+from tuner.export.files import PROVENANCE, sidecar_of
+from tuner.problems.results import Status, counted
 
 _GZIP = b"\x1f\x8b"
 # Parts of paths inside the engines' packages.
@@ -61,7 +62,14 @@ class Deployed:
         """How the entries of a tuned file came about: "36 predicted"."""
         path = used.replace("\\", "/")
         found = next((n for one, n in self.tuned.items() if path.endswith(f"/{one}")), {})
-        return ", ".join(f"{n} {status}" for status, n in sorted(found.items()))
+        return counted(found)
+
+    @property
+    def own(self) -> int:
+        """How many entries there are, if all of them are the engine's own choice; else 0."""
+        if any(counts.keys() - {Status.INCUMBENT.value} for counts in self.tuned.values()):
+            return 0
+        return sum(sum(counts.values()) for counts in self.tuned.values())
 
 
 UNKNOWN = Deployed(known=False)
@@ -117,19 +125,9 @@ def _exported(root: Path) -> Deployed:
 
 
 def _sidecar(path: Path) -> Mapping[str, int]:
-    """The entries by status in a file's sidecar; empty where the file has none.
-
-    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME, that of
-    ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and that of vLLM's
-    ROOT/NAME is ROOT/provenance/NAME.
-    """
-    for root in list(path.parents)[:3]:
-        below = path.relative_to(root)
-        for relative in (below, Path(*below.parts[1:])):
-            counts = _statuses(root / PROVENANCE / relative)
-            if counts:
-                return counts
-    return {}
+    """The entries by status in a file's sidecar; empty where the file has none."""
+    found = sidecar_of(path)
+    return _statuses(found) if found else {}
 
 
 def _statuses(sidecar: Path) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tuner.deploy.load_proof.deployed import Origin
 from tuner.deploy.load_proof.network import Network
 from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, LoadOutcome, LoadProof
 from tuner.render import printable
@@ -18,6 +19,8 @@ def render_proof(proof: LoadProof) -> str:
     for load in proof.loads:
         known = load.outcome is LoadOutcome.LOADED and load.origin not in ("", "unknown")
         state = load.origin if known else load.outcome.value
+        if known and proof.deployed.own and load.origin == Origin.TUNED.value:
+            state = "exported"
         lines.append(f"{state:15} {load.family:11} {load.key}")
         lines += [f"{'':16}{text}" for text in _details(load)]
     for override in proof.overrides:
@@ -32,8 +35,17 @@ def render_proof(proof: LoadProof) -> str:
     lines += [f"{'note':15} {note}" for note in proof.notes()]
     problems = proof.problems()
     lines += [f"{'problem':15} {problem}" for problem in problems]
-    lines.append("as tuned" if proof.ok else f"not as tuned: {_count(len(problems))}")
+    lines.append(_verdict(proof, len(problems)))
     return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def _verdict(proof: LoadProof, problems: int) -> str:
+    own = proof.deployed.own
+    if problems:
+        return f"not as {'exported' if own else 'tuned'}: {_count(problems)}"
+    if own:
+        return f"as exported: all {own} entries are the engine's own choice, so nothing is gained"
+    return "as tuned"
 
 
 def _count(problems: int) -> str:

@@ -13,6 +13,7 @@ from tuner.engines.sglang.plugin.file_checks import FileCheck
 from tuner.engines.sglang.plugin.files import AttentionFile
 from tuner.engines.sglang.plugin.gemm_files import GemmFile
 from tuner.engines.sglang.plugin.kernels import GROUP, NAME
+from tuner.engines.triton_release import engine_triton
 from tuner.errors import BadInput, CompilerUnavailable
 
 
@@ -36,11 +37,12 @@ def no_plugins(engine: Engine) -> str:
     )
 
 
-def triton_here() -> str | None:
+def triton_of(engine: Engine) -> str | None:
+    """The installed Triton; without one, what the engine's servers run, if that is known."""
     try:
         return installed_triton()
     except CompilerUnavailable:
-        return None
+        return engine_triton(engine)
 
 
 def file_json(

@@ -42,7 +42,7 @@ FAMILY = Family(
             "batch_sizes",
             "--batch-sizes",
             str,
-            "e.g. 1,2,4; default: the engine's 18.",
+            "e.g. 1,2,4; default: the engine's 18. Attention takes --workload instead.",
             parse_batch_sizes,
         ),
     ),

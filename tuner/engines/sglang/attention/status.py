@@ -31,7 +31,7 @@ from tuner.engines.sglang.presence import (
     file_json,
     missing_plugin,
     no_plugins,
-    triton_here,
+    triton_of,
 )
 from tuner.errors import TunerError
 from tuner.families.attention.engine import attention_engine
@@ -112,7 +112,7 @@ class AttentionStatus:
         if check.file and check.file.splits:
             notes.append(_chosen(check.file.splits))
         notes += [f"waits for {', '.join(check.waits)}"] if check.waits else []
-        return name, entries, "used", "; ".join(notes)
+        return name, entries, "pending" if check.waits else "used", "; ".join(notes)
 
     def _as_json(self, check: FileCheck[AttentionFile]) -> dict[str, Any]:
         return file_json(check, _file_flags(check, self.engine) if check.used else {})
@@ -127,7 +127,7 @@ def attention_status(
     """
     variable, folder = checked_root(root, attention_root(environ))
     trouble = _trouble(engine, environ)
-    triton = triton_here()
+    triton = triton_of(engine)
     paths = find_attention_files(folder) if folder else []
     checks = _checks(paths, engine, device, triton)
     if trouble:

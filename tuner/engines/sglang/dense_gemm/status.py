@@ -28,7 +28,7 @@ from tuner.engines.sglang.presence import (
     file_json,
     missing_plugin,
     no_plugins,
-    triton_here,
+    triton_of,
 )
 from tuner.render import table
 
@@ -73,7 +73,9 @@ class GemmStatus:
         entries = len(check.file.entries) if check.file else None
         if not check.used:
             return name, entries, "refused", "" if check.reason == self.trouble else check.reason
-        return name, entries, "used", f"waits for {', '.join(check.waits)}" if check.waits else ""
+        if check.waits:
+            return name, entries, "pending", f"waits for {', '.join(check.waits)}"
+        return name, entries, "used", ""
 
 
 def gemm_status(
@@ -90,7 +92,7 @@ def gemm_status(
         engine=engine.name,
         engine_version=engine.version,
         device=device.name if device else None,
-        triton=triton_here(),
+        triton=triton_of(engine),
         kernel_hash=lambda: gemm.lift().hash,
     )
     paths = find_gemm_files(folder) if folder else []

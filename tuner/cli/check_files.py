@@ -1,0 +1,159 @@
+"""Which config files a check is of, and for which GPU and engine they were made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tuner.cli.family_options import FamilyChoice
+    from tuner.devices.table import Device
+    from tuner.engines.engine import Engine
+
+
+def files_to_check(targets: Sequence[str]) -> list[Path]:
+    """The files of a command line, and those below its folders: of an exported folder, the files
+    with a sidecar, because the others are the engine's own. Raises BadInput.
+    """
+    from tuner.errors import BadInput
+
+    found: list[Path] = []
+    for path in map(Path, targets):
+        if not path.is_dir():
+            if not path.exists():
+                raise BadInput(f"{path} does not exist")
+            found.append(path)
+            continue
+        below = [one for one in sorted(path.rglob("*.json")) if "provenance" not in one.parts]
+        exported = [one for one in below if _sidecar(one)]
+        if not below:
+            raise BadInput(f"{path} has no .json file: give the folder that `tuner export` wrote")
+        found += exported or below
+    return found
+
+
+def device_of_files(paths: Sequence[Path]) -> str:
+    """The GPU that all names of files agree on; empty if they name none, or several."""
+    names = {name for path in paths if (name := _device(path))}
+    return names.pop() if len(names) == 1 else ""
+
+
+def say_other_device(paths: Sequence[Path], device: Device) -> None:
+    """Say so where files are named for another GPU than the one that they are checked for."""
+    from tuner.cli.app import say
+    from tuner.devices.table import find_device
+    from tuner.errors import UnknownDevice
+
+    for name in sorted({name for path in paths if (name := _device(path))}):
+        try:
+            same = find_device(name) == device
+        except UnknownDevice:
+            same = False
+        if not same:
+            say(f"there are files for {name}, and this checks whether they run on {device.name}")
+
+
+def engine_of_files(paths: Sequence[Path]) -> str:
+    """NAME==VERSION as all sidecars of exported files say it; else sglang."""
+    found = {
+        f"{env['engine']}=={env['engine_version']}"
+        for path in paths
+        for env in _environments(_sidecar(path))
+    }
+    return found.pop() if len(found) == 1 else "sglang"
+
+
+def _device(path: Path) -> str:
+    return path.stem.partition("device_name=")[2].partition(",")[0]
+
+
+def _sidecar(path: Path) -> Mapping[str, Any]:
+    from tuner.export.files import sidecar_of
+
+    found = sidecar_of(path.resolve())
+    try:
+        value = json.loads(found.read_bytes()) if found else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _environments(sidecar: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    entries = sidecar.get("entries", {})
+    for row in entries.values() if isinstance(entries, dict) else entries:
+        env = row.get("environment", {})
+        if {"engine", "engine_version"} <= env.keys():
+            yield env
+
+
+class CheckReport(Protocol):
+    """The result of a family's check. It may also have `runs`, of `tuner.engines.dispatch.Runs`."""
+
+    @property
+    def fits(self) -> bool: ...
+    def as_json(self) -> dict[str, Any]: ...
+    def as_text(self) -> str: ...
+
+
+def check_files(
+    paths: Sequence[Path],
+    device: Device,
+    engine: Engine,
+    tp: int,
+    choice: FamilyChoice,
+    named: Sequence[Path],
+) -> list[CheckReport]:
+    """Check config files; a file's name tells its family.
+
+    A file that is not `named` lies below a folder: if it is of no family, a message says so.
+    Raises MalformedConfigFile for a name of no family, and OptionsRefused for an option that only
+    applies to models.
+    """
+    from tuner.cli.app import say
+    from tuner.engines.engine import supports
+    from tuner.errors import MalformedConfigFile, OptionsRefused
+    from tuner.problems.registry import families
+
+    by_family: dict[str, list[Path]] = {}
+    others: list[Path] = []
+    ours = [family for family in families() if supports(engine.name, family.name)]
+    known = [family for family in ours if hasattr(family.module("check"), "check_files")]
+    if not known:
+        raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
+    for path in paths:
+        claimed = (f for f in known if f.module("check").claims(path.name, engine))
+        family = next(claimed, None)
+        if family is None and path not in named:
+            others.append(path)
+            continue
+        if family is None:
+            examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
+            raise MalformedConfigFile(
+                f"{path.name!r} is not the name of a file that {engine.name} reads, like "
+                f"{examples}; `tuner status --dir FOLDER` checks the files of the plugin"
+            )
+        by_family.setdefault(family.name, []).append(path)
+    if others:
+        text = (
+            f"{len(others)} files are of kinds that this does not compile, like {others[0].name}; "
+        )
+        text += "`tuner status --dir FOLDER` checks the files of the plugin"
+        if not by_family:
+            raise MalformedConfigFile(text)
+        say(f"left out: {text}")
+    reports: list[CheckReport] = []
+    for family in known:
+        if not (mine := by_family.get(family.name)):
+            continue
+        module = family.module("check")
+        flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
+        given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
+        if given:
+            asked = " or ".join(one.flag for one in families() if one.flag)
+            reason = f"for a model (with {asked}), and these are files"
+            raise OptionsRefused({name: reason for name in flags if name in given}, flags)
+        reports.append(module.check_files(mine, device, engine, choice.of(family.shaping)))
+    return reports
