@@ -41,8 +41,8 @@ def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
 def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
     """The problems to tune: of one family, or with `every` of all families of a model.
 
-    A model's notes name its other families. Raises as `resolve` does, and OptionsRefused for an
-    option of a family that the model does not have.
+    A model's notes name its other families, and with `every` the options of families that it does
+    not have. Raises as `resolve` does.
     """
     from tuner.jobs.targets import in_words, other_families, reader_of
 
@@ -120,9 +120,9 @@ def _of_line(line: str, asked: Asked, choice: FamilyChoice) -> TuningTarget:
 
 
 def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
-    from tuner.errors import BadInput, OptionsRefused
+    from tuner.errors import BadInput
     from tuner.jobs.targets import reader_of, resolve_all
-    from tuner.problems.registry import families, find_family
+    from tuner.problems.registry import find_family
 
     if choice.family:
         raise BadInput(f"--all tunes every family: leave {choice.family.flag} out")
@@ -130,13 +130,25 @@ def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
         raise BadInput("--all is for a model, and this is one problem: leave it out")
     found = resolve_all(asked.target, _serving(asked, choice))
     known = {option.name for target in found for option in target.family.options}
-    options = {option.name: (one, option) for one in families() for option in one.options}
-    if unused := [name for name in choice.values if name not in known]:
-        raise OptionsRefused(
-            {name: f"for {options[name][0].title}" for name in unused},
-            {name: options[name][1].flag for name in unused},
-        )
-    return found
+    unused = [name for name in choice.values if name not in known]
+    if not unused:
+        return found
+    have = _listed([target.family.title for target in found])
+    notes = [f"{_flag_and_families(name)}: {asked.target} has {have} alone" for name in unused]
+    return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
+
+
+def _flag_and_families(name: str) -> str:
+    """An option that no family of the model has: "--ep is for a fused-MoE layer"."""
+    from tuner.problems.registry import families
+
+    having = [(one, option) for one in families() for option in one.options if option.name == name]
+    return f"{having[0][1].flag} is for {_listed([one.title for one, _ in having])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _serving(asked: Asked, choice: FamilyChoice) -> Serving:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tuner.errors import MalformedCheckpoint
 from tuner.models.fields import Json
@@ -18,6 +18,12 @@ _PARTS = {
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
+_EXPERTS = (  # names of an expert's weights in classes of models
+    ("mlp", "gate_proj"),
+    ("block_sparse_moe", "w1"),
+    ("feed_forward", "gate_proj"),
+    ("mixer", "up_proj"),
+)
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
 _MOST_REPEATS, _LONGEST = 4, 200  # of a regular expression: so that none takes long
@@ -33,7 +39,8 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
     listed = [entry for name in _LISTS for entry in _strings(quant.get(name))]
     if not listed:
         return lambda name, at: False
-    contains = "config_groups" in quant or quant.get("quant_method") in ("w8a8_int8", "modelopt")
+    method = str(quant.get("quant_method", ""))
+    contains = "config_groups" in quant or method.startswith(("w8a8_int8", "modelopt", "awq"))
     matches = _Contained(listed) if contains else _Paths(listed)
 
     def skips(name: str, at: int) -> bool:
@@ -47,6 +54,14 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
         return found == {True}
 
     return skips
+
+
+def unquantised_experts(config: Json, layers: Sequence[int]) -> list[int]:
+    """Those of the layers whose routed experts are not quantised. Raises MalformedCheckpoint."""
+    skips = skipped_modules(config)
+    return [
+        at for at in layers if any(skips(f"{block}.experts.0.{one}", at) for block, one in _EXPERTS)
+    ]
 
 
 class _Paths:
@@ -76,8 +91,8 @@ class _Contained:
             else:
                 plain.add(_PREFIXES.sub("", entry.strip("*")).lower())
         # Only entries that may be part of a layer's name: some lists have thousands of others.
-        self._exact = {entry for entry in plain if entry.startswith("layers.")}
-        self._parts = plain - self._exact
+        self._exact = {entry.rstrip(".") for entry in plain if entry.startswith("layers.")}
+        self._parts = {entry for entry in plain if not entry.startswith("layers.")}
 
     def __call__(self, path: str) -> bool:
         low = path.lower()

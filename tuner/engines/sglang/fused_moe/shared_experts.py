@@ -128,8 +128,8 @@ def _deepseek_v32(case: _Case) -> str | None:
 def _glm4_moe(case: _Case) -> str | None:
     if case.version < (0, 5, 1) and case.model.E != 128:
         return f"of a GLM with {case.model.E} routed experts before 0.5.1"
-    if (0, 5, 5) <= case.version < (0, 5, 6):
-        return "of GLM-4.5 in 0.5.5"
+    if (0, 5, 4, 1) <= case.version < (0, 5, 6):
+        return "of GLM-4.5 from 0.5.4.post1 to 0.5.5"
     return _common(case)
 
 
