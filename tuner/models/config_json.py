@@ -47,10 +47,13 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
     doubt = ""
     if quant.kind == "none":
         doubt = doubt_of_name(name)
-    elif left := unquantised_experts(fields, sparse := sparse_places(fields, architecture)):
-        doubt = f"the experts of {len(left)} of {len(sparse)} layers are not quantised"
-        if len(left) == len(sparse):
-            quant, doubt = unquantised(torch_dtype(fields)), ""
+    else:
+        sparse = sparse_places(fields, architecture)
+        left = unquantised_experts(fields, architecture, sparse)
+        if left and len(left) == len(sparse):
+            quant = replace(unquantised(torch_dtype(fields)), kind="none, though layers are")
+        elif left:
+            doubt = f"the experts of {len(left)} of {len(sparse)} layers are not quantised"
     return Model(
         name=name,
         architecture=architecture,

@@ -19,11 +19,15 @@ _PARTS = {
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
 _EXPERTS = (  # names of an expert's weights in classes of models
-    ("mlp", "gate_proj"),
-    ("block_sparse_moe", "w1"),
-    ("feed_forward", "gate_proj"),
-    ("mixer", "up_proj"),
+    "mlp.experts.0.gate_proj",
+    "block_sparse_moe.experts.0.w1",
+    "feed_forward.experts.0.gate_proj",
+    "mixer.experts.0.up_proj",
 )
+_EXPERTS_OF = {  # classes with a dense MLP beside the experts
+    "Gemma4ForConditionalGeneration": ("experts.0.gate_proj",),
+    "Gemma4ForCausalLM": ("experts.0.gate_proj",),
+}
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
 _MOST_REPEATS, _LONGEST = 4, 200  # of a regular expression: so that none takes long
@@ -56,12 +60,11 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
     return skips
 
 
-def unquantised_experts(config: Json, layers: Sequence[int]) -> list[int]:
+def unquantised_experts(config: Json, architecture: str, layers: Sequence[int]) -> list[int]:
     """Those of the layers whose routed experts are not quantised. Raises MalformedCheckpoint."""
     skips = skipped_modules(config)
-    return [
-        at for at in layers if any(skips(f"{block}.experts.0.{one}", at) for block, one in _EXPERTS)
-    ]
+    names = _EXPERTS_OF.get(architecture, _EXPERTS)
+    return [at for at in layers if any(skips(name, at) for name in names)]
 
 
 class _Paths:
