@@ -145,7 +145,7 @@ def _checkable(
 ) -> tuple[list[str], list[tuple[FusedMoe, _Parts]]]:
     """What is assumed of weights with groups, and the files that can be checked.
 
-    The engine's launcher may refuse such weights or run another kernel, which is no fault of a file.
+    The launcher may refuse such weights or run another kernel, which is no fault of a file.
     """
     notes, found = [], []
     for problem, parts in plans:
