@@ -120,6 +120,9 @@ def sparse_places(fields: Json, architecture: str) -> list[int]:
     pattern = fields.get("hybrid_override_pattern")  # Nemotron H
     if isinstance(pattern, str):
         return [at for at, kind in enumerate(pattern) if kind == "E"]
+    kinds = fields.get("layers_block_type")
+    if isinstance(kinds, list) and "moe" in kinds:
+        return [at for at, kind in enumerate(kinds) if kind == "moe"]
     total = layer_total(fields)
     dense = set(_dense_places(fields, architecture, total))
     return [at for at in range(total) if at not in dense]
