@@ -41,8 +41,9 @@ def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
 def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
     """The problems to tune: of one family, or with `every` of all families of a model.
 
-    A model's notes name its other families, and with `every` the options of families that it does
-    not have. Raises as `resolve` does.
+    A model's notes name its other families, and with `every` the options that select points of
+    families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
+    says how such a family is served.
     """
     from tuner.jobs.targets import in_words, other_families, reader_of
 
@@ -120,9 +121,9 @@ def _of_line(line: str, asked: Asked, choice: FamilyChoice) -> TuningTarget:
 
 
 def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
-    from tuner.errors import BadInput
+    from tuner.errors import BadInput, OptionsRefused
     from tuner.jobs.targets import reader_of, resolve_all
-    from tuner.problems.registry import find_family
+    from tuner.problems.registry import families, find_family
 
     if choice.family:
         raise BadInput(f"--all tunes every family: leave {choice.family.flag} out")
@@ -131,19 +132,22 @@ def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
     found = resolve_all(asked.target, _serving(asked, choice))
     known = {option.name for target in found for option in target.family.options}
     unused = [name for name in choice.values if name not in known]
-    if not unused:
-        return found
+    titles = {name: _titles_with(name) for name in unused}
+    served = {option.name: option.flag for one in families() for option in one.shaping}
+    if refused := [name for name in unused if name in served]:
+        raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
+    flags = {option.name: option.flag for one in families() for option in one.options}
     have = _listed([target.family.title for target in found])
-    notes = [f"{_flag_and_families(name)}: {asked.target} has {have} alone" for name in unused]
+    notes = [f"{flags[n]} is for {titles[n]}; {asked.target} has {have} alone" for n in unused]
     return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
 
 
-def _flag_and_families(name: str) -> str:
-    """An option that no family of the model has: "--ep is for a fused-MoE layer"."""
+def _titles_with(name: str) -> str:
+    """The families that have an option, in words."""
     from tuner.problems.registry import families
 
-    having = [(one, option) for one in families() for option in one.options if option.name == name]
-    return f"{having[0][1].flag} is for {_listed([one.title for one, _ in having])}"
+    having = [one for one in families() if name in {option.name for option in one.options}]
+    return _listed([one.title for one in having])
 
 
 def _listed(names: Sequence[str]) -> str:

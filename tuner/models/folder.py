@@ -19,7 +19,7 @@ T = TypeVar("T")
 # sglang's _parse_quant_hf_config in srt/configs/model_config.py.
 MODELOPT = "hf_quant_config.json"
 _IN_NAME = re.compile(
-    r"(?<![a-z])(nvfp4|mxfp4|mxfp8|fp8|fp4|int8|int4|w\d+a\d+|awq|gptq|gguf|bnb|[48]-?bit)(?![a-z])",
+    r"(?<![a-z])(nvfp4|mxfp4|mxfp8|fp8|fp4|int8|int4|w\d+a\d+|awq|gptq|gguf|bnb|[48]-?bit)(?![a-z0-9])",
     re.IGNORECASE,
 )
 

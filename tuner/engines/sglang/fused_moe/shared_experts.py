@@ -164,6 +164,7 @@ _RULES: dict[str, Callable[[_Case], str | None]] = {
     "GlmMoeDsaForCausalLM": _since((0, 5, 9), _deepseek_v3),
     "Glm4MoeForCausalLM": _glm4_moe,
     "Glm4MoeLiteForCausalLM": _since((0, 5, 8), _common),
+    "Glm5NextForConditionalGeneration": _since((0, 5, 23), _common),
     "Glm4vMoeForConditionalGeneration": _since((0, 5, 7), _common),
     "MiniMaxM3SparseForConditionalGeneration": _since((0, 5, 16), _common),
     "MiniMaxM3SparseForCausalLM": _since((0, 5, 16), _common),
