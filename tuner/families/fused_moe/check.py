@@ -145,22 +145,32 @@ def _checkable(
 ) -> tuple[list[str], list[tuple[FusedMoe, _Parts]]]:
     """What is assumed of weights with groups, and the files that can be checked.
 
-    The launcher may refuse such weights or run another kernel, which is no fault of a file.
+    The launcher may refuse such weights or run a compiled kernel, which is no fault of a file.
     """
     notes, found = [], []
     for problem, parts in plans:
         if problem.grouped and problem.block_shape and parts:
-            path, first = parts[0]
+            path = parts[0][0]
             K = "" if "hidden_size" in options else f", K={problem.K} (--hidden-size)"
             notes.append(
                 f"assumed for {path.name}: groups of {problem.block_shape[1]} along K{K}, because "
                 "its name has neither"
             )
-            point = first.point
-            try:
-                kernels.bind(problem, gemm_of(point), point.batch_size, first.config, device.target)
-            except UnsupportedKernel as error:
-                notes.append(f"not checked: {path.name}: {error}")
+            refused: list[UnsupportedKernel] = []
+            kept: _Parts = []
+            for part in parts:
+                point, config = part[1].point, part[1].config
+                try:
+                    kernels.bind(problem, gemm_of(point), point.batch_size, config, device.target)
+                    kept.append(part)
+                except UnsupportedKernel as error:
+                    refused.append(error)
+            if refused:
+                notes.append(
+                    f"not checked: {len(refused)} of {len(parts)} launches of {path.name}: "
+                    f"{refused[0]}"
+                )
+            if not (parts := kept):
                 continue
         found.append((problem, parts))
     return notes, found
