@@ -360,6 +360,21 @@ BAD_INPUT = [
 ]
 
 
+def test_all_takes_an_option_of_families_that_the_model_lacks(env):
+    # It selects points, and of a dense model in bfloat16 attention alone has some.
+    done = tuner(env, "plan", "qwen3-32b", "--tp", "2", "--device", "L40S", "--gemm", "up")
+    assert done.returncode == 0, done.stderr
+    assert "--gemm is for a fused-MoE layer; qwen3-32b has attention alone" in flat(done.stderr)
+    done = tuner(env, "plan", "qwen3-32b", "--tp", "2", "--device", "L40S", "--batch-sizes", "1")
+    said = "--batch-sizes is for a fused-MoE layer, quantised dense GEMMs and the state update"
+    assert said in flat(done.stderr) and "extend_attention" in done.stdout
+
+
+def flat(text: str) -> str:
+    """Text without the folding of lines."""
+    return " ".join(text.split())
+
+
 def test_bad_input_is_one_line_and_exit_code_2(env, tmp_path, subtests):
     env = {**env, "TUNER_CACHE_DIR": str(tmp_path / "cache")}
     places = _bad_files(tmp_path)

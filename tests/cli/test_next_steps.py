@@ -63,7 +63,7 @@ def test_what_no_server_can_load_is_told_before_the_work(
     for version, told in (("0.4.4", True), ("0.5.16", False)):
         engine = find_engine(f"sglang=={version}")
         target = resolve_target(problem, Serving(engine="sglang", engine_version=version))
-        commands._say_undeliverable(engine, [target.problem])
+        commands._say_undeliverable(engine, target.problems)
         assert ("cannot be exported: " in capsys.readouterr().err) is told
 
 

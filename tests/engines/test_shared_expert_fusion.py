@@ -154,6 +154,11 @@ def test_deepseek_r1_through_the_releases(version, device, tp, dtype, E, top_k):
     [
         ("deepseek-v3.2", "0.5.11", 1),  # loaded under DeepSeek V3's name
         ("deepseek-v3.2", "0.5.12", 0),
+        ("glm-4.7", "0.5.4", 1),
+        ("glm-4.7", "0.5.4.post1", 0),
+        ("glm-4.7-fp8", "0.5.4.post2", 0),
+        ("deepseek-r1", "0.5.4.post2", 1),
+        ("glm-5.3-flash", "0.5.23", 1),
         ("glm-4.5-air", "0.5.5", 0),
         ("glm-4.5-air", "0.5.6", 1),
         ("glm-4.7-flash", "0.5.8", 1),

@@ -34,11 +34,9 @@ EXPLAINED = {
         "one expert a rank: Jamba and Mixtral with 8 and 16 expert-parallel ranks",
     ),
     **dict.fromkeys(
-        [(264, 128), (264, 256), (272, 64), (272, 128), (288, 64)],
+        [(264, 128), (264, 256), (272, 64), (272, 128)],
         "DeepSeek V3 before 0.4.7: a copy of the shared expert for each of 8, 16 or 32 ranks",
     ),
-    **dict.fromkeys([(36, 2048), (72, 2048)], "288 experts of 2048: GLM-5-Next's class"),
-    (144, 512): "288 experts of 1024 or 1280 that no preset has",
     (20, 2048): "160 experts of 2048, 8 expert-parallel ranks: no model of this size is known",
 }
 
@@ -97,11 +95,6 @@ OTHER_TYPES = {
     (64, 512, "fp8_w8a8", (128, 128)): "64 experts of 1024 in fp8 blocks: no preset has them",
     (64, 1024, "fp8_w8a8", (128, 128)): "64 experts of 1024 in fp8 blocks: no preset has them",
     (256, 640, "fp8_w8a8", (128, 128)): "256 experts in fp8 blocks of 640: no preset has them",
-    (160, 640, "fp8_w8a8", (128, 128)): "Qwen3-Coder-480B-A35B-FP8: its config.json is not in hand",
-    (80, 640, "fp8_w8a8", (128, 128)): "Qwen3-Coder-480B-A35B-FP8: its config.json is not in hand",
-    (512, 128, "fp8_w8a8", (128, 128)): "Qwen3.5-397B-A17B-FP8: its config.json is not in hand",
-    (512, 256, "fp8_w8a8", (128, 128)): "Qwen3.5-397B-A17B-FP8: its config.json is not in hand",
-    (513, 512, "fp8_w8a8", (128, 128)): "Qwen3-Next-80B-A3B-FP8: its config.json is not in hand",
 }
 
 

@@ -28,9 +28,32 @@ FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))
 # Presets whose attention the engines' Triton kernels do not run, or of which no source has all
 # sizes: special kernels (DeepSeek V4), layers of several kinds, a class's defaults alone.
 WITHOUT = {
-    *("deepseek-v4-flash", "deepseek-v4-flash-fp8", "deepseek-v4-pro", "deepseek-v4-pro-fp8"),
-    *("kimi-k3", "hy4-preview", "ling-2.5-1t", "ling-2.6-1t", "longcat-flash"),
-    *("step-3.5-flash", "step-3.7-flash", "step-3.7-flash-fp8"),
+    "a.x-k1",
+    "deepseek-v4-flash",
+    "deepseek-v4-flash-fp8",
+    "deepseek-v4-pro",
+    "deepseek-v4-pro-fp8",
+    "dots.llm1",
+    "glm-5.3-flash",
+    "glm-5.3-flash-fp8",
+    "hunyuan-a13b",
+    "hy4-preview",
+    "joyai-llm-flash",
+    "kimi-k3",
+    "ling-1t",
+    "ling-2.5-1t",
+    "ling-2.6-1t",
+    "ling-flash-2.0",
+    "ling-mini-2.0",
+    "longcat-flash",
+    "mistral-small-4-119b",
+    "qwen3.8-2.4t-a95b",
+    "sarvam-105b",
+    "sarvam-30b",
+    "solar-open-100b",
+    "step-3.5-flash",
+    "step-3.7-flash",
+    "step-3.7-flash-fp8",
 }
 KNOWN = [model for model in presets() if model.attention]
 

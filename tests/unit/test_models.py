@@ -75,7 +75,9 @@ class TestPresets:
         with pytest.raises(UnknownModel, match="nothing is there: give the path of a config.json"):
             find_preset(text)
 
-    @pytest.mark.parametrize("text", ["Hunyuan-A13B", "DeepSeek-V5-Flash", "dots.llm1", "glm-4.7"])
+    @pytest.mark.parametrize(
+        "text", ["Hunyuan-A14B", "DeepSeek-V5-Flash", "qwen3.9-35b-a3b", "glm-4.8"]
+    )
     def test_another_model_is_no_suggestion(self, text):
         with pytest.raises(UnknownModel) as caught:
             find_preset(text)

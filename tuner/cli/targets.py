@@ -40,8 +40,9 @@ def resolve(asked: Asked, choice: FamilyChoice) -> TuningTarget:
 def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
     """The problems to tune: of one family, or with `every` of all families of a model.
 
-    A model's notes name its other families. Raises as `resolve` does, and OptionsRefused for an
-    option of a family that the model does not have.
+    A model's notes name its other families, and with `every` the options that select points of
+    families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
+    says how such a family is served.
     """
     from tuner.jobs.targets import in_words, other_families, reader_of
 
@@ -129,13 +130,28 @@ def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
         raise BadInput("--all is for a model, and this is one problem: leave it out")
     found = resolve_all(asked.target, _serving(asked, choice))
     known = {option.name for target in found for option in target.family.options}
-    options = {option.name: (one, option) for one in families() for option in one.options}
-    if unused := [name for name in choice.values if name not in known]:
-        raise OptionsRefused(
-            {name: f"for {options[name][0].title}" for name in unused},
-            {name: options[name][1].flag for name in unused},
-        )
-    return found
+    unused = [name for name in choice.values if name not in known]
+    titles = {name: _titles_with(name) for name in unused}
+    served = {option.name: option.flag for one in families() for option in one.shaping}
+    if refused := [name for name in unused if name in served]:
+        raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
+    flags = {option.name: option.flag for one in families() for option in one.options}
+    have = _listed([target.family.title for target in found])
+    notes = [f"{flags[n]} is for {titles[n]}; {asked.target} has {have} alone" for n in unused]
+    return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
+
+
+def _titles_with(name: str) -> str:
+    """The families that have an option, in words."""
+    from tuner.problems.registry import families
+
+    having = [one for one in families() if name in {option.name for option in one.options}]
+    return _listed([one.title for one in having])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _serving(asked: Asked, choice: FamilyChoice) -> Serving:

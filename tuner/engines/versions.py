@@ -8,7 +8,7 @@ from packaging.version import VERSION_PATTERN, Version
 
 from tuner.errors import BadProblem
 
-Release = tuple[int, int, int]
+Release = tuple[int, ...]  # three numbers, and a fourth for a post-release
 _LEADING = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 
 
@@ -21,12 +21,14 @@ def version_order(text: str) -> tuple[Version, bool, str]:
 
 
 def release_of(text: str) -> Release:
-    """(0, 5, 12) for 0.5.12 and for its release candidates, post-releases and patched builds.
+    """(0, 5, 12) for 0.5.12 and its candidates and builds; (0, 5, 4, 2) for 0.5.4.post2.
 
-    They all follow the rules of that release. Raises BadProblem for text that is not a version.
+    A post-release may follow other rules than its release. Raises BadProblem for text that is not a
+    version.
     """
     match = _LEADING.match(text)
     version = Version(match[0]) if match else None
     if version is None or len(version.release) < 2:
         raise BadProblem(f"{text!r} is not an engine version such as 0.5.23")
-    return version.major, version.minor, version.micro
+    release = version.major, version.minor, version.micro
+    return (*release, version.post) if version.post else release

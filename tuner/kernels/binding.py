@@ -160,7 +160,7 @@ def bind(
             arguments[parameter.name] = known[parameter.name]
         elif parameter.required or parameter.default is UNREADABLE_DEFAULT:
             raise UnsupportedKernel(
-                f"{origin}: {function} needs {parameter.name!r}, which this version cannot bind"
+                f"{origin}: {function} needs {parameter.name!r}, which nothing here gives it"
             )
         else:
             arguments[parameter.name] = Constant(cast(Plain, parameter.default))

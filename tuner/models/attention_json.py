@@ -14,10 +14,10 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_with,
     size,
     torch_dtype,
 )
+from tuner.models.folder import read_with
 from tuner.models.layer_counts import count_layers, layer_total, place_layers
 from tuner.problems.dtypes import Dtype
 

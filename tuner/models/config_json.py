@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.errors import MalformedCheckpoint
@@ -12,23 +13,28 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_with,
     size,
     torch_dtype,
 )
-from tuner.models.linears_json import linears_or_none
+from tuner.models.folder import config_file, doubt_of_folder, doubt_of_name, read_with
+from tuner.models.linears_json import linears_or_none, sparse_places
 from tuner.models.model import Model
-from tuner.models.quantization import read_quantization
+from tuner.models.quantization import read_quantization, unquantised
+from tuner.models.skipped import unquantised_experts
 
 _FIELDS = {"E": EXPERTS, "intermediate": INTERMEDIATE, "hidden": HIDDEN, "top_k": TOP_K}
 
 
 def read_checkpoint(path: Path) -> Model:
-    """Read the config.json at `path`, or in the folder `path`.
+    """Read the config.json at `path`, or in the folder `path`, and what lies beside it.
 
     Raises MalformedCheckpoint where it does not describe a mixture-of-experts model.
     """
-    return read_with(path, parse_checkpoint)
+    model = read_with(path, parse_checkpoint)
+    file = config_file(path)
+    if model.quantization != "none" or file.name != "config.json":
+        return model
+    return replace(model, doubt=doubt_of_folder(file.parent) or model.doubt)
 
 
 def parse_checkpoint(data: bytes, name: str) -> Model:
@@ -38,6 +44,16 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
     architecture = architecture_of(config)
     shared, width = shared_experts(fields, architecture)
     quant = read_quantization(fields, torch_dtype(fields))
+    doubt = ""
+    if quant.kind == "none":
+        doubt = doubt_of_name(name)
+    else:
+        sparse = sparse_places(fields, architecture)
+        left = unquantised_experts(fields, architecture, sparse)
+        if left and len(left) == len(sparse):
+            quant = replace(unquantised(torch_dtype(fields)), kind="none, though layers are")
+        elif left:
+            doubt = f"the experts of {len(left)} of {len(sparse)} layers are not quantised"
     return Model(
         name=name,
         architecture=architecture,
@@ -51,6 +67,7 @@ def parse_checkpoint(data: bytes, name: str) -> Model:
         dtype=quant.dtype,
         block_shape=quant.block_shape,
         per_channel_quant=quant.per_channel_quant,
+        doubt=doubt,
         attention=attention_or_none(config),
         linears=linears_or_none(config),
     )

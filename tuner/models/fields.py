@@ -1,4 +1,4 @@
-"""Find and parse a model's config.json, and read its fields with their types checked.
+"""Parse a model's config.json, and read its fields with their types checked.
 
 Only JSON is parsed: no model code is loaded, and nothing is fetched. Functions raise
 MalformedCheckpoint for a file that cannot be read.
@@ -7,15 +7,13 @@ MalformedCheckpoint for a file that cannot be read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tuner.errors import MalformedCheckpoint
-from tuner.limited_file import read_limited
 
 Json = Mapping[str, Any]
-T = TypeVar("T")
 
 MAX_BYTES = 16 << 20  # real files, with a list of layers to skip, reach 3 MiB
 MAX_SIZE = 1 << 24  # the largest count of experts, columns or positions
@@ -28,20 +26,6 @@ def is_path(text: str) -> bool:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # the name is too long, or holds a NUL
         return False
-
-
-def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
-    """The result of `parse_config` (of bytes and the model's name) for a config.json.
-
-    It is the file at `path`, or in the folder `path`. Raises MalformedCheckpoint, which names it.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
-    name = file.parent.resolve().name if file.name == "config.json" else file.stem
-    try:
-        return parse_config(data, name or "model")
-    except MalformedCheckpoint as error:
-        raise MalformedCheckpoint(f"{file}: {error}") from None
 
 
 def parse(data: bytes) -> Json:

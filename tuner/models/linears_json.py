@@ -15,10 +15,10 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_with,
     size,
     torch_dtype,
 )
+from tuner.models.folder import read_with
 from tuner.models.layer_counts import layer_total
 from tuner.models.linear_parts import STYLES, LinearAttention, Sizes, linear_shape
 from tuner.models.linears import LinearShape
@@ -113,6 +113,19 @@ def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
         step = 1 if step is None else step
         return [at for at in range(total) if step == 0 or (at + 1) % step]
     return ()  # sglang's other classes make every layer sparse
+
+
+def sparse_places(fields: Json, architecture: str) -> list[int]:
+    """The layers whose MLP has experts. Raises MalformedCheckpoint."""
+    pattern = fields.get("hybrid_override_pattern")  # Nemotron H
+    if isinstance(pattern, str):
+        return [at for at, kind in enumerate(pattern) if kind == "E"]
+    kinds = fields.get("layers_block_type")
+    if isinstance(kinds, list) and "moe" in kinds:
+        return [at for at, kind in enumerate(kinds) if kind == "moe"]
+    total = layer_total(fields)
+    dense = set(_dense_places(fields, architecture, total))
+    return [at for at in range(total) if at not in dense]
 
 
 def _delta(fields: Json) -> LinearAttention | None:

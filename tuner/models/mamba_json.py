@@ -16,10 +16,10 @@ from tuner.models.fields import (
     architecture_of,
     language_fields,
     parse,
-    read_with,
     size,
     torch_dtype,
 )
+from tuner.models.folder import read_with
 from tuner.problems.dtypes import Dtype
 
 

@@ -26,6 +26,7 @@ class Model:
     dtype: Dtype | None = Dtype.BFLOAT16  # None: no Triton fused-MoE kernel reads the format
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
+    doubt: str = ""  # a clause: why the experts may be quantised otherwise than it says here
     since: str = ""  # oldest examined sglang release that has the architecture; "": unknown
     aliases: tuple[str, ...] = ()
     source: str = ""
@@ -35,5 +36,5 @@ class Model:
     def as_json(self) -> dict[str, Any]:
         """The fields of `tuner models --json`. Linear layers are left out: they are many."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
-        del shown["linears"]
+        del shown["linears"], shown["doubt"]
         return shown | {"attention": asdict(self.attention) if self.attention else None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,21 +28,33 @@ def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
     Raises MalformedCheckpoint where a field is missing or has a wrong type. A format that no Triton
     fused-MoE kernel reads gives no error here, because the user can choose another dtype.
     """
+    quant = quantization_fields(config)
+    if algo := quant.get("moe_quant_algo"):  # DeepSeek V4 by ModelOpt
+        return _algorithm(str(algo))
     if config.get("expert_dtype") == "fp4":  # DeepSeek V4: fp4 experts beside fp8 layers
         return Quantization("mxfp4", None)
-    return read_layer_quantization(config, torch_dtype)
+    if mixed := _mixed(quant):
+        return _of_layers(mixed, torch_dtype, experts=True)
+    return _read(quant, torch_dtype, _expert_group)
 
 
 def read_layer_quantization(config: Json, torch_dtype: str | None) -> Quantization:
     """Read the scheme of the layers that are not routed experts; see `read_quantization`."""
     quant = quantization_fields(config)
+    if mixed := _mixed(quant):
+        return _of_layers(mixed, torch_dtype, experts=False)
+    return _read(quant, torch_dtype, lambda groups: next(iter(groups.values()), None))
+
+
+def _read(quant: Json, torch_dtype: str | None, choose: Callable[[Json], object]) -> Quantization:
     if not quant:
         return unquantised(torch_dtype)
     method = str(quant.get("quant_method", "")).lower().replace("_", "-")
-    if method.startswith("modelopt"):
-        return _modelopt(quant)
+    if method.startswith("modelopt") or (not method and "quant_algo" in quant):
+        return _algorithm(str(quant.get("quant_algo") or method))
     if "config_groups" in quant:
-        return _compressed_tensors(quant)
+        groups = quant["config_groups"]
+        return _compressed_tensors(choose(groups) if isinstance(groups, Mapping) else None)
     read = _METHODS.get(method)
     return read(quant) if read else Quantization(method or "an unnamed format", None)
 
@@ -79,17 +91,60 @@ def _packed(quant: Json) -> Quantization:
     return _groups(str(quant["quant_method"]), bits, group)
 
 
-def _modelopt(quant: Json) -> Quantization:
-    algo = str(quant.get("quant_algo", quant["quant_method"])).lower()
-    return Quantization(f"modelopt {algo}", Dtype.FP8_W8A8 if algo == "fp8" else None)
+def _algorithm(name: str) -> Quantization:
+    """ModelOpt's name of an algorithm; vLLM's QUANT_ALGOS in quantization/modelopt.py."""
+    algo = name.lower()
+    dtype = Dtype.FP8_W8A8 if algo.startswith("fp8") else None
+    block = (128, 128) if algo == "fp8_pb_wo" else None
+    return Quantization(f"modelopt {algo}", dtype, block, algo == "fp8_per_channel_per_token")
 
 
-def _compressed_tensors(quant: Json) -> Quantization:
-    groups = quant["config_groups"]
-    group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+def _mixed(quant: Json) -> Json | None:
+    """The layers of a ModelOpt checkpoint with several algorithms, by name; None for others."""
+    layers = quant.get("quantized_layers")
+    if str(quant.get("quant_algo", "")).upper() != "MIXED_PRECISION" or layers is None:
+        return None
+    if not isinstance(layers, Mapping) or not all(isinstance(x, Mapping) for x in layers.values()):
+        raise MalformedCheckpoint("quantized_layers is not an object of objects")
+    return layers
+
+
+def _of_layers(layers: Json, torch_dtype: str | None, *, experts: bool) -> Quantization:
+    found = {
+        str(row.get("quant_algo")).lower()
+        for name, row in layers.items()
+        if (".experts" in name) is experts
+    }
+    if not found:
+        return unquantised(torch_dtype)
+    if len(found) > 1:
+        return Quantization(f"modelopt {' and '.join(sorted(found))}", None)
+    return _algorithm(found.pop())
+
+
+def _expert_group(groups: Json) -> object:
+    """The group of the experts: the one that names them, else the one for all linear layers.
+
+    vLLM's CompressedTensorsMoEMethod.get_moe_method; sglang's is like it.
+    """
+    listed = [group for group in groups.values() if isinstance(group, Mapping)]
+
+    def aims(group: Json, *words: str) -> bool:
+        targets = group.get("targets")
+        texts = [str(one) for one in targets] if isinstance(targets, list) else []
+        return any(word in text for text in texts for word in words)
+
+    for words in (("FusedMoE", ".experts", "_experts"), ("Linear",)):
+        for group in listed:
+            if aims(group, *words):
+                return group
+    return next(iter(listed), None)
+
+
+def _compressed_tensors(group: object) -> Quantization:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping) or not isinstance(group, Mapping):
-        raise MalformedCheckpoint("quantization_config has no weights in its first config group")
+        raise MalformedCheckpoint("quantization_config has no weights in its config group")
     inputs = group.get("input_activations")
     input_bits = inputs.get("num_bits") if isinstance(inputs, Mapping) else 16
     bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
@@ -122,6 +177,8 @@ def _groups(name: str, bits: object, group: object) -> Quantization:
 
 
 def _block(value: object) -> tuple[int, int]:
+    if isinstance(value, str):  # compressed-tensors may write "128x128"
+        value = [int(part) if part.isdecimal() else part for part in value[:20].split("x")]
     match value:
         case [int() as n, int() as k] if n > 0 and k > 0 and max(n, k) < 1 << 20:
             return n, k

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tuner.errors import MalformedCheckpoint
 from tuner.models.fields import Json
@@ -17,6 +17,16 @@ _PARTS = {
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
+_EXPERTS = (  # names of an expert's weights in classes of models
+    "mlp.experts.0.gate_proj",
+    "block_sparse_moe.experts.0.w1",
+    "feed_forward.experts.0.gate_proj",
+    "mixer.experts.0.up_proj",
+)
+_EXPERTS_OF = {  # classes with a dense MLP beside the experts
+    "Gemma4ForConditionalGeneration": ("experts.0.gate_proj",),
+    "Gemma4ForCausalLM": ("experts.0.gate_proj",),
 }
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
@@ -33,7 +43,8 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
     listed = [entry for name in _LISTS for entry in _strings(quant.get(name))]
     if not listed:
         return lambda name, at: False
-    contains = "config_groups" in quant or quant.get("quant_method") in ("w8a8_int8", "modelopt")
+    method = str(quant.get("quant_method", ""))
+    contains = "config_groups" in quant or method.startswith(("w8a8_int8", "modelopt", "awq"))
     matches = _Contained(listed) if contains else _Paths(listed)
 
     def skips(name: str, at: int) -> bool:
@@ -47,6 +58,13 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
         return found == {True}
 
     return skips
+
+
+def unquantised_experts(config: Json, architecture: str, layers: Sequence[int]) -> list[int]:
+    """Those of the layers whose routed experts are not quantised. Raises MalformedCheckpoint."""
+    skips = skipped_modules(config)
+    names = _EXPERTS_OF.get(architecture, _EXPERTS)
+    return [at for at in layers if any(skips(name, at) for name in names)]
 
 
 class _Paths:
@@ -76,8 +94,8 @@ class _Contained:
             else:
                 plain.add(_PREFIXES.sub("", entry.strip("*")).lower())
         # Only entries that may be part of a layer's name: some lists have thousands of others.
-        self._exact = {entry for entry in plain if entry.startswith("layers.")}
-        self._parts = plain - self._exact
+        self._exact = {entry.rstrip(".") for entry in plain if entry.startswith("layers.")}
+        self._parts = {entry for entry in plain if not entry.startswith("layers.")}
 
     def __call__(self, path: str) -> bool:
         low = path.lower()

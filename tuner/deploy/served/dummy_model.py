@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import MalformedCheckpoint
-from tuner.models.fields import language_fields, parse, read_with
+from tuner.models.fields import language_fields, parse
+from tuner.models.folder import read_with
 from tuner.models.layer_counts import LAYERS, layer_total
 
 _REMOTE_CODE = "auto_map"  # names Python files of the model's folder

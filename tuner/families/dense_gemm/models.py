@@ -13,7 +13,7 @@ from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, MalformedCheckpoint
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.models.config_json import parse_checkpoint
-from tuner.models.fields import read_with
+from tuner.models.folder import read_with
 from tuner.models.linears import HasLinears, RankLinear, Ranks, known_linears, linear_layers
 from tuner.models.linears_json import parse_linears_json
 from tuner.models.model import Model

@@ -13,8 +13,8 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
-from tuner.errors import MalformedConfigFile
-from tuner.families.fused_moe.engine import FileKey, MoeEngine, moe_engine
+from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.families.fused_moe.engine import FileKey, MoeEngine, MoeKernels, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
@@ -27,6 +27,7 @@ from tuner.tuning.report import config_cells, config_json
 DEFAULT_HIDDEN_SIZE = 7168
 DEFAULT_TOP_K = 8
 FILE_OPTIONS = ("hidden_size", "top_k")
+_Parts = list[tuple[Path, Candidate]]
 EXAMPLE_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json"
 
 
@@ -48,6 +49,7 @@ class ConfigFileCheck:
     device: Device
     entries: Sequence[CheckedEntry]
     runs: Sequence[Runs] = ()  # what the engine runs for the files' problems
+    notes: Sequence[str] = ()  # what was assumed, and which files were not checked
 
     @property
     def fits(self) -> bool:
@@ -68,7 +70,7 @@ class ConfigFileCheck:
                 for entry in self.entries
             ],
             "runs": [runs.as_json() for runs in self.runs],
-        }
+        } | ({"notes": list(self.notes)} if self.notes else {})
 
     def as_text(self) -> str:
         headers = ("gemm", "M", "M N K blocks", "group", "warps", "stages", "shared")
@@ -89,8 +91,10 @@ class ConfigFileCheck:
             lines += [str(file), table((*headers, "verdict", "detail"), rows), ""]
         bad = sum(not entry.compiled.ok for entry in self.entries)
         verdict = f"{bad} cannot run" if bad else "all can run"
+        if not self.entries:
+            verdict = "none was checked"
         count = f"{len(self.entries)} entries on {self.device.name}: {verdict}"
-        return folded("\n".join([*lines, self.device.shared_limit, count]))
+        return folded("\n".join([*lines, *self.notes, self.device.shared_limit, count]))
 
 
 def claims(name: str, engine: Engine) -> bool:
@@ -115,7 +119,8 @@ def check_files(
     """
     layer = moe_engine(engine)
     kernels = layer.lift(device.target.backend)
-    plans = [_read(path, layer, options, device.target.backend) for path in files]
+    read = [_read(path, layer, options, device.target.backend) for path in files]
+    notes, plans = _checkable(read, kernels, device, options)
     with Farm(triton=triton_for(engine)) as farm:
         compilers = [
             KernelCompiler(farm, kernels.binder(problem, device.target), device)
@@ -129,10 +134,46 @@ def check_files(
             for entry in _compile(compiler, parts)
         ]
     runs = engine_runs(engine.name, engine.version, (problem for problem, _ in plans), device)
-    return ConfigFileCheck(device, entries, runs)
+    return ConfigFileCheck(device, entries, runs, notes)
 
 
-_Parts = list[tuple[Path, Candidate]]
+def _checkable(
+    plans: Sequence[tuple[FusedMoe, _Parts]],
+    kernels: MoeKernels,
+    device: Device,
+    options: Mapping[str, Any],
+) -> tuple[list[str], list[tuple[FusedMoe, _Parts]]]:
+    """What is assumed of weights with groups, and the files that can be checked.
+
+    The launcher may refuse such weights or run a compiled kernel, which is no fault of a file.
+    """
+    notes, found = [], []
+    for problem, parts in plans:
+        if problem.grouped and problem.block_shape and parts:
+            path = parts[0][0]
+            K = "" if "hidden_size" in options else f", K={problem.K} (--hidden-size)"
+            notes.append(
+                f"assumed for {path.name}: groups of {problem.block_shape[1]} along K{K}, because "
+                "its name has neither"
+            )
+            refused: list[UnsupportedKernel] = []
+            kept: _Parts = []
+            for part in parts:
+                point, config = part[1].point, part[1].config
+                try:
+                    kernels.bind(problem, gemm_of(point), point.batch_size, config, device.target)
+                    kept.append(part)
+                except UnsupportedKernel as error:
+                    refused.append(error)
+            if refused:
+                notes.append(
+                    f"not checked: {len(refused)} of {len(parts)} launches of {path.name}: "
+                    f"{refused[0]}"
+                )
+            if not (parts := kept):
+                continue
+        found.append((problem, parts))
+    return notes, found
 
 
 def _read(

@@ -5,17 +5,20 @@ A name is a preset, a folder or file with a config.json, or an engine's line abo
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape
+from tuner.families.fused_moe.blocks import Block, Cut, exact_block
 from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.models.config_json import parse_checkpoint, read_checkpoint
 from tuner.models.model import Model
-from tuner.models.serving import Resolved, Serving
+from tuner.models.serving import Note, Resolved, Serving
 from tuner.models.table import preset_or_file
 from tuner.problems.dtypes import Dtype
 
@@ -67,8 +70,10 @@ def resolve_model(model: Model, serving: Serving) -> Resolved:
         dtype=serving.dtype,
         block_shape=options.get("block_shape"),
         fusion=fusion,
+        rule=lambda cut: _rules(serving.engine).rank_block(cut, serving.engine_version),
     )
     notes = [fusion.why] if model.n_shared_experts else []
+    notes += _scheme_notes(model, problem, serving)
     if model.architecture in _UNGATED:
         notes.append(f"{model.architecture}'s experts have no gate; they are timed with one")
     return Resolved((problem,), tuple(notes))
@@ -90,25 +95,57 @@ def moe_problem(
     dtype: Dtype | None = None,
     block_shape: tuple[int, int] | None = None,
     fusion: Fusion = NOT_FUSED,
+    rule: Callable[[Cut], Block] = exact_block,
 ) -> FusedMoe:
     """The problem of one of `tp` ranks. Groups of tp / ep ranks share each expert.
 
     `dtype` replaces the checkpoint's dtype and drops its quantisation block; int8_w8a8 is then per
-    channel unless `block_shape` is given. Raises IndivisibleShape, which names the nearest tensor-
-    or expert-parallel size that works, and BadProblem.
+    channel unless `block_shape` is given. `rule` is what the engine makes of a block.
+    Raises IndivisibleShape, which names the nearest tensor- or expert-parallel size that works, and
+    BadProblem.
     """
     _require_experts(model)
     scheme = _scheme(model, dtype, block_shape)
-    N = _divide(model, tp, ep, scheme[1])
+    stored = scheme[1] == model.block_shape and scheme[0] is model.dtype
+
+    def cut(ranks: int) -> Block | None:
+        if scheme[1] is None:
+            return None
+        N = model.intermediate // ranks
+        kind = model.quantization if stored else "asked"
+        return rule(Cut(N, model.hidden, ranks, scheme[1], kind))
+
+    N, block = _divide(model, tp, ep, cut)
     return FusedMoe(
         E=model.E // ep + fusion.experts,
         N=N,
         K=model.hidden,
         top_k=model.top_k + fusion.top_k,
         dtype=scheme[0],
-        block_shape=scheme[1],
+        block_shape=block,
         per_channel_quant=scheme[2],
     )
+
+
+def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str]:
+    """What the quantisation of the problem was taken from, if that is not plain."""
+    notes: list[str] = []
+    if serving.dtype is None and model.doubt:
+        notes.append(
+            Note(
+                f"{model.doubt}: {model.name} is taken as {problem.dtype.value}; if servers run "
+                "another type, name it, e.g. ",
+                cli="--dtype fp8_w8a8",
+                api="dtype=fp8_w8a8",
+            )
+        )
+    wanted = serving.options.get("block_shape") or model.block_shape
+    if problem.block_shape and wanted and problem.block_shape != wanted:
+        what = "groups" if problem.grouped else "quantisation blocks"
+        engine = f"{serving.engine} {serving.engine_version or ''}".strip()
+        sizes = [f"{n}x{k}" if n else str(k) for n, k in (wanted, problem.block_shape)]
+        notes.append(f"{engine} makes the {what} of {sizes[0]} smaller, {sizes[1]}: N={problem.N}")
+    return notes
 
 
 def _require_experts(model: Model) -> None:
@@ -138,8 +175,13 @@ def _scheme(
     return dtype, None, dtype is Dtype.INT8_W8A8
 
 
-def _divide(model: Model, tp: int, ep: int, block_shape: tuple[int, int] | None) -> int:
-    """N on one rank. Raises IndivisibleShape, or BadProblem for sizes below 1."""
+def _divide(
+    model: Model, tp: int, ep: int, cut: Callable[[int], Block | None]
+) -> tuple[int, Block | None]:
+    """(N, quantisation block) on one rank, the block as `cut` gives it for the ranks of an expert.
+
+    Raises IndivisibleShape, or BadProblem for sizes below 1.
+    """
     if tp < 1 or ep < 1:
         raise BadProblem(f"tensor- and expert-parallel sizes start at 1, not tp={tp}, ep={ep}")
     if tp % ep or model.E % ep:
@@ -149,24 +191,30 @@ def _divide(model: Model, tp: int, ep: int, block_shape: tuple[int, int] | None)
             f"ep={ep} does not divide tp={tp} and the {model.E} experts of {model.name}; "
             f"the nearest that does is ep={near}"
         )
-    block = (block_shape[0] or block_shape[1]) if block_shape else 1
     N, rest = divmod(model.intermediate, tp // ep)
-    if not rest and N % block == 0:
-        return N
-    near_tp = _nearest(tp, _tensor_parallel_sizes(model.intermediate, ep, block))
     if rest:
         what = f"tp={tp} / ep={ep} does not divide the intermediate size {model.intermediate}"
     else:
-        what = f"tp={tp} leaves N={N}, which the quantisation block of {block} does not divide"
+        try:
+            return N, cut(tp // ep)
+        except BadProblem as error:
+            what = f"tp={tp} leaves N={N}, which the engine refuses: {error}"
+    near_tp = _nearest(tp, [ep * n for n in _tensor_parallel_sizes(model.intermediate, cut)])
     advice = f"the nearest that works is tp={near_tp}" if near_tp else "no tp works with this block"
     raise IndivisibleShape(f"{model.name}: {what}; {advice}")
 
 
-def _tensor_parallel_sizes(intermediate: int, ep: int, block: int) -> list[int]:
-    shards = intermediate // block if intermediate % block == 0 else 0
-    sizes = [n for n in range(1, shards + 1) if shards % n == 0]
-    # The attention heads must divide too, and nearly always only by powers of two.
-    return [ep * n for n in sizes if n & (n - 1) == 0]
+def _tensor_parallel_sizes(intermediate: int, cut: Callable[[int], Block | None]) -> list[int]:
+    """The ranks that may share an expert: powers of two, because attention heads divide by few
+    other numbers.
+    """
+    found = []
+    for n in (1 << exponent for exponent in range(intermediate.bit_length())):
+        if intermediate % n == 0:
+            with contextlib.suppress(BadProblem):
+                cut(n)
+                found.append(n)
+    return found
 
 
 def _nearest(wanted: int, choices: list[int]) -> int | None:

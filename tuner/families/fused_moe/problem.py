@@ -66,7 +66,11 @@ class FusedMoe:
                 "int8_w8a8 is quantised per channel or in blocks: add per_channel_quant"
             )
         if self.dtype is Dtype.INT4_W4A16 and self.block_shape is None:
-            raise BadProblem("int4_w4a16 has quantisation groups: add block_shape=0x128")
+            raise BadProblem(
+                "int4_w4a16 weights have groups along K with a scale each: say how long they are, ",
+                cli="--block-shape 0x128 for a model, block_shape=0x128 in a problem",
+                api="block_shape=0x128",
+            )
 
     @property
     def grouped(self) -> bool:

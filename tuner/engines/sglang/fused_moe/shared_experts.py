@@ -128,8 +128,8 @@ def _deepseek_v32(case: _Case) -> str | None:
 def _glm4_moe(case: _Case) -> str | None:
     if case.version < (0, 5, 1) and case.model.E != 128:
         return f"of a GLM with {case.model.E} routed experts before 0.5.1"
-    if (0, 5, 5) <= case.version < (0, 5, 6):
-        return "of GLM-4.5 in 0.5.5"
+    if (0, 5, 4, 1) <= case.version < (0, 5, 6):
+        return "of GLM-4.5 from 0.5.4.post1 to 0.5.5"
     return _common(case)
 
 
@@ -164,6 +164,7 @@ _RULES: dict[str, Callable[[_Case], str | None]] = {
     "GlmMoeDsaForCausalLM": _since((0, 5, 9), _deepseek_v3),
     "Glm4MoeForCausalLM": _glm4_moe,
     "Glm4MoeLiteForCausalLM": _since((0, 5, 8), _common),
+    "Glm5NextForConditionalGeneration": _since((0, 5, 23), _common),
     "Glm4vMoeForConditionalGeneration": _since((0, 5, 7), _common),
     "MiniMaxM3SparseForConditionalGeneration": _since((0, 5, 16), _common),
     "MiniMaxM3SparseForCausalLM": _since((0, 5, 16), _common),

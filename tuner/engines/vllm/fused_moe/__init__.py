@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.engines.vllm.fused_moe.blocks import rank_block
 from tuner.engines.vllm.fused_moe.files import VLLMFusedMoe
 from tuner.engines.vllm.fused_moe.shared_experts import shared_expert_fusion
 from tuner.engines.vllm.fused_moe.warning_line import parse_config_name, resolve_warning
@@ -16,6 +17,7 @@ __all__ = [
     "open_delivery",
     "open_family",
     "parse_config_name",
+    "rank_block",
     "resolve_warning",
     "shared_expert_fusion",
 ]

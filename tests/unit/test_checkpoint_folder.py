@@ -1,0 +1,188 @@
+"""What a checkpoint's folder says beside its config.json, and what engines make of its blocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.engines.vllm.fused_moe import blocks as vllm_blocks
+from tuner.errors import BadProblem, IndivisibleShape, MalformedCheckpoint
+from tuner.families.dense_gemm.models import resolve as resolve_gemm
+from tuner.families.fused_moe.blocks import Cut, fitted_block
+from tuner.families.fused_moe.models import resolve
+from tuner.models.config_json import read_checkpoint
+from tuner.models.serving import Serving
+from tuner.problems.dtypes import Dtype
+
+FP8 = Dtype.FP8_W8A8
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+EXPERT, OTHER = "model.layers.0.mlp.experts.0.up_proj", "model.layers.0.self_attn.o_proj"
+
+
+def checkpoint(folder: Path, beside: dict[str, Any] | None = None, **fields: Any) -> Path:
+    """A folder with a config.json of a small mixture-of-experts model, and other files."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2560,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 4,
+        "num_experts": 128,
+        "moe_intermediate_size": 640,
+        "num_experts_per_tok": 8,
+    } | fields
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in {"config.json": config, **(beside or {})}.items():
+        (folder / name).write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
+    return folder
+
+
+def modelopt(**fields: Any) -> dict[str, Any]:
+    return {"hf_quant_config.json": {"producer": {"name": "modelopt"}, "quantization": fields}}
+
+
+def mixed(experts: str, others: str) -> dict[str, Any]:
+    layers = {EXPERT: {"quant_algo": experts}, OTHER: {"quant_algo": others}}
+    return modelopt(quant_algo="MIXED_PRECISION", quantized_layers=layers)
+
+
+def test_modelopt_s_file_is_read(tmp_path, subtests):
+    for beside, expected in [
+        (modelopt(quant_algo="FP8"), (FP8, None, False)),
+        ({"hf_quant_config.json": {"quant_algo": "FP8"}}, (FP8, None, False)),  # not nested
+        (modelopt(quant_algo="FP8_PB_WO"), (FP8, (128, 128), False)),
+        (modelopt(quant_algo="FP8_PER_CHANNEL_PER_TOKEN"), (FP8, None, True)),
+        (modelopt(quant_algo="NVFP4"), (None, None, False)),
+        (mixed("FP8", "NVFP4"), (FP8, None, False)),
+        (mixed("NVFP4", "FP8"), (None, None, False)),
+    ]:
+        with subtests.test(str(beside)):
+            model = read_checkpoint(checkpoint(tmp_path, beside))
+            assert (model.dtype, model.block_shape, model.per_channel_quant) == expected
+            assert model.doubt == ""
+
+
+def test_the_quantisation_of_config_json_goes_first(tmp_path):
+    folder = checkpoint(tmp_path, modelopt(quant_algo="NVFP4"), quantization_config=BLOCKS)
+    assert read_checkpoint(folder).block_shape == (128, 128)
+    # The list of layers of a mixed precision may lie beside it alone.
+    quant = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    folder = checkpoint(tmp_path, mixed("FP8", "NVFP4"), quantization_config=quant)
+    assert read_checkpoint(folder).dtype is FP8
+
+
+def test_linear_layers_are_read_with_it(tmp_path):
+    folder = checkpoint(tmp_path, modelopt(quant_algo="FP8"))
+    with pytest.raises(BadProblem, match="stored as modelopt fp8 with one scale for a tensor"):
+        resolve_gemm(str(folder), Serving())
+
+
+def test_a_malformed_file_is_named(tmp_path):
+    folder = checkpoint(tmp_path)
+    (folder / "hf_quant_config.json").write_text("[1]")
+    with pytest.raises(MalformedCheckpoint, match=r"hf_quant_config\.json beside it: not a JSON"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "said"),
+    [
+        ("Qwen9-30B-FP8", {}, "the name says FP8"),
+        ("Qwen9-30B-AWQ", {}, "the name says AWQ"),
+        ("Qwen9-30B-w4a16", {}, "the name says w4a16"),
+        ("models--org--Qwen9-INT8/snapshots/0a1b", {}, "the name says INT8"),
+        ("plain", {"quantize_config.json": {"bits": 4}}, "beside config.json lies quantize_config"),
+        ("plain", {"recipe.yaml": {}}, "beside config.json lies recipe.yaml"),
+    ],
+)
+def test_what_speaks_of_quantisation_is_not_ignored(tmp_path, name, beside, said):
+    folder = checkpoint(tmp_path / name, beside)
+    (note,) = [n for n in resolve(str(folder), Serving()).notes if "--dtype" in n]
+    assert note.startswith(said) and "is taken as bfloat16" in note
+    # Nothing is doubtful if the caller says the type, or config.json does.
+    assert not [n for n in resolve(str(folder), Serving(dtype=FP8)).notes if "--dtype" in n]
+    checkpoint(folder, quantization_config=BLOCKS)
+    assert not [n for n in resolve(str(folder), Serving()).notes if "--dtype" in n]
+
+
+def test_a_plain_name_is_not_doubted(tmp_path):
+    for name in ("Qwen9-30B-A3B", "Llama-9-Scout-17B-16E", "fp800-model"):
+        assert read_checkpoint(checkpoint(tmp_path / name)).doubt == ""
+
+
+def test_experts_that_are_left_unquantised(tmp_path):
+    def quant(*ignored: str) -> dict[str, Any]:
+        return BLOCKS | {"modules_to_not_convert": list(ignored)}
+
+    every = [f"model.layers.{at}.mlp.experts" for at in range(4)]
+    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant(*every)))
+    assert (model.dtype, model.block_shape) == (Dtype.BFLOAT16, None)
+    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant(every[0])))
+    assert model.dtype is FP8
+    assert model.doubt == "the experts of 1 of 4 layers are not quantised"
+    model = read_checkpoint(
+        checkpoint(tmp_path, quantization_config=quant("model.layers.0.mlp.gate"))
+    )
+    assert model.doubt == ""
+
+
+def test_the_group_of_the_experts_counts(tmp_path):
+    def group(bits: int, *targets: str) -> dict[str, Any]:
+        weights = {"num_bits": bits, "type": "int", "group_size": 32}
+        return {"targets": list(targets), "weights": weights}
+
+    groups = {"a": group(8, "re:.*self_attn.*"), "b": group(4, "re:.*mlp\\.experts.*")}
+    quant = {"quant_method": "compressed-tensors", "config_groups": groups}
+    model = read_checkpoint(checkpoint(tmp_path, quantization_config=quant))
+    assert (model.dtype, model.block_shape) == (Dtype.INT4_W4A16, (0, 32))
+
+
+class TestBlocks:
+    @pytest.mark.parametrize("engine", ["sglang", "vllm"])
+    def test_the_engine_is_asked(self, tmp_path, engine):
+        folder = str(checkpoint(tmp_path, quantization_config=BLOCKS))
+        serving = Serving(engine, tp=2)
+        if engine == "vllm":
+            found = resolve(folder, serving)
+            ending = "N=320,K=2560,top_k=8,dtype=fp8_w8a8,block_shape=64x64"
+            assert found.problems[0].spec().endswith(ending)
+            assert (
+                "vllm makes the quantisation blocks of 128x128 smaller, 64x64: N=320" in found.notes
+            )
+        else:
+            with pytest.raises(IndivisibleShape) as refused:
+                resolve(folder, serving)
+            assert "= 320 is not divisible by weight quantization block_n = 128" in str(
+                refused.value
+            )
+            assert str(refused.value).endswith("the nearest that works is tp=1")
+
+    @pytest.mark.parametrize(
+        ("cut", "version", "expected"),
+        [
+            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.30.0", (64, 64)),
+            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.29.0", (64, 64)),
+            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.27.0", None),
+            (Cut(320, 2560, 2, (128, 128), "compressed-tensors float8"), "0.33.0", None),
+            (Cut(336, 2560, 2, (128, 128), "fp8"), "0.33.0", None),  # it would be 16
+            (Cut(256, 2560, 2, (128, 128), "fp8"), "0.33.0", (128, 128)),
+        ],
+    )
+    def test_vllm_refines_since_a_release(self, cut, version, expected, monkeypatch):
+        monkeypatch.setenv("TUNER_ENGINE_PATH", "")  # as its table says, whatever is on disk
+        if expected:
+            assert vllm_blocks.rank_block(cut, version) == expected
+        else:
+            with pytest.raises(BadProblem, match="is not divisible by weight quantization"):
+                vllm_blocks.rank_block(cut, version)
+
+    def test_groups_are_halved_but_for_compressed_tensors(self):
+        assert fitted_block(Cut(192, 2048, 4, (0, 128), "gptq")) == (0, 64)
+        assert fitted_block(Cut(96, 2048, 8, (0, 128), "awq")) == (0, 32)
+        with pytest.raises(BadProblem, match="no group size from 128 halved down to 32"):
+            fitted_block(Cut(48, 2048, 16, (0, 128), "awq"))
+        with pytest.raises(BadProblem, match="group_size = 128"):
+            fitted_block(Cut(192, 2048, 4, (0, 128), "compressed-tensors int4"))

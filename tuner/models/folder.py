@@ -1,0 +1,100 @@
+"""Read a checkpoint's folder: its config.json, its name, and what lies beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from tuner.errors import MalformedCheckpoint
+from tuner.limited_file import read_limited
+from tuner.models.fields import MAX_BYTES, language_fields, parse
+from tuner.models.quantization import quantization_fields
+
+T = TypeVar("T")
+
+# ModelOpt's file, which both engines read: vLLM's get_config in transformers_utils/config.py,
+# sglang's _parse_quant_hf_config in srt/configs/model_config.py.
+MODELOPT = "hf_quant_config.json"
+_IN_NAME = re.compile(
+    r"(?<![a-z])(nvfp4|mxfp4|mxfp8|fp8|fp4|int8|int4|w\d+a\d+|awq|gptq|gguf|bnb|[48]-?bit)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+
+
+def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
+    """The result of `parse_config` (of bytes and the model's name) for a config.json.
+
+    It is the file at `path`, or in the folder `path`; see `with_modelopt`.
+    Raises MalformedCheckpoint, which names it.
+    """
+    file = config_file(path)
+    data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
+    try:
+        if file.name == "config.json":
+            data = with_modelopt(data, file.parent)
+        return parse_config(data, _name_of(file))
+    except MalformedCheckpoint as error:
+        raise MalformedCheckpoint(f"{file}: {error}") from None
+
+
+def config_file(path: Path) -> Path:
+    """The file at `path`, or the config.json in the folder `path`."""
+    return path / "config.json" if path.is_dir() else path
+
+
+def _name_of(file: Path) -> str:
+    """A model's name, from its folder's; huggingface_hub's cache has it two folders above."""
+    if file.name != "config.json":
+        return file.stem or "model"
+    folder = file.absolute().parent
+    cached = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.rpartition("--")[2]
+    return folder.resolve().name or "model"
+
+
+def with_modelopt(data: bytes, folder: Path) -> bytes:
+    """A config.json's bytes with what hf_quant_config.json in the folder adds to them.
+
+    It counts if config.json has no quantization_config, or if that lacks the list of layers of a
+    mixed precision. Raises MalformedCheckpoint.
+    """
+    file = folder / MODELOPT
+    if not file.exists():
+        return data
+    config = parse(data)
+    quant = dict(quantization_fields(language_fields(config)))
+    mixed = str(quant.get("quant_algo", "")).upper() == "MIXED_PRECISION"
+    if quant and (not mixed or "quantized_layers" in quant):
+        return data
+    try:
+        beside = parse(read_limited(file, MAX_BYTES, MODELOPT, MalformedCheckpoint))
+    except MalformedCheckpoint as error:
+        raise MalformedCheckpoint(f"{file.name} beside it: {error}") from None
+    added = beside.get("quantization", beside)
+    if not isinstance(added, Mapping):
+        raise MalformedCheckpoint(f"{file.name} beside it has no object named quantization")
+    quant = {"quant_method": "modelopt", **added, **quant}
+    return json.dumps({**config, "quantization_config": quant}).encode()
+
+
+def doubt_of_name(name: str) -> str:
+    """A clause if a model's name speaks of quantisation, of which its config.json has none."""
+    found = _IN_NAME.search(name)
+    return f"the name says {found[0]} and config.json has no quantization_config" if found else ""
+
+
+def doubt_of_folder(folder: Path) -> str:
+    """A clause if files beside a config.json speak of quantisation, of which it has none."""
+    names = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in (".json", ".yaml", ".yml")
+        and ("quant" in path.name.lower() or path.name == "recipe.yaml")
+    )
+    if not names:
+        return ""
+    return f"beside config.json lies {names[0]}, and config.json has no quantization_config"
