@@ -58,6 +58,7 @@ class Facts:
 
     known: dict[str, Fact] = field(default_factory=dict)
     _command: int = 0  # lines of a command that may follow
+    _continued: bool = False  # by a backslash
     _waits: str = ""  # the fact whose flag ended the line before
 
     def get(self, name: str) -> str:
@@ -122,8 +123,9 @@ class Facts:
         """Read the flags and variables of a launch command, which may take several lines."""
         if _COMMAND.search(text):
             self._command = _LONGEST
-        elif self._command and not _GOES_ON.match(text):
+        elif not (self._continued or _GOES_ON.match(text)):
             self._command = 0
+        self._continued = text.rstrip().endswith("\\")
         if not self._command:
             return
         self._command = self._command - 1

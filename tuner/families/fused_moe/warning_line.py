@@ -93,7 +93,8 @@ def matches(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[M
     if serving.ranks:
         least, most = serving.ranks
         found = [match for match in found if least <= match.tp <= most]
-    found = found if named else _of_the_type(found, missing)
+    told = named or {"hidden_size", "top_k"} & serving.options.keys()
+    found = found if told else _of_the_type(found, missing)
     found = [match for match in found if match.ep == 1] or found
     return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
 
@@ -131,7 +132,8 @@ def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Mat
 def choose(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[int, int, str, str]:
     """(K, top_k, their origin, the presets that they are assumed from).
 
-    A given hidden size or top_k excludes other presets. Raises BadProblem, which names the matching presets, if they disagree or none matches.
+    A given hidden size or top_k excludes other presets. Raises BadProblem, which names
+    the matching presets, if they disagree or none matches.
     """
     hidden_size, top_k = serving.options.get("hidden_size"), serving.options.get("top_k")
     if hidden_size and top_k:
