@@ -11,6 +11,7 @@ from diagnose_cases import CASES, MOE, OUT, SGLANG_MOE, UNKNOWN, Case, ranks, sg
 
 from tuner.diagnose import Hints, diagnose, diagnose_text, read_log
 from tuner.diagnose.answers import ANSWERS
+from tuner.diagnose.context import Context
 from tuner.diagnose.files import missing_files
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import Kind, known_messages, split_form
@@ -22,6 +23,11 @@ WARNING = MOE.format(
     " kernel", f"{SGLANG_MOE}/triton_3_5_1/E=128,N=192,device_name=NVIDIA_H200.json"
 )
 MEMORY = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+
+
+def missing_of(log):
+    findings = read_log(log)
+    return missing_files(findings, Context(Hints(), findings.facts), Serving())
 
 
 def names(text: str, hints: Hints = Hints()) -> list[str]:
@@ -248,7 +254,7 @@ def test_unreadable_files_are_named(tmp_path):
 def test_missing_files_of_a_log(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("\n".join(sglang(WARNING, rank) for rank in range(8)) + f"\n{MEMORY}\n")
-    (missing,) = missing_files(*read_log(log), Serving())
+    (missing,) = missing_of(log)
     assert missing.name == "E=128,N=192,device_name=NVIDIA_H200.json"
     assert missing.engine == "sglang"
     assert diagnose([log]).answers[0].finding.where == "server.log:9"
@@ -290,4 +296,4 @@ def test_made_up_logs_never_end_in_a_traceback(subtests, tmp_path):
             found = diagnose([log], hints)
             assert found.as_text()
             assert found.as_json()["lines"] >= 0
-            missing_files(*read_log(log), Serving())
+            missing_of(log)

@@ -17,7 +17,7 @@ from tuner.cli import app
 from tuner.diagnose import Hints, diagnose_text
 
 DATA = Path(__file__).parents[1] / "data" / "pasted"
-PLACEHOLDER = re.compile(r"\b(?:GPU|MODEL|N|SIZE|NUMBER|FILE|FOLDER|VERSION|NAME|TOKEN)\b")
+PLACEHOLDER = re.compile(r"\b(?:GPU|MODEL|N|SIZE|NUMBER|FILE|FOLDER|VERSION|NAME|TOKEN|LOG)\b")
 H20 = "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json"
 SGLANG = "/x/python/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"
 MISSING = (
@@ -159,7 +159,10 @@ def test_commands_carry_what_the_text_says():
     other, _ = commands(f"{COMPOSE}\n{MISSING}{SGLANG}{H20}\n", Hints("sglang==0.5.16", "H200"))
     assert "--device H200 --engine sglang==0.5.16" in other
     spelled = H20.replace("[128, 128]", "[128,128]")
-    tune, _ = commands(f"{MISSING.replace(' kernel', '')}{spelled}\n{COLLECT.replace('H100 80GB HBM3', 'H20')}")
+    served = "vllm serve deepseek-ai/DeepSeek-R1 -tp 16\n"
+    tune, _ = commands(
+        f"{served}{MISSING.replace(' kernel', '')}{spelled}\n{COLLECT.replace('H100 80GB HBM3', 'H20')}"
+    )
     assert "--engine vllm==0.33.0" in tune
 
 

@@ -93,13 +93,23 @@ class ServedBy:
     device: str = ""
 
 
-@lru_cache(maxsize=1)
 def _read_log(target: str, hints: Hints) -> tuple[Findings, Context]:
+    from pathlib import Path
+
+    from tuner.diagnose.context import Context
+
+    written = Path(target).stat().st_mtime_ns if target != "-" else 0
+    findings = _findings(target, written)
+    return findings, Context(hints, findings.facts)
+
+
+@lru_cache(maxsize=1)  # standard input can be read once only
+def _findings(target: str, written: int) -> Findings:
     from pathlib import Path
 
     from tuner.diagnose import read_log
 
-    return read_log(Path(target), hints)
+    return read_log(Path(target))
 
 
 def server_of(target: str) -> ServedBy:

@@ -40,11 +40,9 @@ def diagnose_text(text: str, hints: Hints = Hints()) -> Diagnosis:
     return _answered(scan([("input", stream)], known_messages()), hints)
 
 
-def read_log(path: Path, hints: Hints = Hints()) -> tuple[Findings, Context]:
-    """What a log holds, and what it says of the server. Raises UnreadableLog and BadInput."""
-    check_hints(hints)
-    findings = scan(_streams([path]), known_messages())
-    return findings, Context(hints, findings.facts)
+def read_log(path: Path) -> Findings:
+    """What a log holds, and what it says of the server. Raises UnreadableLog."""
+    return scan(_streams([path]), known_messages())
 
 
 def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:

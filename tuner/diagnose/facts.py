@@ -33,7 +33,7 @@ _GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])")  # an argument of its own line
 _LONGEST = 80  # lines of a command
 _VARIABLE = re.compile(r"\b((?:VLLM|SGLANG|SGL|NCCL|TRITON)_[A-Z0-9_]+)=[\"']?([^\s\"'\\]+)")
 _BACKEND = re.compile(r"(--[\w-]*backend)(?:=|[\"',\s]+(?:-\s+)?[\"']?)([\w-]+)")
-_RANK = re.compile(rb"(?<![A-Za-z0-9])TP(\d{1,3})\b")
+_RANK = re.compile(rb"TP(\d{1,3})\b")
 _NUMBERS = {"tp", "ep", "pp", "dp"}
 
 
@@ -98,11 +98,14 @@ class Facts:
 
     def _see_ranks(self, lines: Sequence[bytes], name: str, first: int) -> None:
         """The number of tensor-parallel ranks that lines show; there may be more."""
-        seen = max(map(int, _RANK.findall(b"\n".join(lines))), default=-1)
-        if seen >= int(self.get("ranks") or 0):
-            mark = b"TP%d" % seen
-            at = next(i for i, line in enumerate(lines) if mark in line)
-            self.known["ranks"] = Fact(str(seen + 1), f"{name}:{first + at}")
+        for rank in sorted({*map(int, _RANK.findall(b"\n".join(lines)))}, reverse=True):
+            if rank < int(self.get("ranks") or 0):
+                return
+            mark = re.compile(rb"(?<![A-Za-z0-9])TP%d\b" % rank)
+            at = next((i for i, line in enumerate(lines) if mark.search(line)), None)
+            if at is not None:
+                self.known["ranks"] = Fact(str(rank + 1), f"{name}:{first + at}")
+                return
 
     def _match(self, form: _Form, texts: Sequence[str], where: str) -> None:
         """Match a form in a line, else in the line and those into which it may be wrapped."""
