@@ -113,6 +113,8 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
             "makes them."
         ]
     with_tp = f"--tp {context.tp}" if context.tp else ""
+    if with_tp and context.ep > 1 and not flag:  # of fused-MoE layers alone
+        with_tp += f" --ep {context.ep}"
     sure = (
         "The sure way is the model's config.json, which lies in the checkpoint's folder"
         if not model
