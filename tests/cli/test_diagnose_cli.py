@@ -97,15 +97,15 @@ def test_the_way_of_the_l40s_author_from_a_log_to_files_patch_and_flags(tuner, t
     assert len((site / name).read_text().split("\n")) == len(before.split("\n")) + 8
 
 
-def test_the_text_is_for_a_terminal_and_comes_from_pipes_too(tuner, tmp_path):
+def test_nothing_is_wrapped_off_a_terminal_and_text_comes_from_pipes_too(tuner, tmp_path):
     everything = tmp_path / "all.log"
     everything.write_text("\n".join(case.log for case in CASES))
     done = tuner("diagnose", everything)
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert " \\\n" not in done.stdout
     assert done.stdout.startswith("1. stops: ")
     piped = tuner("diagnose", "-", stdin=MISSING.read_text())
     assert "stdin:1" in piped.stdout
-    assert NAME in "".join(piped.stdout.split())
+    assert NAME in piped.stdout
 
 
 def test_a_missing_file_says_which_kernel_the_engine_runs(tuner, tmp_path):

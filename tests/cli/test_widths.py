@@ -19,7 +19,6 @@ from unchanged_cases import ATTENTION_RECORDING, CLUSTER, ENGINE, EXTEND, LAYER,
 from tuner.engines.triton_release import find_triton
 
 COLUMNS = 80
-LOG = CLUSTER.parent / "l40s-missing-config.log"
 BENCH = CLUSTER / "bench" / "l40s-32gpu-before-bench_serving.txt"
 LEFT_OUT = re.compile(r"\S*/.*\.json|\S*/\S*| *\| .*")
 
@@ -77,7 +76,6 @@ REPLAY_ATTENTION = (
         (("coverage",), 0),
         (("status", "--engine", "sglang==0.4.4"), 1),
         (("bench-report", BENCH), 0),
-        (("diagnose", LOG), 0),
         (("preflight", f"--node=l40s-01={CLUSTER / 'l40s-miswired'}"), 1),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

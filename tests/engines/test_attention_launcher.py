@@ -104,7 +104,7 @@ class TestStandIns:
         with pytest.raises(UnsupportedKernel) as refusal:
             made_up(body).run("launch", {"x": X, "n": 100})
         assert named in str(refusal.value)
-        assert "only a running engine knows" in str(refusal.value)
+        assert "known only once a server runs" in str(refusal.value)
 
     @pytest.mark.parametrize(
         ("body", "reason"),
@@ -209,7 +209,7 @@ class TestStandIns:
         made = made_up("n = 64 if get_platform().is_sm90 else 32", target)
         (launch,) = made.run("launch", {"x": X, "n": 3})
         assert launch.arguments["n"] == (64 if target is SM90 else 32)
-        with pytest.raises(UnsupportedKernel, match="is_blackwell, which only a running engine"):
+        with pytest.raises(UnsupportedKernel, match="is_blackwell, which is known only once"):
             made_up("if get_platform().is_blackwell: pass", target).run("launch", {"x": X, "n": 3})
 
     def test_names_are_replaced_for_one_run(self, made_up):

@@ -380,7 +380,7 @@ class TestWarningLine:
         found = resolve(WARNING)
         assert found.problem == FusedMoe(256, 64, 7168, 8, INT8, per_channel_quant=True)
         assert found.device_name == "NVIDIA_L40S"
-        assert "deepseek-r1 at tp=32" in found.notes[0]
+        assert "deepseek-r1-channel-int8 at tp=32, if it is that model" in found.notes[0]
         assert found.notes[1] == "int8_w8a8 without blocks is quantised per channel"
 
     def test_every_part_of_a_name(self):
@@ -436,11 +436,11 @@ class TestWarningLine:
         assert (found.problem.K, found.problem.top_k) == (5120, 9)  # GLM-4.5 at tp=8
 
     def test_an_ambiguous_line_names_the_models_and_the_options(self):
-        line = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
         with pytest.raises(
-            BadProblem, match=r"--hidden-size and --top-k .*deepseek-r1 \(7168, 8\)"
+            BadProblem, match=r"--hidden-size and --top-k .*qwen3-30b-a3b \(2048, 8\)"
         ):
-            resolve(line)
+            resolve("E=128,N=192,device_name=NVIDIA_L40S.json")
+        line = "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json"
         assert resolve(line, hidden_size=6144).problem.top_k == 8
         given_both = resolve(line, hidden_size=1234, top_k=3).problem
         assert (given_both.K, given_both.top_k) == (1234, 3)

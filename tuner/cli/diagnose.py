@@ -44,11 +44,23 @@ def diagnose(
     from tuner.diagnose import diagnose as diagnose_files
 
     found = diagnose_files(files, Hints(engine, device, model, tp))
-    show(as_json, found.as_json, found.as_text)
+    show(as_json, found.as_json, lambda: _for_terminal(found.as_text()))
     if write_patch:
         write_remedy(_compiled_remedy(found), write_patch)
     if not found.known:
         raise typer.Exit(1)
+
+
+def _for_terminal(text: str) -> str:
+    """Fold sentences to the width of a terminal: no commands, and nothing for a pipe or a file."""
+    import sys
+
+    from tuner.render import folded
+
+    if not sys.stdout.isatty():
+        return text
+    lines = text.split("\n")
+    return "\n".join(line if line.startswith("     ") else folded(line) for line in lines)
 
 
 def write_remedy(remedy: Remedy | None, path: Path) -> None:

@@ -21,6 +21,13 @@ EngineSpec = Annotated[
         help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default version: the installed one."
     ),
 ]
+EngineOfTarget = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="NAME or NAME==VERSION, e.g. vllm==0.33.0; default: as a log or line says, or sglang.",
+    ),
+]
 AllFamilies = Annotated[
     bool,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,8 +12,11 @@ if TYPE_CHECKING:
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.devices.table import Device
+    from tuner.diagnose import Hints
+    from tuner.diagnose.context import Context
+    from tuner.diagnose.findings import Findings
     from tuner.jobs.targets import TuningTarget
-    from tuner.models.serving import Serving
+    from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
     from tuner.problems.registry import Family, Selection
 
@@ -46,8 +50,8 @@ def targets_of(asked: Asked, choice: FamilyChoice, every: bool) -> list[TuningTa
     """
     from tuner.jobs.targets import in_words, other_families, reader_of
 
-    if lines := _lines_of_log(asked.target):
-        return [_of_line(line, asked, choice) for line in lines]
+    if is_log(asked.target):
+        return _of_log(asked, choice)
     if every:
         return _every_family(asked, choice)
     found = _resolve_or_hint(asked, choice)
@@ -73,26 +77,94 @@ def _resolve_or_hint(asked: Asked, choice: FamilyChoice) -> TuningTarget:
         raise
 
 
-def _lines_of_log(target: str) -> list[str]:
-    """The missing files that a log names; empty where the target is no log.
-
-    Raises BadInput for a log that names none.
-    """
+def is_log(target: str) -> bool:
+    """Whether a target is a log, and not a line, a model or a config.json."""
     from pathlib import Path
 
-    from tuner.diagnose import missing_files
-    from tuner.errors import BadInput
-
     path = Path(target)
-    if target != "-" and (path.suffix == ".json" or not _is_file(path)):
-        return []
-    found = missing_files(path)
+    return target == "-" or (path.suffix != ".json" and _is_file(path))
+
+
+@dataclass(frozen=True)
+class ServedBy:
+    """What a log or a pasted line says of the server; empty where it does not."""
+
+    engine: str = ""
+    device: str = ""
+
+
+def _read_log(target: str, hints: Hints) -> tuple[Findings, Context]:
+    from pathlib import Path
+
+    from tuner.diagnose.context import Context
+
+    written = Path(target).stat().st_mtime_ns if target != "-" else 0
+    findings = _findings(target, written)
+    return findings, Context(hints, findings.facts)
+
+
+@lru_cache(maxsize=1)  # standard input can be read once only
+def _findings(target: str, written: int) -> Findings:
+    from pathlib import Path
+
+    from tuner.diagnose import read_log
+
+    return read_log(Path(target))
+
+
+def server_of(target: str) -> ServedBy:
+    """The engine and the GPU that a log or a line names."""
+    from tuner.diagnose import Hints, diagnose_text
+    from tuner.diagnose.context import Context
+    from tuner.jobs.targets import reader_of
+
+    if is_log(target):
+        context = _read_log(target, Hints())[1]
+    elif reader_of(target):
+        context = Context(Hints(), diagnose_text(target).findings.facts)
+    else:
+        return ServedBy()
+    device = context.device()
+    return ServedBy(context.spec(context.engine_name()), device.name if device else "")
+
+
+def _of_log(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
+    """The problems of the missing files of a log; one that is not known does not end the others.
+
+    Raises BadInput for a log that names no missing file, and the error of the first if no problem
+    is known.
+    """
+    from tuner.diagnose import Hints
+    from tuner.diagnose.files import missing_files
+    from tuner.errors import BadInput
+    from tuner.jobs.targets import TuningTarget, refuse_options
+    from tuner.problems.registry import families
+
+    spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
+    tp = asked.tp if asked.tp != 1 else 0
+    findings, context = _read_log(asked.target, Hints(spec, asked.device.name, "", tp))
+    found = missing_files(findings, context, _serving(asked, choice))
     if not found:
         raise BadInput(
-            f"{target} is a log that names no missing config file: `tuner diagnose {target}` says "
-            "what else it holds"
+            f"{asked.target} is a log that names no missing config file: `tuner diagnose "
+            f"{asked.target}` says what else it holds"
         )
-    return found
+    known = {o.name for one in found if one.family for o in one.family.options}
+    refuse_options(found[0].family or families()[0], choice.values.keys() - known)
+    targets, errors = [], []
+    for missing in found:
+        family = missing.family
+        if family is None:
+            errors.append(BadInput(f"{missing.name} is of no kernel that is tuned"))
+        elif missing.resolved is None:
+            errors.append(missing.error or BadInput(f"{missing.name} names no problem"))
+        else:
+            notes = (*missing.resolved.notes, *_other_gpu(missing.resolved, asked))
+            targets.append(TuningTarget(family, missing.resolved.problems, notes, is_model=True))
+    if not targets:
+        raise errors[0]
+    left_out = tuple(f"left out: {error}" for error in errors)
+    return [replace(targets[0], notes=(*left_out, *targets[0].notes)), *targets[1:]]
 
 
 def _is_file(path: Path) -> bool:
@@ -102,21 +174,17 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _of_line(line: str, asked: Asked, choice: FamilyChoice) -> TuningTarget:
-    """The problem of one missing file. A note says if the file is for another GPU."""
+def _other_gpu(resolved: Resolved, asked: Asked) -> list[str]:
+    """A note if the file is for another GPU."""
     from tuner.devices.table import find_device
     from tuner.errors import UnknownDevice
 
-    found = resolve(replace(asked, target=line), choice)
-    named = line.partition("device_name=")[2].partition(",")[0].removesuffix(".json")
+    named = resolved.device_name
     try:
         same = not named or find_device(named) == asked.device
     except UnknownDevice:
         same = False
-    if same:
-        return found
-    note = f"the log's server has {named}, and this tunes for {asked.device.name}"
-    return replace(found, notes=(*found.notes, note))
+    return [] if same else [f"the log's server has {named}, and this tunes for {asked.device.name}"]
 
 
 def _every_family(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:

@@ -25,7 +25,7 @@ from tuner.cli.options import (
     DeviceOrHere,
     DtypeName,
     EffortName,
-    EngineSpec,
+    EngineOfTarget,
     Json,
     Measure,
     Seed,
@@ -41,6 +41,7 @@ from tuner.cli.targets import (
     refuse_one_file,
     resolve,
     selection_of,
+    server_of,
     targets_of,
 )
 from tuner.cli.waiting import waiting
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.check_files import CheckReport
     from tuner.engines.engine import Engine
+    from tuner.measure.workbench import Workbench
     from tuner.problems.points import Problem
     from tuner.store import Store
     from tuner.tuning.report import Report
@@ -68,7 +70,7 @@ def tune(
     dtype: DtypeName = None,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
-    engine: EngineSpec = "sglang",
+    engine: EngineOfTarget = "",
     gpus: Annotated[
         str, typer.Option(help="CUDA device numbers of the GPUs to measure on, e.g. 0,1.")
     ] = "0",
@@ -114,16 +116,17 @@ def tune(
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run_request import Request
 
-    card, wanted_effort = device_or_here(device), parse_effort(effort)
+    wanted_effort = parse_effort(effort)
     problems: Sequence[Problem]
     notes: list[str] = []
     if cluster is not None:
+        card = device_or_here(device)
         given = {
             repr(target): target,
             "--all": every,
             "--tp": tp != 1,
             "--dtype": dtype,
-            "--engine": engine != "sglang",
+            "--engine": engine,
             "--server-args": server_args,
         }
         found_engine, problems, flags = asked_by_cluster(cluster, card, given)
@@ -131,7 +134,10 @@ def tune(
     else:
         if not target:
             raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
-        found_engine, flags = find_engine(engine), server_settings(server_args)
+        named = server_of(target)
+        card = device_or_here(device or named.device)
+        found_engine = find_engine(engine or named.engine or "sglang")
+        flags = server_settings(server_args)
         asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
@@ -189,13 +195,12 @@ def _run_all(requests: Sequence[Request], record: Path | None, as_json: bool) ->
     """Run requests one after the other on the same processes, and print their reports."""
     from tuner.measure.workbench import Workbench
     from tuner.tuning.costs import work_line
-    from tuner.tuning.run import open_run
 
     reports: list[Report] = []
     name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
     with Workbench() as workbench:
         with waiting(f"reading the kernels of {name}"):
-            runs = [open_run(request, workbench) for request in requests]
+            runs = _opened(requests, workbench)
             for run in runs:
                 run.start_early()
         # The first problem's run starts the recording; the others add to it.
@@ -209,6 +214,27 @@ def _run_all(requests: Sequence[Request], record: Path | None, as_json: bool) ->
         say(f"{len(totals)} problems: {work_line(totals)}")
     if as_json:
         _print(reports, as_json)
+
+
+def _opened(requests: Sequence[Request], workbench: Workbench) -> list[TuningRun]:
+    """The runs of requests. Of several, one that cannot be tuned does not end the others.
+
+    Raises the first error if none can be tuned.
+    """
+    from tuner.errors import TunerError
+    from tuner.tuning.run import open_run
+
+    runs, errors = [], []
+    for request in requests:
+        try:
+            runs.append(open_run(request, workbench))
+        except TunerError as error:
+            errors.append((request, error))
+    if errors and not runs:
+        raise errors[0][1]
+    for request, reason in errors:
+        say(f"not tuned: {request.problem.spec()}: {reason}")
+    return runs
 
 
 def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report:

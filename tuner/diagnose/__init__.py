@@ -21,7 +21,7 @@ from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
 from tuner.errors import UnreadableLog
 
-__all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "missing_files"]
+__all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
 
 def diagnose(paths: Iterable[Path], hints: Hints = Hints()) -> Diagnosis:
@@ -40,11 +40,9 @@ def diagnose_text(text: str, hints: Hints = Hints()) -> Diagnosis:
     return _answered(scan([("input", stream)], known_messages()), hints)
 
 
-def missing_files(path: Path) -> list[str]:
-    """The config files that a log says are missing, each once. Raises UnreadableLog."""
-    findings = scan(_streams([path]), known_messages())
-    found = [f for f in findings.found if f.message.answer == "missing_file"]
-    return list(dict.fromkeys(finding.values["path"] for finding in found))
+def read_log(path: Path) -> Findings:
+    """What a log holds, and what it says of the server. Raises UnreadableLog."""
+    return scan(_streams([path]), known_messages())
 
 
 def _streams(paths: Iterable[Path]) -> Iterator[tuple[str, BinaryIO]]:

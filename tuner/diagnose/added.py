@@ -28,11 +28,3 @@ class Added:
     fix: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)  # for --json
     mends: Mend | None = None
-
-
-def card_name(device: Device | None) -> str:
-    """The GPU as commands name it."""
-    if device is None:
-        return "GPU"
-    names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
-    return min((name for name in names if " " not in name), key=len)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices, find_device
+from tuner.diagnose.facts import Facts
 from tuner.diagnose.findings import Finding
 from tuner.engines.engine import Engine, find_engine
 from tuner.errors import BadInput, UnknownDevice, UnknownEngine
@@ -25,62 +25,99 @@ class Hints:
 
 @dataclass(frozen=True)
 class Context:
-    """The hints, completed from the log's facts."""
+    """The hints, completed from what was read."""
 
     hints: Hints
-    facts: Mapping[str, str]
+    facts: Facts
 
     @property
     def model(self) -> str:
         """The name of the model, or its last part where it is a path of another machine."""
-        return self.hints.model or self.facts.get("model", "").rstrip("/")
+        return self.hints.model or self.facts.get("model").rstrip("/")
 
     @property
     def tp(self) -> int:
-        return self.hints.tp or int(self.facts.get("tp", "0").replace(",", ""))
-
-    def engine_name(self, finding: Finding) -> str:
-        """The engine: sglang, vllm, or nothing where neither the hints nor the log tell."""
-        if self.hints.engine:
-            return self.hints.engine.partition("==")[0].strip().lower()
-        for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
-            for name in ENGINES:
-                if f"/{name}/" in text.replace("\\", "/"):
-                    return name
-        programs = {origin.program.lower() for origin in finding.form.origins}
-        if len(programs & ENGINES.keys()) == 1:
-            return (programs & ENGINES.keys()).pop()
-        return self.facts.get("engine", "").lower()
+        return self.hints.tp or int(self.facts.get("tp") or 0)
 
     @property
-    def version(self) -> str:
-        """The engine's version, where it is known."""
-        return self.hints.engine.partition("==")[2].strip() or self.facts.get("version", "")
+    def ep(self) -> int:
+        return int(self.facts.get("ep") or 0)
+
+    def engine_name(self, finding: Finding | None = None) -> str:
+        """The engine: sglang, vllm, or nothing where neither the hints nor the text tell."""
+        if self.hints.engine:
+            return self.hints.engine.partition("==")[0].strip().lower()
+        if finding is not None:
+            for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
+                for name in ENGINES:
+                    if f"/{name}/" in text.replace("\\", "/"):
+                        return name
+            programs = {origin.program.lower() for origin in finding.form.origins}
+            if len(programs & ENGINES.keys()) == 1:
+                return (programs & ENGINES.keys()).pop()
+        return self.facts.get("engine")
+
+    def version(self, name: str) -> str:
+        """The version of that engine, "" where it is not known."""
+        if self.hints.engine:
+            return self.hints.engine.partition("==")[2].strip()
+        return self.facts.get("version") if self.facts.get("engine") in ("", name) else ""
+
+    def spec(self, name: str) -> str:
+        """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
+        version = self.version(name)
+        return f"{name}=={version}" if name and version else name
 
     def engine(self, name: str) -> Engine | None:
         """The engine on this machine, in the log's version; None where it is not here."""
-        spec = self.hints.engine or (f"{name}=={self.version}" if self.version else name)
         try:
-            return find_engine(spec)
+            return find_engine(self.spec(name))
         except UnknownEngine:
             return None
 
     def device(self, name: str = "") -> Device | None:
         """The GPU of the command line, else the one of that name or of the log, if it is known."""
         try:
-            logged = self.facts.get("device", "").rstrip(".").removesuffix(".json")
-            return find_device(self.hints.device or name or logged)
+            return find_device(self.hints.device or name or self.facts.get("device"))
         except UnknownDevice:
             if self.hints.device:
                 raise
             return None
 
+    def options(self, name: str, device: Device | None = None) -> str:
+        """The options by which a command works for this server, as far as they are known."""
+        device = device or self.device()
+        words = [f"--device {card_name(device)}"] if device else []
+        words += [f"--engine {self.spec(name)}"] if name else []
+        return " ".join(words)
+
+    def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
+        """A sentence on the facts that a command still needs; "" if none is missing."""
+        lacks = []
+        if not (device or self.device()):
+            shown = self.facts.get("device") or self.facts.get("capability")
+            known = f" (the text shows {shown}: docs/operations.md says how to add a GPU)"
+            lacks.append(f"--device, the GPU as nvidia-smi -L names it{known * bool(shown)}")
+        if model and not self.model:
+            lacks.append("the model, by its name or its config.json")
+        if model and not self.tp:
+            lacks.append("--tp, the tensor-parallel size of the server's command")
+        if not name:
+            lacks.append("--engine sglang or --engine vllm")
+        return f"The text does not say, and the command needs: {'; '.join(lacks)}." if lacks else ""
+
     def values(self, finding: Finding) -> dict[str, str]:
         """What sentences may name."""
         known = {"model": self.model, "tp": str(self.tp or "")}
-        known |= {k: v for k, v in self.facts.items() if k not in known}
+        known |= {k: fact.value for k, fact in self.facts.known.items() if k not in known}
         known |= {k: v.rstrip(".") for k, v in finding.values.items()}
         return {k: v for k, v in known.items() if v}
+
+
+def card_name(device: Device) -> str:
+    """The GPU as commands name it."""
+    names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
+    return min((name for name in names if " " not in name), key=len)
 
 
 def devices_with(limit: int) -> list[Device]:

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.diagnose.added import Added, Mend, card_name
+from tuner.diagnose.added import Added, Mend
 from tuner.diagnose.context import Context, devices_with
+from tuner.diagnose.files import known_preset
 from tuner.diagnose.findings import Finding, Frame
 from tuner.engines.engine import engine_names, engine_package, supports
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
-from tuner.jobs.targets import resolve_target
+from tuner.jobs.targets import families_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
-from tuner.problems.registry import find_family
+from tuner.problems.registry import Family, families, find_family
 
-# Files of kernels that read config files.
-_WITH_FILES = ("fused_moe", "fp8_kernel", "int8_kernel", "fp8_utils", "int8_utils")
+# Functions that launch the kernels of families, by the family; and those of others.
+_LAUNCHERS = {
+    "fused_moe": r"invoke_fused_moe\w*|fused_moe_kernel\w*|(?:fused|outplace|inplace)_\w*experts",
+    "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",
+    "state_update": r"selective_state_update\w*|_?selective_scan_update\w*",
+    "attention": r"(?:extend|decode|unified|context)_attention\w*|\w*attention_fwd\w*",
+}
+_LORA = re.compile(r"lora", re.IGNORECASE)
+# What a limit that two kinds of cards have tells.
+_TOLD_BY = {
+    65536: (
+        "Blocks have 65,536 bytes on Turing (sm_75: T4, RTX 20) and on AMD's MI200 and MI300. "
+        "Of the engines' kernels, attention with wide heads (head_dim of 256 or 512) and fused-MoE "
+        "need most.",
+    )
+}
 _DIGITS = 18  # of a number; a log may be made up
 
 
 def shared_memory(finding: Finding, context: Context) -> Added:
     """Whose kernel it was, what it needs by release and Triton, and what helps."""
-    required, limit = (_bytes(finding.values[name]) for name in ("required", "limit"))
+    required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
     known = context.device()
     cards = [known] if known else devices_with(limit)
     frame = _launch(finding)
@@ -36,10 +54,10 @@ def shared_memory(finding: Finding, context: Context) -> Added:
             continue
         module = import_module(f"{engine_package(name)}.attention.crash")
         place = (frame.path, frame.line) if frame else None
-        if answer := module.explain(required, limit, place, context.version, cards):
+        if answer := module.explain(required, limit, place, context.version(name), cards):
             details |= answer.details
             return Added(answer.cause, answer.fix, details, _mend(answer, name, context))
-    return _elsewhere(frame, card_name(cards[0] if len(cards) == 1 else None), details)
+    return _elsewhere(finding, frame, context, details)
 
 
 def cutlass_tile(finding: Finding, context: Context) -> Added:
@@ -95,31 +113,69 @@ def _of_triton(path: str) -> bool:
     return any(f"/{name}/" in path for name in ("triton/runtime", "triton/compiler", "torch"))
 
 
-def _elsewhere(frame: Frame | None, card: str, details: dict[str, Any]) -> Added:
-    """The answer for kernels that are not attention's."""
+def _elsewhere(
+    finding: Finding, frame: Frame | None, context: Context, details: dict[str, Any]
+) -> Added:
+    """The answer for kernels that are not known to be sglang's attention."""
     if frame is None:
-        steps = (
+        cause = "The traceback is cut, or not there: nothing shows which kernel it was."
+        if finding.frames:
+            cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
+        whole = (
             "Give the whole traceback to `tuner diagnose`: the file above triton's own lines names "
-            "the kernel.",
-            "If the server reads a tuned config file, check whether its entries fit this GPU:",
-            f"$ tuner check FILE --device {card}",
+            "the kernel."
         )
-        return Added(("The line does not name the kernel.",), steps, details)
+        causes = (cause, *_TOLD_BY.get(details["limit_bytes"], ()))
+        return Added(causes, (whole, *_families_to_check(context)), details)
     function = f", in {frame.function}" if frame.function else ""
     where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
-    if not any(name in frame.path for name in _WITH_FILES):
+    if _LORA.search(f"{frame.path} {frame.function}"):
+        none = "It is a LoRA kernel. This tuner has no LoRA kernels."
+        step = "Start the server without LoRA adapters, or use another release of the engine."
+        return Added((where, none), (step,), details)
+    name = next((n for n, form in _LAUNCHERS.items() if re.search(form, frame.function)), None)
+    if name is None and "fused_moe" in frame.path:
+        name = "fused_moe"
+    family = next((one for one in families() if one.name == name), None)
+    if family is None:
         step = "Use a newer release of the engine, or another backend: its constants stand there."
         return Added((where,), (step,), details)
     why = (
-        "Its constants come from a config file or from the engine's defaults, and do not fit here."
+        f"It is a kernel of {family.title}. Its constants come from a config file or from the "
+        "engine's defaults, and do not fit here."
     )
-    tuned = (
-        "Check every entry of the file that the server loaded (its log names it):",
-        f"$ tuner check FILE --device {card}",
-        "Make a file that fits:",
-        f"$ tuner tune MODEL --tp N --device {card}",
+    check = (
+        "If the server's log names a config file that it loaded, give that file to `tuner check`, "
+        "which compiles each entry for a GPU."
     )
-    return Added((where, why), tuned, details)
+    return Added((where, why), (check, *_tune_steps([family], context)), details)
+
+
+def _families_to_check(context: Context) -> list[str]:
+    """Which kernels the model has, and the commands that compile what the engine would launch."""
+    name = known_preset(context.model)
+    serving = Serving(engine=context.engine_name() or "sglang", tp=context.tp or 1)
+    found = families_of(name, serving) if name else list(families())
+    engine = context.engine_name()
+    found = [one for one in found if not engine or supports(engine, one.name)]
+    titles = ", ".join(one.title for one in found)
+    whose = f"{name} has" if name else "This tuner knows kernels of"
+    return [f"{whose} these: {titles}.", *_tune_steps(found, context)]
+
+
+def _tune_steps(found: Sequence[Family], context: Context) -> list[str]:
+    """The commands that compile a model's kernels for the server's GPU; else what they lack."""
+    engine = context.engine_name()
+    if lacks := context.missing(engine, model=True):
+        return [f"`tuner tune` makes files that fit. {lacks}"]
+    model = known_preset(context.model)
+    options = f"--tp {context.tp} {context.options(engine)}"
+    steps = [] if model else [f"Copy config.json of {context.model} to this folder:"]
+    steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
+    for family in found:
+        flag = f"{family.flag} " if family.flag else ""
+        steps.append(f"$ tuner tune {shlex.quote(model or 'config.json')} {flag}{options}")
+    return steps
 
 
 def _mend(answer: Any, name: str, context: Context) -> Mend | None:  # noqa: ANN401  # of an engine
@@ -136,7 +192,7 @@ def _mend(answer: Any, name: str, context: Context) -> Mend | None:  # noqa: ANN
 
 def _int8_sizes(context: Context, device: Device) -> tuple[list[str], list[str]]:
     """What the table of compiled kernels says of the device, and of the model's shapes there."""
-    version = context.version or "0.4.4"
+    version = context.version("sglang") or "0.4.4"
     module = import_module(f"{engine_package('sglang')}.compiled_kernels")
     kernel = module.compiled_kernel("int8_scaled_mm")
     tiles = kernel.tiles(version, device)

@@ -1,69 +1,180 @@
-"""Which command makes the config file that a server misses."""
+"""Which config file a server misses, its problem, and the commands that make it."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tuner.diagnose.added import Added, card_name
+from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.findings import Finding
-from tuner.engines.dispatch import engine_runs
+from tuner.diagnose.findings import Finding, Findings
+from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
-from tuner.errors import BadInput
+from tuner.errors import BadInput, UnknownModel
 from tuner.jobs.targets import reader_of
 from tuner.models.serving import Resolved, Serving
+from tuner.models.table import find_preset
+from tuner.problems.registry import Family
+
+_ANSWER = "missing_file"  # of the messages that name a missing file
+_MOST_RANKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class MissingFile:
+    """A config file that a server looked for, and what it is for."""
+
+    path: str
+    engine: str
+    family: Family | None  # None: no family of this engine has such files
+    resolved: Resolved | None = None
+    error: BadInput | None = None  # why the problem is not known
+
+    @property
+    def name(self) -> str:
+        return self.path.replace("\\", "/").rpartition("/")[2].rstrip("']")
+
+
+def missing_files(findings: Findings, context: Context, serving: Serving) -> list[MissingFile]:
+    """Every missing file of a log once; files of the same problem count as one."""
+    found: dict[object, MissingFile] = {}
+    for finding in findings.found:
+        if finding.message.answer == _ANSWER:
+            one = _missing(finding, context, serving)
+            found.setdefault(one.resolved.problems if one.resolved else one.name, one)
+    return list(found.values())
 
 
 def missing_file(finding: Finding, context: Context) -> Added:
     """The file, and the command that tunes it; the families' own parsers read the path."""
+    missing = _missing(finding, context, Serving())
+    cause = [f"The missing file is {missing.name}."]
+    details: dict[str, Any] = {"file": missing.name}
+    resolved, family = missing.resolved, missing.family
+    if family is None:
+        return Added(tuple(cause), details=details)
+    if resolved is None:
+        return Added(tuple(cause), tuple(_without_problem(missing, context)), details)
+    device = context.device(resolved.device_name or "")
+    version = context.version(missing.engine)
+    details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
+    cause += [f"Read from it: {note}." for note in resolved.notes]
+    if device and (version or not (resolved.older_than or context.facts.get("before"))):
+        flags = server_settings(context.facts.get("server_args"))
+        runs = engine_runs(missing.engine, version, resolved.problems, device, flags)
+        cause += [f"{kernel.line()}." for kernel in runs]
+    return Added(tuple(cause), tuple(_steps(missing, resolved, context)), details)
+
+
+def _missing(finding: Finding, context: Context, serving: Serving) -> MissingFile:
     path = finding.values.get("path", "")
-    name = path.replace("\\", "/").rpartition("/")[2].rstrip("']")
-    cause = (f"The missing file is {name}.",)
-    details: dict[str, Any] = {"file": name}
     engine = context.engine_name(finding) or "sglang"
     family = reader_of(path)
     if family is None or engine not in engine_names() or not supports(engine, family.name):
-        return Added(cause, details=details)
-    serving = Serving(engine=engine, engine_version=context.version or None)
-    try:
-        resolved: Resolved = family.module("models").resolve(path, serving)
-    except BadInput as error:
-        device = context.device()
-        log = shlex.quote(finding.where.rpartition(":")[0])
-        command = f"$ tuner tune {log} --hidden-size SIZE --top-k NUMBER"
-        steps = (f"Tell what the name leaves out: {error}.",)
-        return Added(cause, (*steps, f"{command} --device {card_name(device)}"), details)
-    device = context.device(resolved.device_name or "")
-    details |= {"problem": resolved.problems[0].spec(), "device": device.name if device else None}
-    runs = engine_runs(engine, context.version, resolved.problems, device) if device else []
-    return Added(
-        (
-            *cause,
-            *(f"Read from it: {note}." for note in resolved.notes),
-            *(f"{kernel.line()}." for kernel in runs),
-        ),
-        tuple(_steps(resolved, context, engine, card_name(device))),
-        details,
+        return MissingFile(path, engine, None)
+    asked = Serving(
+        engine=engine,
+        engine_version=context.version(engine) or serving.engine_version,
+        device=serving.device,
+        dtype=serving.dtype,
+        options=serving.options,
+        model=context.model,
+        ranks=_ranks(context),
     )
+    try:
+        return MissingFile(path, engine, family, family.module("models").resolve(path, asked))
+    except BadInput as error:
+        return MissingFile(path, engine, family, None, error)
 
 
-def _steps(resolved: Resolved, context: Context, engine: str, card: str) -> list[str]:
-    steps = []
-    if resolved.device_name and card == "GPU":
-        steps.append(
-            f"This tuner has no figures for {resolved.device_name}: docs/operations.md says how to "
-            "add a GPU."
-        )
-    if resolved.older_than and not context.version:
-        steps.append(
-            f"The path is of a release before {engine} {resolved.older_than}, and newer ones look "
-            f"for another name: add --engine {engine}==VERSION of the server to both commands."
-        )
-    asked = f"--device {card}" + (f" --engine {engine}=={context.version}" * bool(context.version))
+def _ranks(context: Context) -> tuple[int, int] | None:
+    """The least and the most ranks that share the experts; None if nothing tells them."""
+    if int(context.facts.get("dp") or 0) > 1:
+        return None  # engines may share experts among ranks of data parallelism too
+    seen = int(context.facts.get("ranks") or 0)
+    if context.tp:
+        return context.tp, context.tp
+    return (seen, _MOST_RANKS) if seen > 1 else None
+
+
+def _without_problem(missing: MissingFile, context: Context) -> list[str]:
+    """What to do where the name of a file does not suffice."""
+    named = missing.path.partition("device_name=")[2].partition(",")[0].removesuffix(".json")
+    device = context.device(named)
+    model = known_preset(context.model)
+    flag = missing.family.flag if missing.family and missing.family.flag else ""
+    options = context.options(missing.engine, device)
+    steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
+    if "int4" in missing.name and missing.engine == "vllm":
+        return [
+            "int4_w4a16 in vLLM is not tuned by this program: its files help, and nothing here "
+            "makes them."
+        ]
+    with_tp = f"--tp {context.tp}" if context.tp else ""
+    if with_tp and context.ep > 1 and not flag:  # of fused-MoE layers alone
+        with_tp += f" --ep {context.ep}"
+    sure = (
+        "The sure way is the model's config.json, which lies in the checkpoint's folder"
+        if not model
+        else f"The sure way is the model that the text names, {context.model}"
+    )
+    if lacks := context.missing(missing.engine, device):
+        return [*steps, f"{sure}. {lacks}"]
+    if not with_tp:
+        words = " ".join(word for word in (flag, options) if word)
+        return [
+            *steps,
+            f"{sure}: give it to `tuner tune` with {words} and --tp, the tensor-parallel size of "
+            "the server's command, which the text does not say.",
+        ]
+    asked = [shlex.quote(model or "config.json"), flag, with_tp, options]
     return [
         *steps,
-        f"$ tuner tune {shlex.quote(resolved.problems[0].spec())} {asked}",
-        f"$ tuner export {asked}",
+        f"{sure}{'' if model else '; copy it to this folder'}:",
+        f"$ tuner tune {' '.join(word for word in asked if word)}",
+        f"$ tuner export {options}",
+    ]
+
+
+def known_preset(name: str) -> str:
+    """The preset of a model's name or path of another machine; "" if there is none."""
+    try:
+        return find_preset(name.rpartition("/")[2]).name if name else ""
+    except UnknownModel:
+        return ""
+
+
+def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequence[str]:
+    steps = []
+    device = context.device(resolved.device_name or "")
+    if resolved.device_name and device is None:
+        return [
+            f"This tuner has no figures for {resolved.device_name}: docs/operations.md says how to "
+            f"add a GPU. Then tune {resolved.problems[0].spec()} with "
+            f"{context.options(missing.engine)}."
+        ]
+    if lacks := context.missing(missing.engine, device):
+        return [lacks]
+    if resolved.older_than and not context.version(missing.engine):
+        steps.append(
+            f"The path is of a release before {missing.engine} {resolved.older_than}, and newer "
+            f"ones look for another name: give the server's version too, as in "
+            f"--engine {missing.engine}==0.4.6, to both commands."
+        )
+    options = context.options(missing.engine, device)
+    if resolved.assumed:
+        tp = f"--tp {context.tp}" if context.tp else "--tp of the server's command"
+        flag = missing.family.flag if missing.family and missing.family.flag else ""
+        steps += [
+            "The sure way is the model's config.json, which lies in the checkpoint's folder: give "
+            f"it to `tuner tune` with {' '.join(filter(None, (flag, tp)))} {options}.",
+            f"If the model is {resolved.assumed}, this is the same:",
+        ]
+    return [
+        *steps,
+        f"$ tuner tune {shlex.quote(resolved.problems[0].spec())} {options}",
+        f"$ tuner export {options}",
         "The second command prints the variable or the folder by which the server finds the file.",
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.diagnose.facts import Facts
 from tuner.diagnose.table import Form, Message
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
@@ -51,7 +52,7 @@ class Findings:
     """Collects what a scan finds; the same message of many lines and ranks is one finding."""
 
     known: dict[tuple[str, ...], Finding] = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)  # the first value of each counts
+    facts: Facts = field(default_factory=Facts)
     errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
     lines: int = 0
 
@@ -66,12 +67,6 @@ class Findings:
         found.count += 1
         if rank and len(found.ranks) < _MOST_RANKS:
             found.ranks[rank] = None
-
-    def add_fact(self, values: Mapping[str, str], engine: str) -> None:
-        for name, value in values.items():
-            self.facts.setdefault(name, value)
-        if engine:
-            self.facts.setdefault("engine", engine)
 
     def add_error(self, text: str, where: str) -> None:
         """Keep the first and the last exception that no message explains."""

@@ -1,8 +1,7 @@
-"""A diagnosis as text of 80 columns and as JSON."""
+"""A diagnosis as text and as JSON."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from tuner.diagnose.context import ENGINES
 from tuner.diagnose.findings import Finding, Findings
 from tuner.render import printable
 
-_WIDTH = 80
 _NAMED = 8  # ranks and problems that are listed by name
 
 
@@ -48,20 +46,18 @@ class Answer:
         }
 
     def lines(self) -> Iterator[str]:
-        """The answer's lines, without its number."""
+        """The answer's lines, without its number. Nothing is wrapped."""
         finding = self.finding
-        yield from _wrapped(f"{finding.message.kind.value}: {finding.message.title}", "")
-        yield from _wrapped(_where(finding), "   ")
-        yield from _wrapped(printable(finding.text), "   | ", "   | ")
+        yield f"{finding.message.kind.value}: {finding.message.title}"
+        yield f"   {_where(finding)}"
+        yield f"   | {printable(finding.text)}"
         for sentence in self.cause:
-            yield from _wrapped(printable(sentence), "   ")
+            yield f"   {printable(sentence)}"
         for step in self.fix:
-            if step.startswith("$ "):
-                yield from _command(printable(step[2:]))
-            else:
-                yield from _wrapped(printable(step), "   - ", "     ")
+            command = step.startswith("$ ")
+            yield f"     {printable(step[2:])}" if command else f"   - {printable(step)}"
         known = "; ".join(origin.releases() for origin in finding.form.origins)
-        yield from _wrapped(f"(message of {known})", "   ")
+        yield f"   (message of {known})"
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         return {
             "lines": self.findings.lines,
-            "facts": dict(self.findings.facts),
+            "facts": self.findings.facts.as_json(),
             "found": [answer.as_json() for answer in self.answers],
             "unknown": [{"text": text, "where": where} for text, where in self.unknown.items()],
         }
@@ -98,7 +94,7 @@ class Diagnosis:
         if self.unknown:
             lines = ["unknown: no message of the table explains"]
             for text, where in self.unknown.items():
-                lines += _wrapped(f"{where}: {printable(text)}", "   ")
+                lines.append(f"   {where}: {printable(text)}")
             blocks.append("\n".join(lines))
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines")
@@ -135,33 +131,3 @@ def _where(finding: Finding) -> str:
         f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
     )
     return f"{printable(finding.where)}{times}, on {printable(named)}"
-
-
-def _wrapped(text: str, first: str, others: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=first if others is None else others,
-        break_on_hyphens=False,
-    ) or [first.rstrip()]
-
-
-def _command(text: str) -> list[str]:
-    """A command, broken at blanks outside quotes with a backslash, so that it can be copied."""
-    indent = " " * 5
-    words: list[str] = []
-    for word in text.split(" "):
-        open_quote = bool(words) and words[-1].count("'") % 2 == 1
-        if open_quote:
-            words[-1] += f" {word}"
-        else:
-            words.append(word)
-    lines, line = [], ""
-    for word in words:
-        if line and len(indent) + len(line) + len(word) + 3 > _WIDTH:
-            lines.append(f"{line} \\")
-            line = "  " + word
-        else:
-            line = f"{line} {word}" if line else word
-    return [f"{indent}{one}" for one in [*lines, line]]

@@ -21,13 +21,19 @@ _BLOCK = 1 << 20  # bytes
 _LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
 _COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+_CHARACTERS = {b"quot": b'"', b"#39": b"'", b"#x27": b"'", b"lt": b"<", b"gt": b">", b"amp": b"&"}
+_ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
+# Marks of a quotation, and what docker compose writes before a service's line.
+_QUOTED = re.compile(
+    rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S))", re.MULTILINE
+)
 _FRAME = re.compile(r'File "([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?')
 # A line that begins so is no continuation of the one before.
 _BEGINS = re.compile(
     r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
 )
 _ERROR = re.compile(r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)): ?(.{0,300})")
-_SHOWN = 300  # characters of a line
+_SHOWN = 1000  # characters of a line
 
 
 def scan(streams: Iterable[tuple[str, BinaryIO]], table: Table) -> Findings:
@@ -50,13 +56,10 @@ class _Scan:
     _first: int = 1  # the number of the first of them in the log
 
     def __post_init__(self) -> None:
-        self._forms: list[tuple[bytes, Form, Message | None]] = [
-            *(
-                (form.anchor, form, message)
-                for message in self.table.messages
-                for form in message.forms
-            ),
-            *((form.anchor, form, None) for form in self.table.facts),
+        self._forms: list[tuple[bytes, Form, Message]] = [
+            (form.anchor, form, message)
+            for message in self.table.messages
+            for form in message.forms
         ]
 
     def read(self, stream: BinaryIO) -> None:
@@ -72,35 +75,43 @@ class _Scan:
             return
         squeezed = [line.translate(None, BLANKS) for line in self._lines]
         joined = b"".join(squeezed)
+        new = slice(self._searched, end)
+        self.findings.facts.read(
+            self._lines[new], squeezed[new], self.name, self._first + self._searched
+        )
         hits = [one for one in self._forms if one[0] in joined]
         explained: set[int] = set()
+        seen: set[tuple[str, int]] = set()  # a message may have two forms for the same line
         if hits:
             starts = _starts(squeezed)
             for anchor, form, message in hits:
                 for place in _places(joined, anchor):
                     at = bisect_right(starts, place) - 1
-                    if self._searched <= at < end:
-                        explained |= self._match(at, form, message)
+                    if self._searched <= at < end and (message.name, at) not in seen:
+                        taken = self._match(at, form, message)
+                        seen |= {(message.name, at)} if taken else set()
+                        explained |= taken
         if b"Error" in joined or b"Exception" in joined:
             self._errors(end, explained)
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep
 
-    def _match(self, at: int, form: Form, message: Message | None) -> set[int]:
+    def _match(self, at: int, form: Form, message: Message) -> set[int]:
         """Match a form whose anchor is in line `at`. The lines that it takes up."""
         for first, last in self._windows(at):
-            text = "".join(self._text(i) for i in range(first, last + 1))
+            texts = [self._text(i) for i in range(first, last + 1)]
+            text = "".join(texts)
             match = form.pattern.search(text)
             if match:
                 break
         else:
             return set()
         values = {name: value.strip() for name, value in match.groupdict().items() if value}
-        if message is None:
-            self.findings.add_fact(values, form.origins[0].program if form.origins else "")
-            return set()
-        line = " ".join(text.split())[:_SHOWN]
+        while len(texts) > 1 and match.start() >= len(text) - len("".join(texts[1:])):
+            del texts[0]
+            first += 1
+        line = " ".join(" ".join(texts).split())[:_SHOWN]
         frames = self._frames(first)
         where = f"{self.name}:{self._first + first}"
         found = Finding(message, form, values, line, where, frames)
@@ -159,6 +170,10 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 def _lines_of(block: bytes) -> list[bytes]:
     if b"\x1b" in block:
         block = _COLOURS.sub(b"", block)
+    if b"&" in block:
+        block = _ESCAPED.sub(lambda match: _CHARACTERS[match[1]], block)
+    if b"|" in block or b">" in block:
+        block = _QUOTED.sub(b"", block)
     lines = block.replace(b"\r", b"\n").split(b"\n") if b"\r" in block else block.split(b"\n")
     if max(map(len, lines)) <= _LONGEST:
         return lines

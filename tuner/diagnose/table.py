@@ -100,23 +100,20 @@ class Message:
 
 @dataclass(frozen=True)
 class Table:
-    """All messages, and the forms of lines that tell how the server was started."""
+    """All messages."""
 
     messages: Sequence[Message]
-    facts: Sequence[Form]
 
 
 @cache
 def known_messages() -> Table:
     """The table that is shipped."""
     messages: list[Message] = []
-    facts: list[Form] = []
     for file in sorted(f.name for f in resources.files(__package__).iterdir()):
         if file.endswith(".toml"):
             values = shipped_toml(__package__, file)
             messages += [_message(row) for row in values.get("message", ())]
-            facts += [_form(row) for row in values.get("fact", ())]
-    return Table(tuple(messages), tuple(facts))
+    return Table(tuple(messages))
 
 
 def _message(row: Mapping[str, Any]) -> Message:

@@ -132,7 +132,9 @@ class Unknown:
         return Unknown(f"-{self._name}")
 
     def _asked(self, *args: object) -> NoReturn:
-        raise UnsupportedKernel(f"it depends on {self._name}, which only a running engine knows")
+        raise UnsupportedKernel(
+            f"its launch depends on {self._name}, which is known only once a server runs"
+        )
 
     __bool__ = __int__ = __index__ = __float__ = __len__ = __iter__ = _asked
     __lt__ = __le__ = __gt__ = __ge__ = _asked

@@ -21,6 +21,9 @@ class Serving:
     tp: int = 1  # tensor-parallel size
     dtype: Dtype | None = None  # None: the checkpoint's dtype
     options: Mapping[str, Any] = field(default_factory=dict)  # values of `Family.shaping`
+    # Of a server whose missing file is resolved: its model's name, and the least and most ranks.
+    model: str = ""
+    ranks: tuple[int, int] | None = None
 
 
 class Note(str):
@@ -42,3 +45,4 @@ class Resolved:
     notes: tuple[str, ...] = ()  # sentences for the user
     device_name: str | None = None  # the GPU named in a warning line, in the engine's spelling
     older_than: str | None = None  # the release before which a warning line's engine was made
+    assumed: str = ""  # the presets that fit a warning line, whose server names no model

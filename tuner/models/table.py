@@ -70,6 +70,12 @@ def find_preset(text: str) -> Model:
     )
 
 
+def is_named(model: Model, text: str) -> bool:
+    """Whether a checkpoint's name or path is a preset's, perhaps with more words behind it."""
+    last = text.rstrip("/").rpartition("/")[2]
+    return any(_key(last).startswith(_key(name)) for name in (model.name, *model.aliases))
+
+
 def _near(text: str) -> str:
     """The nearest preset where only letters differ, or hardly anything: another number is another
     model.

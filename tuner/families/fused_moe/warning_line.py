@@ -15,7 +15,7 @@ from tuner.families.fused_moe.file_names import NAME
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import presets
+from tuner.models.table import is_named, presets
 from tuner.problems.dtypes import Dtype, parse_dtype
 
 
@@ -78,14 +78,40 @@ class Match:
         return self.model.top_k + (self.model.n_shared_experts if self.fused else 0)
 
 
-def matches(missing: MissingFile, fusions: Fusions) -> tuple[Match, ...]:
-    """The presets whose experts divide into the file's E and N. Matches without expert
-    parallelism exclude others, and so do matches whose tp is a power of two.
+def matches(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
+    """The presets whose experts divide into the file's E and N, and that agree with what else is
+    known of the server. Matches without expert parallelism exclude others, and so do matches whose
+    tp is a power of two.
     """
     with_experts = [model for model in presets() if model.E]
-    found = [match for model in with_experts for match in _divisions(model, missing, fusions)]
+    named = [model for model in with_experts if serving.model and is_named(model, serving.model)]
+    if serving.model and not named and any(char.isdigit() for char in serving.model):
+        return ()  # of a model that is no preset
+    found = [
+        match for model in named or with_experts for match in _divisions(model, missing, fusions)
+    ]
+    if serving.ranks:
+        least, most = serving.ranks
+        found = [match for match in found if least <= match.tp <= most]
+    told = named or {"hidden_size", "top_k"} & serving.options.keys()
+    found = found if told else _of_the_type(found, missing)
     found = [match for match in found if match.ep == 1] or found
     return tuple([match for match in found if match.tp & (match.tp - 1) == 0] or found)
+
+
+def _of_the_type(found: list[Match], missing: MissingFile) -> list[Match]:
+    """The matches whose checkpoints have the file's type. An engine can quantise to fp8 itself."""
+    wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape, missing.per_channel_quant)
+    same = [
+        match
+        for match in found
+        if (match.model.dtype, match.model.block_shape, match.model.per_channel_quant) == wanted
+    ]
+    if same or missing.block_shape or missing.dtype not in (None, Dtype.FP8_W8A8):
+        return same
+    if missing.dtype is None:
+        return found  # a checkpoint that was converted to 16 bits
+    return [match for match in found if match.model.dtype is Dtype.BFLOAT16]
 
 
 def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Match]:
@@ -103,24 +129,28 @@ def _divisions(model: Model, missing: MissingFile, fusions: Fusions) -> list[Mat
     return found
 
 
-def choose(
-    missing: MissingFile, hidden_size: int | None, top_k: int | None, fusions: Fusions
-) -> tuple[int, int, str]:
-    """(K, top_k, their origin). A given hidden size or top_k excludes other presets.
+def choose(missing: MissingFile, fusions: Fusions, serving: Serving) -> tuple[int, int, str, str]:
+    """(K, top_k, their origin, the presets that they are assumed from).
 
-    Raises BadProblem, which names the matching presets, if they disagree or none matches.
+    A given hidden size or top_k excludes other presets. Raises BadProblem, which names
+    the matching presets, if they disagree or none matches.
     """
+    hidden_size, top_k = serving.options.get("hidden_size"), serving.options.get("top_k")
     if hidden_size and top_k:
-        return hidden_size, top_k, "hidden size and top_k as given"
+        return hidden_size, top_k, "hidden size and top_k as given", ""
     found = [
         match
-        for match in matches(missing, fusions)
+        for match in matches(missing, fusions, serving)
         if hidden_size in (None, match.model.hidden) and top_k in (None, match.top_k)
     ]
     shapes = sorted({(match.model.hidden, match.top_k) for match in found})
     if len(shapes) == 1:
         names = " and ".join(f"{m.model.name} at tp={m.tp}" for m in found)
-        return *shapes[0], f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
+        assumed = "" if serving.model or hidden_size or top_k else names
+        origin = f"hidden size {shapes[0][0]} and top_k {shapes[0][1]} as in {names}"
+        if assumed:
+            origin += ", if it is that model; for another one, tune its config.json instead"
+        return *shapes[0], origin, assumed
     these = "; ".join(f"{m.model.name} ({m.model.hidden}, {m.top_k})" for m in found)
     these = these or "no preset matches"
     raise BadProblem(
@@ -136,7 +166,7 @@ def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) ->
     if dtype and missing.dtype and dtype is not missing.dtype:
         raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
     block_shape = options.get("block_shape")
-    K, top_k, origin = choose(missing, options.get("hidden_size"), options.get("top_k"), fusions)
+    K, top_k, origin, assumed = choose(missing, fusions, serving)
     problem = FusedMoe(
         E=missing.E,
         N=missing.N,
@@ -152,7 +182,7 @@ def resolve_missing(missing: MissingFile, serving: Serving, fusions: Fusions) ->
     if note := _age_note(missing, serving.engine_version):
         notes.append(note)
     before = ".".join(map(str, missing.before)) if missing.before else None
-    return Resolved((problem,), tuple(notes), missing.device_name or None, before)
+    return Resolved((problem,), tuple(notes), missing.device_name or None, before, assumed)
 
 
 def _age_note(missing: MissingFile, version: str | None) -> str:

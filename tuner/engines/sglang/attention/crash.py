@@ -128,13 +128,14 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
     rest = f", {' '.join(others)} for others." if flags != others else " and others."
     latent = f"{' '.join(flags)} for models with latent attention (DeepSeek)"
     steps.append(f"Or run FlashInfer's kernels: {latent}{rest}")
-    card = devices[0].aliases[0] if len(devices) == 1 and devices[0].aliases else "GPU"
-    engine = f" --engine sglang=={release}" if release else " --engine sglang==VERSION"
-    steps += [
-        "Or patch the file: on the server's machine, or where that release is unpacked,",
-        f"$ tuner diagnose LOG --device {card}{engine} --write-patch extend.patch",
-        "$ patch -p1 -d FOLDER_OF_THE_PACKAGE < extend.patch",
-    ]
+    one = len(devices) == 1 and devices[0].aliases
+    card = f"--device {devices[0].aliases[0]}" if one else "--device and the server's GPU"
+    engine = f"--engine sglang=={release}" if release else "--engine and the server's version"
+    steps.append(
+        "Or patch the file: on the server's machine, or where that release is unpacked, give this "
+        f"log to `tuner diagnose` again with {card}, {engine} and --write-patch extend.patch. It "
+        "prints how to apply the patch."
+    )
     return steps
 
 

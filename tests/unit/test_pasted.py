@@ -1,0 +1,208 @@
+"""The reader of what people paste: facts in every form, and commands that work."""
+
+# ruff: noqa: E501 (lines of logs are long)
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from diagnose_cases import CASES
+
+from tuner.cli import app
+from tuner.diagnose import Hints, diagnose_text
+
+DATA = Path(__file__).parents[1] / "data" / "pasted"
+PLACEHOLDER = re.compile(r"\b(?:GPU|MODEL|N|SIZE|NUMBER|FILE|FOLDER|VERSION|NAME|TOKEN|LOG)\b")
+H20 = "E=256,N=128,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json"
+SGLANG = "/x/python/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"
+MISSING = (
+    "Using default MoE kernel config. Performance might be sub-optimal! Config file not found at "
+)
+DOCKER = """docker run --gpus all -e VLLM_TUNED_CONFIG_FOLDER=/configs -p 8000:8000 \\
+  vllm/vllm-openai:v0.11.0 \\
+  --model Qwen/Qwen3-30B-A3B-FP8 \\
+  --tensor-parallel-size 4 --enable-expert-parallel \\
+  --quantization fp8
+"""
+COMPOSE = """services:
+  llm:
+    image: lmsysorg/sglang:v0.5.4.post2-cu129
+    command: >
+      python3 -m sglang.launch_server
+      --model-path /models/DeepSeek-R1
+      --tp-size 16
+      --moe-runner-backend triton
+"""
+KUBERNETES = """        image: vllm/vllm-openai:v0.33.0
+        args:
+        - --model
+        - deepseek-ai/DeepSeek-R1
+        - --tensor-parallel-size
+        - "8"
+        resources: {}
+"""
+JSON_ARGS = (
+    'args: ["--model", "Qwen/Qwen3-235B-A22B", "--tensor-parallel-size", "8", "--dtype=bfloat16"]'
+)
+COLLECT = """vLLM Version                 : 0.33.0
+GPU models and configuration :
+GPU 0: NVIDIA H100 80GB HBM3
+GPU 1: NVIDIA H100 80GB HBM3
+[pip3] triton==3.6.0
+"""
+
+FACTS = [
+    ("python -m sglang.launch_server --model-path a/B-7B --tp 8 --ep-size 4", {"engine": "sglang", "model": "a/B-7B", "tp": "8", "ep": "4"}),
+    ("sglang serve --model-path=/m/R1 --tp=2 --dp 2", {"engine": "sglang", "model": "/m/R1", "tp": "2", "dp": "2"}),
+    ("$ vllm serve a/B-7B -tp 4 --pipeline-parallel-size 2", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "pp": "2"}),
+    (DOCKER, {"engine": "vllm", "version": "0.11.0", "model": "Qwen/Qwen3-30B-A3B-FP8", "tp": "4", "ep": "4", "quantization": "fp8", "server_args": "VLLM_TUNED_CONFIG_FOLDER=/configs"}),
+    (COMPOSE, {"engine": "sglang", "version": "0.5.4.post2", "model": "/models/DeepSeek-R1", "tp": "16", "server_args": "--moe-runner-backend triton"}),
+    (KUBERNETES, {"engine": "vllm", "version": "0.33.0", "model": "deepseek-ai/DeepSeek-R1", "tp": "8"}),
+    (JSON_ARGS, {"model": "Qwen/Qwen3-235B-A22B", "tp": "8", "dtype": "bfloat16"}),
+    (COLLECT, {"engine": "vllm", "version": "0.33.0", "device": "NVIDIA H100 80GB HBM3"}),
+    ("[pip3] vllm==0.8.5.post1\n", {"engine": "vllm", "version": "0.8.5.post1"}),
+    ("sglang: 0.5.4.post3\nGPU 0,1,2,3: NVIDIA L40S\nGPU 0,1,2,3 Compute Capability: 8.9", {"version": "0.5.4.post3", "device": "NVIDIA L40S", "capability": "8.9"}),
+    ("server_args=ServerArgs(model_path='/m/x', tokenizer_path='x', tp_size=16, ep_size=8, quantization='fp8')", {"engine": "sglang", "model": "/m/x", "tp": "16", "ep": "8", "quantization": "fp8"}),
+    ("Initializing a V1 LLM engine (v0.9.2) with config: model='a/b', dtype=torch.bfloat16, tensor_parallel_size=2, pipeline_parallel_size=1, quantization=None", {"engine": "vllm", "version": "0.9.2", "model": "a/b", "tp": "2", "dtype": "bfloat16"}),
+    ("non-default args: {'model': 'a/b', 'tensor_parallel_size': 2}", {"engine": "vllm", "model": "a/b", "tp": "2"}),
+    ('File "/usr/lib/python3/site-packages/vllm/v1/worker/x.py", line 3', {"engine": "vllm"}),
+    ("/opt/lib/site-packages/sglang-0.5.2.dist-info/METADATA", {"engine": "sglang", "version": "0.5.2"}),
+    ("E=8,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128,128].json", {"engine": "vllm", "device": "NVIDIA_L40S"}),
+    (H20, {"engine": "sglang", "device": "NVIDIA_H20"}),
+    ("|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |", {"device": "NVIDIA H100 80GB HBM3"}),
+    ("[2025-03-07 09:25:33 TP4] x\n(Worker_TP7 pid=1) y", {"ranks": "8"}),
+    ("error: out of memory, try --tp 8 or --model-name", {}),
+    ("vllm serve $MODEL --tensor-parallel-size ${TP}", {"engine": "vllm"}),
+]  # fmt: skip
+
+
+def facts(text: str) -> dict[str, str]:
+    known = diagnose_text(text).findings.facts.known
+    return {name: fact.value for name, fact in known.items()}
+
+
+def test_facts_of_every_text_that_people_paste(subtests):
+    for text, expected in FACTS:
+        with subtests.test(text[:60]):
+            assert expected.items() <= facts(text).items(), facts(text)
+            assert expected or not facts(text)
+
+
+def test_quotes_prefixes_and_cuts_do_not_matter(subtests):
+    line = "ServerArgs(model_path='/m/DeepSeek-R1', tokenizer_path='x', tp_size=16, ep_size=1)"
+    cut = line[6:]
+    texts = {
+        "quoted": f"> {line}",
+        "twice": f"> > {line}",
+        "escaped": html.escape(line),
+        "compose": f"llm-1  | {line}",
+        "journald": f"Sep 10 10:11:12 host python[12]: {line}",
+        "kubectl": f"[pod/llm-0/server] {line}",
+        "ray": f"(RayWorkerWrapper pid=3, ip=10.0.0.1) {line}",
+        "colours": f"\x1b[36m{line}\x1b[0m",
+        "wrapped": "\n".join(line[i : i + 40] for i in range(0, len(line), 40)),
+        "cut": cut,
+    }
+    for name, text in texts.items():
+        with subtests.test(name):
+            assert facts(text)["tp"] == "16", facts(text)
+            assert facts(text).get("model", "/m/DeepSeek-R1") == "/m/DeepSeek-R1"
+            assert name == "cut" or facts(text)["model"] == "/m/DeepSeek-R1"
+
+
+def test_each_fact_says_where_it_was_read():
+    found = diagnose_text(f"hello\n{COMPOSE}").as_json()["facts"]
+    assert found["tp"] == {"value": "16", "where": "input:8"}
+
+
+# Commands.
+
+
+def commands(text: str, hints: Hints = Hints()) -> list[str]:
+    lines = diagnose_text(text, hints).as_text().split("\n")
+    return [line.strip() for line in lines if line.strip().startswith("tuner ")]
+
+
+def parse(line: str) -> dict[str, object]:
+    """The values that our own parser reads from a command."""
+    _, name, *words = shlex.split(line)
+    group = typer.main.get_command(app)
+    command = group.commands[name]  # type: ignore[attr-defined]
+    return dict(command.make_context(name, words).params)
+
+
+def test_commands_parse_and_hold_no_placeholder(subtests):
+    served = f"{COMPOSE}\n{MISSING}{SGLANG}{H20}\n"
+    texts = [*(case.log for case in CASES), *(p.read_text() for p in DATA.glob("*.txt")), served]
+    seen = 0
+    for text in texts:
+        for hints in (Hints(), Hints("vllm", "H200"), Hints("sglang==0.5.16", "", "x/y", 4)):
+            with subtests.test(text[:50]):
+                for line in commands(text, hints):
+                    seen += 1
+                    assert not PLACEHOLDER.search(re.sub(r"[\w,]+=\S*", "", line)), line
+                    values = parse(line)
+                    assert line.split()[1] not in ("tune", "export") or values["device"]
+                    assert line.split()[1] not in ("tune", "export") or values["engine"]
+    assert seen > 30
+
+
+def test_commands_carry_what_the_text_says():
+    tune, export = commands(f"{COMPOSE}\n{MISSING}{SGLANG}{H20}\n")
+    assert "--device H20 --engine sglang==0.5.4.post2" in tune and "K=7168,top_k=8" in tune
+    assert parse(export)["engine"] == "sglang==0.5.4.post2"
+    other, _ = commands(f"{COMPOSE}\n{MISSING}{SGLANG}{H20}\n", Hints("sglang==0.5.16", "H200"))
+    assert "--device H200 --engine sglang==0.5.16" in other
+    spelled = H20.replace("[128, 128]", "[128,128]")
+    served = "vllm serve deepseek-ai/DeepSeek-R1 -tp 16\n"
+    tune, _ = commands(
+        f"{served}{MISSING.replace(' kernel', '')}{spelled}\n{COLLECT.replace('H100 80GB HBM3', 'H20')}"
+    )
+    assert "--engine vllm==0.33.0" in tune
+
+
+# Public reports: (file, hints, some of these words, none of these).
+REPORTS = [
+    ("moe-vllm-gb10-block64", Hints(), ["--engine vllm"], ["nemotron", "K=2048"]),
+    ("moe-vllm-h20-int4", Hints(), ["not tuned by this program"], ["qwen3.5-122b", "glm-5-fp8"]),
+    ("mamba-vllm-gb10", Hints(), ["--mamba"], ["no Mamba kernels"]),
+    ("oor-sgl-fp8dynamic-4090", Hints("sglang==0.4.6.post1", "4090", "qwen3-30b-a3b-fp8", 2),
+     ["tuner tune qwen3-30b-a3b-fp8 --tp 2"], ["FILE"]),
+    ("oor-sgl-mi308", Hints("sglang==0.4.6.post1", "MI300X", "deepseek-r1", 8), ["--attention"], []),
+    ("oor-vllm-turing-gemma4", Hints(), ["Turing"], ["512triton"]),
+    ("oor-vllm-lora-mi325", Hints(), ["no LoRA kernels"], ["tuner tune"]),
+    ("int4-vllm-wna16-group", Hints(), ["group_size"], ["unknown"]),
+    ("mixed-sgl-h800-old", Hints(), ["tuner tune"], ["0.5.23", "--fp8-gemm-backend"]),
+    ("moe-sgl-gb10-int8-channel", Hints(), ["E=256,N=1024"], ["a file for the up", "block-int8"]),
+    ("checkenv-sgl-a10-fp8", Hints(), ["fp8e4nv"], []),
+]  # fmt: skip
+
+
+def test_public_reports(subtests):
+    for name, hints, any_of, never in REPORTS:
+        with subtests.test(name):
+            text = diagnose_text((DATA / f"{name}.txt").read_text(), hints).as_text()
+            assert any(words in text for words in any_of), text
+            assert not [words for words in never if words in text], text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("triton.runtime.errors.OutOfResources: out of resource: shared me", "shared_memory_cut"),
+        ("shared memory, Required: 163840, Hardware limit: 101376. Reducing", "shared_memory"),
+        ("No available node types can fulfill resource request {'node:gpu-1.example': 0.001}", "ray_no_node"),
+        ("ValueError: 'deepseek_v3' is already used by a Transformers config, pick another name.", "config_registered_twice"),
+        ("'aimv2' is already used by a Transformers model.", "config_registered_twice"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_120'", "nvcc_architecture"),
+    ],
+)  # fmt: skip
+def test_excerpts_that_are_cut_or_rare(text, message):
+    (answer,) = diagnose_text(text).answers
+    assert answer.finding.message.name == message
+    assert answer.finding.count == 1

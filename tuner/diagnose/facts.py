@@ -1,0 +1,193 @@
+"""The one reader of how a server was started, and on what, in whatever people paste.
+
+Logs of both engines, reports of their environment, launch commands, compose files and Kubernetes'
+lists of arguments, paths of tracebacks, and names of config files: facts.toml has their forms.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from tuner.toml_table import shipped_toml
+
+_BLANKS = b" \t\n\r\v\f"
+_COMMAND = re.compile(
+    r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"
+    r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)"
+)
+_STARTS: tuple[bytes, ...] = (
+    b"launch_server",
+    b"sglangserve",
+    b"vllmserve",
+    b"vllm.entrypoints",
+    b"dockerrun",
+)
+_STARTS += (b"--model-path", b"command", b"args")
+_GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])")  # an argument of its own line
+_LONGEST = 80  # lines of a command
+_VARIABLE = re.compile(r"\b((?:VLLM|SGLANG|SGL|NCCL|TRITON)_[A-Z0-9_]+)=[\"']?([^\s\"'\\]+)")
+_BACKEND = re.compile(r"(--[\w-]*backend)(?:=|[\"',\s]+(?:-\s+)?[\"']?)([\w-]+)")
+_RANK = re.compile(rb"TP(\d{1,3})\b")
+_NUMBERS = {"tp", "ep", "pp", "dp"}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A value, and the place where it was read, FILE:LINE."""
+
+    value: str
+    where: str
+
+
+@dataclass(frozen=True)
+class _Form:
+    anchor: bytes
+    pattern: re.Pattern[str] | None
+    sets: Mapping[str, str]
+
+
+@dataclass
+class Facts:
+    """The facts of one server. The first value of each counts; `ranks` is the most that is seen."""
+
+    known: dict[str, Fact] = field(default_factory=dict)
+    _command: int = 0  # lines of a command that may follow
+    _continued: bool = False  # by a backslash
+    _waits: str = ""  # the fact whose flag ended the line before
+
+    def get(self, name: str) -> str:
+        """The value of a fact; "" if nothing says it."""
+        return self.known[name].value if name in self.known else ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            name: {"value": fact.value, "where": fact.where} for name, fact in self.known.items()
+        }
+
+    def read(
+        self, lines: Sequence[bytes], squeezed: Sequence[bytes], name: str, first: int
+    ) -> None:
+        """Read lines in their order; `squeezed` are the lines without blanks."""
+        joined, starts = b"".join(squeezed), list(accumulate(map(len, squeezed), initial=0))
+        hits: dict[int, list[_Form]] = {}
+        for form in _forms():
+            place = joined.find(form.anchor)
+            while place >= 0:
+                at = bisect_right(starts, place) - 1
+                hits.setdefault(at, []).append(form)
+                place = joined.find(form.anchor, starts[at + 1])
+        if self._command or any(start in joined for start in _STARTS):
+            hits = {at: hits.get(at, []) for at in range(len(lines))}
+            commands = True
+        else:
+            commands = False
+        for at in sorted(hits):
+            texts = [line.decode("utf-8", errors="replace") for line in lines[at : at + 4]]
+            where = f"{name}:{first + at}"
+            if commands:
+                self._read_command(texts[0], where)
+            for form in hits[at]:
+                self._match(form, texts, where)
+        self._see_ranks(lines, name, first)
+
+    def _see_ranks(self, lines: Sequence[bytes], name: str, first: int) -> None:
+        """The number of tensor-parallel ranks that lines show; there may be more."""
+        for rank in sorted({*map(int, _RANK.findall(b"\n".join(lines)))}, reverse=True):
+            if rank < int(self.get("ranks") or 0):
+                return
+            mark = re.compile(rb"(?<![A-Za-z0-9])TP%d\b" % rank)
+            at = next((i for i, line in enumerate(lines) if mark.search(line)), None)
+            if at is not None:
+                self.known["ranks"] = Fact(str(rank + 1), f"{name}:{first + at}")
+                return
+
+    def _match(self, form: _Form, texts: Sequence[str], where: str) -> None:
+        """Match a form in a line, else in the line and those into which it may be wrapped."""
+        match = None
+        if form.pattern:
+            match = form.pattern.search(texts[0]) or form.pattern.search("".join(texts))
+        if form.pattern and not match:
+            return
+        for name, value in (match.groupdict() if match else {}).items():
+            engine = self.get("engine")
+            if name == "version" and engine not in ("", form.sets.get("engine", engine)):
+                continue  # of the other engine, which is installed too
+            self.add(name, value, where)
+        for name, value in form.sets.items():
+            self.add(name, value, where)
+
+    def _read_command(self, text: str, where: str) -> None:
+        """Read the flags and variables of a launch command, which may take several lines."""
+        if _COMMAND.search(text):
+            self._command = _LONGEST
+        elif not (self._continued or _GOES_ON.match(text)):
+            self._command = 0
+        self._continued = text.rstrip().endswith("\\")
+        if not self._command:
+            return
+        self._command = self._command - 1
+        for name, pattern in _flags().items():
+            if match := pattern.search(text):
+                self.add(name, match[1], where)
+            elif self._waits == name:
+                self.add(name, text.strip(" \t-\"',[]\\"), where)
+        self._waits = _flag_alone(text)
+        if "--enable-expert-parallel" in text:
+            self.add("ep", self.get("tp"), where)
+        for flag, value in _BACKEND.findall(text):
+            self._append("server_args", f"{flag} {value}", where)
+        for name, value in _VARIABLE.findall(text):
+            self._append("server_args", f"{name}={value}", where)
+
+    def add(self, name: str, value: str | None, where: str) -> None:
+        """Keep a value, if it is one: not empty, no variable of a shell or of a template."""
+        value = (value or "").strip().rstrip(".")
+        if not value or value[0] in "$<{-" or (name in _NUMBERS and not value.isdecimal()):
+            return
+        self.known.setdefault(name, Fact(value, where))
+
+    def _append(self, name: str, value: str, where: str) -> None:
+        old = self.known.get(name)
+        if old is None:
+            self.known[name] = Fact(value, where)
+        elif value not in old.value:
+            self.known[name] = Fact(f"{old.value} {value}", old.where)
+
+
+@cache
+def _forms() -> tuple[_Form, ...]:
+    rows = shipped_toml(__package__, "facts.toml")["fact"]
+    return tuple(
+        _Form(
+            row["anchor"].encode().translate(None, _BLANKS),
+            re.compile(row["pattern"]) if "pattern" in row else None,
+            row.get("sets", {}),
+        )
+        for row in rows
+    )
+
+
+@cache
+def _flags() -> dict[str, re.Pattern[str]]:
+    """The pattern of each fact's flags with a value in the same line."""
+    rows = shipped_toml(__package__, "facts.toml")["flags"]
+    return {
+        name: re.compile(
+            rf"(?<![\w-])(?:{'|'.join(map(re.escape, flags))})(?:=|[\"']?,?\s+(?:-\s+)?)[\"']?"
+            r"([^\s\"',\\\]]+)"
+        )
+        for name, flags in rows.items()
+    }
+
+
+def _flag_alone(text: str) -> str:
+    """The fact whose flag ends a line, so that the next line has its value."""
+    word = text.strip(" \t-\"',[]\\")
+    rows = shipped_toml(__package__, "facts.toml")["flags"]
+    return next((n for n, flags in rows.items() if word in [f.lstrip("-") for f in flags]), "")
