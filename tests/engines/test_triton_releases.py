@@ -249,3 +249,26 @@ def test_the_installed_triton_serves_engines_that_run_it_and_engines_without_a_r
     assert triton_for(sglang) == TritonRelease(INSTALLED)
     (sglang.root.parent / RECORD).unlink()
     assert triton_for(replace(sglang)) == TritonRelease(INSTALLED)
+
+
+def test_a_gpu_that_the_release_s_own_ptxas_does_not_know_gets_another_ptxas(tmp_path):
+    """Triton 3.4.0 knows no DGX Spark. Without any other ptxas, that is no verdict on a kernel."""
+    spark = cuda_target(12, 1)
+    kernels = lift_fused_moe(find_engine("sglang==0.5.2"))
+    job = CompileJob(
+        kernels.lifted, kernels.bind(SMALL_MOE, Gemm.UP, 16, TILE, spark).variant(), spark
+    )
+    release("3.8.0")  # its ptxas is of CUDA 12.9, as Triton 3.4.0 takes
+    with Farm(1, cache_dir=tmp_path / "with", triton=release("3.4.0")) as farm:
+        farm.submit([job])
+        (compiled,) = dict(farm.completed()).values()
+    assert compiled.status is Status.OK, compiled.detail
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(CompilerUnavailable, match="does not know sm_121: set TRITON_PTXAS_PATH"),
+    ):
+        own = release("3.4.0").folder / "triton/backends/nvidia/bin/ptxas"
+        patch.setenv("TRITON_PTXAS_PATH", str(own))
+        with Farm(1, cache_dir=tmp_path / "without", triton=release("3.4.0")) as farm:
+            farm.submit([job])
+            list(farm.completed())

@@ -15,7 +15,7 @@ from tuner.problems.triton import version_folder
 
 # A worker gets only those settings of Triton that say where ptxas is. Others (TRITON_INTERPRET,
 # TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
-KEPT_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+KEPT_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # as in `ptxas.SETTINGS`
 
 
 @dataclass(frozen=True)

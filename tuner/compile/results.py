@@ -24,7 +24,7 @@ def default_cache_dir() -> Path:
 
 # The modules that call Triton and read what it made, by their names in this folder.
 _COMPILING = (
-    *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "machine_code.py"),
+    *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "machine_code.py", "ptxas.py"),
     *("triton_*.py", "worker.py"),
 )
 

@@ -15,7 +15,7 @@ from typing import Any
 import triton
 
 from tuner.childprocess import ParentPipes
-from tuner.compile import cubin, hsaco
+from tuner.compile import cubin, hsaco, ptxas
 from tuner.compile.kernel import cache_files, compile_source, read_kernel
 from tuner.compile.machine_code import machine_code_hash
 from tuner.devices.target import CUDA, HIP, Target
@@ -52,12 +52,18 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, Any]:
+    ptxas.use_one_that_knows(target)
     source = read_kernel(path, variant)
     try:
         kernel = compile_source(source, variant["options"], target)
     except (MemoryError, OSError):
         raise
     except Exception as error:  # what Triton, its passes or ptxas say of the kernel
+        if ptxas.UNKNOWN in str(error):
+            return {
+                "broken": f"the ptxas of Triton {triton.__version__} does not know {target.name}: "
+                "set TRITON_PTXAS_PATH to the ptxas of a newer CUDA, as servers on this GPU must"
+            }
         return {"status": Status.COMPILE_ERROR.value, "detail": _detail(error)}
     kind, resources = _MACHINE_CODE[target.backend]
     n_regs, n_spills = resources(kernel.asm[kind])

@@ -1,0 +1,68 @@
+"""An assembler for GPUs that are newer than the ptxas in a Triton. Imports triton.
+
+Triton 3.4.0 brings one that knows no sm_121, so servers on a DGX Spark set TRITON_PTXAS_PATH to
+the one of a newer CUDA. Compile processes take such a ptxas too, if this machine has any.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import triton
+
+from tuner.devices.target import CUDA, Target
+
+SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
+_LIMIT_S = 20.0
+
+
+@cache
+def use_one_that_knows(target: Target) -> None:
+    """Let Triton run a ptxas that knows the target, if its own does not and nobody chose one."""
+    if target.backend != CUDA or any(name in os.environ for name in SETTINGS):
+        return
+    own = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
+    if not own or any(_knows(path, target) for path in own):
+        return
+    for path in _others():
+        # A Triton refuses a ptxas of a CUDA that came after it, by its first number.
+        if _knows(path, target) and _cuda(path) in map(_cuda, own):
+            os.environ.update(dict.fromkeys(SETTINGS, str(path)))
+            return
+
+
+def _others() -> Iterator[Path]:
+    """Those of a CUDA toolkit, then those of other Tritons beside this one, the newest first."""
+    for found in (shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"):
+        if found:
+            yield Path(found)
+    beside = Path(triton.__file__).parents[2]
+    yield from sorted(beside.glob("triton-*/triton/backends/nvidia/bin/ptxas*"), reverse=True)
+
+
+def _knows(path: Path, target: Target) -> bool:
+    return target.name in re.findall(r"\bsm_\w+", _says(path, "--help"))
+
+
+def _cuda(path: Path) -> str:
+    """The first number of the CUDA release that a ptxas is of; empty if it does not say."""
+    found = re.search(r"release (\d+)\.", _says(path, "--version"))
+    return found[1] if found else ""
+
+
+@cache
+def _says(path: Path, option: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell; a program of this machine's
+            [path, option], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
