@@ -1,15 +1,18 @@
 """Packs what the benchmarks and the tests on a GPU need, for a host without a network.
 
-    python benchmarks/offline/pack.py OUT.tar.xz [--served] [--engines sglang-0.5.16,vllm-0.33.0]
+    python benchmarks/offline/pack.py OUT.tar.xz [--served [--flash-attention]]
+                                                 [--engines sglang-0.5.16,vllm-0.33.0]
                                                  [--python 3.12] [--there numpy,torch,...]
 
 The host has torch, triton and numpy, and `--there` names other packages that it has. Unpacked, OUT
 has site/, for PYTHONPATH behind a checkout, and engines/, for TUNER_ENGINE_PATH. These are the
 Python files of the `--engines`, which `tuner engines add` has put beside this Python.
 
-With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh.
-Attention backends other than Triton's are left out. Do not run two of these at once: both build
-this project in the same folder.
+With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh
+and on GPUs of sm_90 alone. They need the flag for Triton's attention, unless `--flash-attention`
+packs FlashAttention 3 as well: 12 MB, in which only the kernels are left that the models of
+benchmarks/served_models call. Do not run two of these at once: both build this project in the same
+folder.
 """
 
 from __future__ import annotations
@@ -24,17 +27,20 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fat_binaries import EVERY_KERNEL, FLASH_ATTENTION, blank
+
 HERE = Path(__file__).parent
 MANYLINUX = ("_2_34", "_2_28", "_2_27", "_2_24", "_2_17", "2014")  # pip matches each exactly
 MUST_BE_THERE = ("nvidia", "numpy", "torch", "triton")
 # No benchmark reads these folders of a package.
-LEFT_OUT = {"tests", "test", "testing", "_tests", "__pycache__", "multimodal_gen"}
+LEFT_OUT = {"tests", "test", "_tests", "__pycache__", "multimodal_gen"}
 LEFT_OUT_OF_ENGINES = {"models", "multimodal", "entrypoints", *LEFT_OUT}
-# A gigabyte for other backends than Triton, and for GPUs that are not an H100 or H200.
+ATTENTION_LIBRARY = "sgl_kernel/flash_ops.abi3.so"
+# For other backends than servers choose, and for GPUs that are not an H100 or H200.
 UNUSED_LIBRARIES = tuple(
     f"sgl_kernel/{name}.so"
     for name in (
-        *("flash_ops.abi3", "flashmla_ops.abi3", "sm100/common_ops.abi3"),
+        *("flashmla_ops.abi3", "sm100/common_ops.abi3"),
         "infllm_ops.cpython-310-x86_64-linux-gnu",
     )
 )
@@ -46,6 +52,7 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--served", action="store_true")
+    parser.add_argument("--flash-attention", action="store_true", help="with --served")
     parser.add_argument("--engines", default="sglang-0.5.16,sglang-0.5.23,vllm-0.24.0,vllm-0.33.0")
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--there", default="", help="packages that the host has, with commas")
@@ -55,7 +62,8 @@ def main() -> None:
         root = Path(folder)
         for wheel in downloaded(root / "wheels", options.python, served=options.served):
             if not is_there(wheel, there):
-                unpack(wheel, root / "site")
+                unpack(wheel, root / "site", flash_attention=options.flash_attention)
+        blank_others(root / "site")
         for name in filter(None, options.engines.split(",")):
             copy_engine(name, root / "engines")
         with tarfile.open(options.out, "w:xz", preset=5) as archive:
@@ -86,12 +94,20 @@ def is_there(wheel: Path, there: set[str]) -> bool:
     return any(name == one or name.startswith(f"{one}-cu") for one in there)
 
 
-def unpack(wheel: Path, site: Path) -> None:
+def unpack(wheel: Path, site: Path, *, flash_attention: bool) -> None:
+    unused = UNUSED_LIBRARIES if flash_attention else (*UNUSED_LIBRARIES, ATTENTION_LIBRARY)
     with zipfile.ZipFile(wheel) as archive:
         kept = [n for n in archive.namelist() if not LEFT_OUT & {*n.split("/")[:-1]}]
         for name in kept:
-            if not name.endswith((".pyi", "/", *UNUSED_LIBRARIES)):
+            if not name.endswith((".pyi", "/", *unused)):
                 archive.extract(name, site)
+
+
+def blank_others(site: Path) -> None:
+    """Blank the GPU code of sglang's libraries that no server here runs."""
+    for library in (site / "sgl_kernel").rglob("*.so"):
+        attention = str(library).endswith(ATTENTION_LIBRARY)
+        blank(library, FLASH_ATTENTION if attention else EVERY_KERNEL)
 
 
 def copy_engine(name: str, engines: Path) -> None:
