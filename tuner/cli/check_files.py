@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
     from tuner.cli.family_options import FamilyChoice
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
+    from tuner.problems.registry import Family
+
+# How the engines write the blocks of quantisation in names.
+_BLOCKS = {
+    "sglang": re.compile(r"block_shape=\[\d+, \d+\]"),
+    "vllm": re.compile(r"block_shape=\[\d+,\d+\]"),
+}
 
 
 def files_to_check(targets: Sequence[str]) -> list[Path]:
@@ -57,13 +65,40 @@ def say_other_device(paths: Sequence[Path], device: Device) -> None:
 
 
 def engine_of_files(paths: Sequence[Path]) -> str:
-    """NAME==VERSION as all sidecars of exported files say it; else sglang."""
+    """NAME==VERSION as all sidecars of exported files say it; else the engine whose spelling the
+    names have, of which this says so; else sglang.
+    """
     found = {
         f"{env['engine']}=={env['engine_version']}"
         for path in paths
         for env in _environments(_sidecar(path))
     }
-    return found.pop() if len(found) == 1 else "sglang"
+    if len(found) == 1:
+        return found.pop()
+    if spelled_by(paths) != "vllm":
+        return "sglang"
+    from tuner.cli.app import say
+
+    say("vLLM spells names so, and its rules count here: --engine vllm==VERSION names a release")
+    return "vllm"
+
+
+def spelled_by(paths: Sequence[Path]) -> str:
+    """The engine that spells blocks of quantisation as all these names do; empty if not known."""
+    found = {name for path in paths for name, form in _BLOCKS.items() if form.search(path.name)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
+    """Why a file of no family is refused, and what to do."""
+    spelled = spelled_by([path])
+    if spelled and spelled != engine.name:
+        return f"{path.name!r} is spelled as {spelled} spells names: --engine {spelled}"
+    examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
+    return (
+        f"{path.name!r} is not the name of a file that {engine.name} reads, like {examples}; "
+        "`tuner status --dir FOLDER` checks the files of the plugin"
+    )
 
 
 def _device(path: Path) -> str:
@@ -130,11 +165,7 @@ def check_files(
             others.append(path)
             continue
         if family is None:
-            examples = " or ".join(f"{one.module('check').EXAMPLE_NAME!r}" for one in known)
-            raise MalformedConfigFile(
-                f"{path.name!r} is not the name of a file that {engine.name} reads, like "
-                f"{examples}; `tuner status --dir FOLDER` checks the files of the plugin"
-            )
+            raise MalformedConfigFile(_unclaimed(path, engine, known))
         by_family.setdefault(family.name, []).append(path)
     if others:
         text = (

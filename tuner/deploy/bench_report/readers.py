@@ -89,7 +89,8 @@ def read_results(path: Path) -> Results:
     if not samples:
         raise MalformedBenchmark(
             f"{path} holds no benchmark result: give bench_serving's printed table or JSON lines, "
-            "a server's log with `Decode batch` lines, or a markdown table"
+            "a server's log with `Decode batch` lines, or a markdown table "
+            "with a Concurrency column and a row for each load"
         )
     return Results(samples, pauses.left_out)
 

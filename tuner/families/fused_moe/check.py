@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, MoeEngine, MoeKernels, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
+from tuner.kernels.binding import Constant
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, compiled_json
@@ -121,6 +123,7 @@ def check_files(
     kernels = layer.lift(device.target.backend)
     read = [_read(path, layer, options, device.target.backend) for path in files]
     notes, plans = _checkable(read, kernels, device, options)
+    notes += _changed(plans, kernels, device, engine)
     with Farm(triton=triton_for(engine)) as farm:
         compilers = [
             KernelCompiler(farm, kernels.binder(problem, device.target), device)
@@ -174,6 +177,32 @@ def _checkable(
                 continue
         found.append((problem, parts))
     return notes, found
+
+
+def _changed(
+    plans: Sequence[tuple[FusedMoe, _Parts]], kernels: MoeKernels, device: Device, engine: Engine
+) -> list[str]:
+    """Entries that the engine's launcher changes before it runs them, such as a block along K that
+    is longer than the block of quantisation.
+    """
+    sizes: dict[tuple[str, str, object, object], dict[int, None]] = {}
+    for problem, parts in plans:
+        for path, candidate in parts:
+            point, config = candidate.point, candidate.config
+            with contextlib.suppress(UnsupportedKernel):  # told where it is compiled
+                bound = kernels.bind(
+                    problem, gemm_of(point), point.batch_size, config, device.target
+                ).arguments
+                for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"):
+                    runs = bound.get(name)
+                    if isinstance(runs, Constant) and runs.value != config[name]:
+                        change = path.name, name, config[name], runs.value
+                        sizes.setdefault(change, {})[point.batch_size] = None
+    return [
+        f"{file}: {engine.name} {engine.version} clamps {name} {written} and runs {runs} at "
+        f"M={', '.join(map(str, some))}"
+        for (file, name, written, runs), some in sizes.items()
+    ]
 
 
 def _read(
