@@ -592,6 +592,31 @@ CASES = (
         ("flux capacitor",),
     ),
     Case(
+        "triton-lang/triton#8539",
+        "triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error\n"
+        "`ptxas` stderr:\n"
+        "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
+        ("ptxas_architecture",),
+        ("TRITON_PTXAS_PATH", "sm_121a"),
+    ),
+    Case(
+        "opendatalab/MinerU#4350",
+        "(EngineCore_DP0 pid=60) ERROR 01-12 01:09:14 [core.py:708] "
+        "triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error\n"
+        "(EngineCore_DP0 pid=60) ERROR 01-12 01:09:14 [core.py:708] `ptxas` stderr:\n"
+        "(EngineCore_DP0 pi",
+        ("ptxas_failed",),
+        ("Give the lines below",),
+    ),
+    Case(
+        "vllm-project/vllm#48732",
+        "**Setup**: 8x RTX 5090 32GB, driver 570.124, vLLM 0.11.2 (cu12x wheels), "
+        "Qwen/Qwen3-30B-A3B, TP=4\nUsing default MoE config. Performance might be sub-optimal! "
+        "Config file not found at ...",
+        ("config_unnamed",),
+        ("tuner tune qwen3-30b-a3b --tp 4 --device 5090 --engine vllm==0.11.2",),
+    ),
+    Case(
         "verl-project/verl#161",
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",

@@ -90,7 +90,7 @@ def assert_possible(device: Device) -> None:
     assert re.fullmatch(r"NVIDIA_[\w-]+", device.name)
     assert 40 <= device.sm_count <= 192
     assert 200 <= device.bandwidth_gbs <= 8_000
-    assert device.memory_bytes >= 24 << 30
+    assert device.memory_bytes >= 16 << 30
     # Dense: no architecture does more than this many fp16 operations a clock and SM at 3 GHz.
     per_clock = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 103: 8192, 120: 1024, 121: 1024}
     assert device.fp16_tflops * 1e12 <= device.sm_count * per_clock[arch] * 3e9

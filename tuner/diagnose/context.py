@@ -96,8 +96,8 @@ class Context:
         lacks = []
         if not (device or self.device()):
             shown = self.facts.get("device") or self.facts.get("capability")
-            known = f" (the text shows {shown}: docs/operations.md says how to add a GPU)"
-            lacks.append(f"--device, the GPU as nvidia-smi -L names it{known * bool(shown)}")
+            known = f" ({_unknown(shown)})" if shown else ""
+            lacks.append(f"--device, the GPU as nvidia-smi -L names it{known}")
         if model and not self.model:
             lacks.append("the model, by its name or its config.json")
         if model and not self.tp:
@@ -112,6 +112,16 @@ class Context:
         known |= {k: fact.value for k, fact in self.facts.known.items() if k not in known}
         known |= {k: v.rstrip(".") for k, v in finding.values.items()}
         return {k: v for k, v in known.items() if v}
+
+
+def _unknown(shown: str) -> str:
+    """Why commands cannot take a GPU that the text shows, by its name or its capability."""
+    try:
+        find_device(shown)
+    except UnknownDevice as error:
+        if "too old" in str(error):
+            return str(error)
+    return f"the text shows {shown}: docs/operations.md says how to add a GPU"
 
 
 def card_name(device: Device) -> str:

@@ -68,6 +68,23 @@ def missing_file(finding: Finding, context: Context) -> Added:
     return Added(tuple(cause), tuple(_steps(missing, resolved, context)), details)
 
 
+def unnamed_file(finding: Finding, context: Context) -> Added:
+    """The command that tunes the model that the text names, for a file without a name."""
+    engine, device = context.engine_name(finding), context.device()
+    if lacks := context.missing(engine, device, model=True):
+        return Added(fix=(lacks,))
+    model = known_preset(context.model)
+    options = context.options(engine, device)
+    return Added(
+        fix=(
+            f"The text names the model {context.model}"
+            f"{'' if model else ': copy its config.json to this folder'}:",
+            f"$ tuner tune {shlex.quote(model or 'config.json')} --tp {context.tp} {options}",
+            f"$ tuner export {options}",
+        )
+    )
+
+
 def _missing(finding: Finding, context: Context, serving: Serving) -> MissingFile:
     path = finding.values.get("path", "")
     engine = context.engine_name(finding) or "sglang"
@@ -102,6 +119,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     """What to do where the name of a file does not suffice."""
     named = missing.path.partition("device_name=")[2].partition(",")[0].removesuffix(".json")
+    named = named.removesuffix("_down")
     device = context.device(named)
     model = known_preset(context.model)
     flag = missing.family.flag if missing.family and missing.family.flag else ""

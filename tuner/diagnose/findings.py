@@ -55,6 +55,7 @@ class Findings:
     facts: Facts = field(default_factory=Facts)
     errors: dict[str, str] = field(default_factory=dict)  # exceptions that nothing explains
     lines: int = 0
+    last_frame: Frame | None = None  # of the last traceback
 
     def add(self, new: Finding, rank: str) -> None:
         key = (

@@ -98,6 +98,12 @@ class Diagnosis:
             blocks.append("\n".join(lines))
         if not blocks:
             blocks.append(f"nothing known in {self.findings.lines:,} lines")
+            if (frame := self.findings.last_frame) is not None:
+                blocks[-1] += (
+                    f": the traceback ends at {printable(frame.path)}, line {frame.line}, in "
+                    f"{printable(frame.function)}, above the line that names the error; give the "
+                    "lines below it too"
+                )
         return "\n\n".join(blocks)
 
 

@@ -93,6 +93,8 @@ class _Scan:
                         explained |= taken
         if b"Error" in joined or b"Exception" in joined:
             self._errors(end, explained)
+        if b'File"' in joined:
+            self.findings.last_frame = next(iter(self._frames(end)[::-1]), None)
         keep = max(0, end - _BEFORE)
         self._first += keep
         self._lines, self._searched = self._lines[keep:], end - keep

@@ -30,6 +30,7 @@ DEFAULT_HIDDEN_SIZE = 7168
 DEFAULT_TOP_K = 8
 FILE_OPTIONS = ("hidden_size", "top_k")
 _Parts = list[tuple[Path, Candidate]]
+_LARGE = 1024  # a file that ends below it leaves prefill steps to an entry for decode steps
 EXAMPLE_NAME = "E=256,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8.json"
 
 
@@ -123,7 +124,7 @@ def check_files(
     kernels = layer.lift(device.target.backend)
     read = [_read(path, layer, options, device.target.backend) for path in files]
     notes, plans = _checkable(read, kernels, device, options)
-    notes += _changed(plans, kernels, device, engine)
+    notes += [*_changed(plans, kernels, device, engine), *_beyond(plans)]
     with Farm(triton=triton_for(engine)) as farm:
         compilers = [
             KernelCompiler(farm, kernels.binder(problem, device.target), device)
@@ -177,6 +178,17 @@ def _checkable(
                 continue
         found.append((problem, parts))
     return notes, found
+
+
+def _beyond(plans: Sequence[tuple[FusedMoe, _Parts]]) -> Iterator[str]:
+    """What runs at sizes beside those of a file that begins late or ends early."""
+    for _, parts in plans:
+        for path in dict.fromkeys(path for path, _ in parts):
+            sizes = sorted({c.point.batch_size for one, c in parts if one == path})
+            few = [f"smaller sizes that of M={sizes[0]}"] if sizes[0] > 1 else []
+            few += [f"larger sizes that of M={sizes[-1]}"] if sizes[-1] < _LARGE else []
+            if few:
+                yield f"{path.name}: the nearest entry counts: {' and '.join(few)}"
 
 
 def _changed(

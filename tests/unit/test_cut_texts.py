@@ -1,0 +1,53 @@
+"""Texts that people cut: what can be said of them, and what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.diagnose import diagnose_text
+
+FRAMES = """\
+kimi  |   File "/sgl-workspace/sglang/python/sglang/srt/layers/a.py", line 123, in forward
+kimi  |     return forward_batch.attn_backend.forward(
+kimi  |   File "/usr/local/lib/python3.12/dist-packages/triton/runtime/jit.py", line 419, in run
+"""
+MISSING = (
+    "[2026-02-21 10:48:17 TP3] Using MoE kernel config with down_moe=False. Performance might be "
+    "sub-optimal! Config file not found at /w/python/sglang/srt/layers/moe/fused_moe_triton/"
+    "configs/triton_3_5_1/E=128,N=192,device_name={}_down.json, you can create them"
+)
+
+
+def test_a_traceback_without_its_last_line_says_so() -> None:
+    said = diagnose_text(FRAMES).as_text()
+    assert said.startswith("nothing known in 3 lines: the traceback ends at ")
+    assert "jit.py, line 419, in run" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("sglang version  v0.5.3rc0", {"engine": "sglang", "version": "0.5.3rc0"}),
+        ("fails when run on sglang 0.4.6 here", {"engine": "sglang", "version": "0.4.6"}),
+        (
+            "8x RTX 5090 32GB, vLLM 0.11.2, TP=4",
+            {"version": "0.11.2", "tp": "4", "device": "RTX 5090"},
+        ),
+        ("I deploy Qwen/Qwen3-235B-A22B-FP8 with", {"model": "Qwen/Qwen3-235B-A22B-FP8"}),
+    ],
+)
+def test_people_s_own_words_are_read(text: str, facts: dict[str, str]) -> None:
+    found = diagnose_text(text).findings.facts
+    assert {name: found.get(name) for name in facts} == facts
+
+
+def test_the_mark_of_the_down_product_is_no_part_of_the_gpu() -> None:
+    (answer,) = diagnose_text(MISSING.format("NVIDIA_H200")).answers
+    assert any("--device H200" in step for step in answer.fix)
+
+
+def test_a_gpu_that_is_too_old_is_told_so() -> None:
+    (answer,) = diagnose_text(MISSING.format("Tesla_T4")).answers
+    said = " ".join(answer.fix)
+    assert "Tesla_T4 (sm_75) is too old" in said
+    assert "how to add a GPU" not in said
