@@ -11,8 +11,6 @@ OWN = ("shipped", "default")  # the engine's own file comes first
 
 
 def upgrade() -> None:
-    backends = sa.Column("backends", sa.Text(), server_default="", nullable=False)
-    op.add_column("environments", backends)
     with op.batch_alter_table("trials") as batch:
         batch.add_column(sa.Column("backend", sa.Text(), server_default="triton", nullable=False))
         batch.drop_constraint("uq_trials_place", type_="unique")
