@@ -60,6 +60,21 @@ def gain_text(gain: float) -> str:
     return f"{math.floor(gain * 100 + 1e-9) / 100:.2f}x" if math.isfinite(gain) else "-"
 
 
+def verdicts(headers: Sequence[str], rows: Sequence[Sequence[object]], by: str = "M") -> str:
+    """A table of checked entries, whose last two columns are a verdict and its details.
+
+    Details are a compiler's words and too long for a column: each stands once below the table, with
+    the cells of the column `by`.
+    """
+    told: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row[-1]:
+            line = printable(f"{row[-2]}: {row[-1]}")
+            told.setdefault(line, {})[str(row[list(headers).index(by)])] = None
+    lines = [f"{line} ({by} {', '.join(some)})" for line, some in told.items()]
+    return "\n".join([table(headers[:-1], [row[:-1] for row in rows]), *lines])
+
+
 def table(
     headers: Sequence[str],
     rows: Sequence[Sequence[object]],

@@ -21,7 +21,7 @@ from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, Gemm
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Status, compiled_json
-from tuner.render import folded, table
+from tuner.render import folded, verdicts
 
 FILE_OPTIONS: tuple[str, ...] = ()  # the names have all sizes
 EXAMPLE_NAME = "N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
@@ -102,7 +102,7 @@ class GemmFileCheck:
                 for entry in self.entries
                 if entry.file == file
             ]
-            lines += [file, table((*headers, "verdict", "detail"), rows)]
+            lines += [file, verdicts((*headers, "verdict", "detail"), rows)]
             if file in self.warnings:
                 lines.append(f"warning: {self.warnings[file]}")
             lines.append("")

@@ -21,7 +21,7 @@ from tuner.kernels.binding import Constant
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, compiled_json
-from tuner.render import folded, table
+from tuner.render import folded, verdicts
 from tuner.tuning.report import config_cells, config_json
 
 # File names lack K and top_k. Shared memory depends on K only if a block does not divide it, and
@@ -91,7 +91,7 @@ class ConfigFileCheck:
                 for entry in self.entries
                 if entry.file == file
             ]
-            lines += [str(file), table((*headers, "verdict", "detail"), rows), ""]
+            lines += [str(file), verdicts((*headers, "verdict", "detail"), rows), ""]
         bad = sum(not entry.compiled.ok for entry in self.entries)
         verdict = f"{bad} cannot run" if bad else "all can run"
         if not self.entries:

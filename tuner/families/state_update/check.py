@@ -18,7 +18,7 @@ from tuner.families.state_update.engine import StateEngine, state_engine
 from tuner.families.state_update.problem import BATCH_SIZES, StateUpdate, Update
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, compiled_json
-from tuner.render import table
+from tuner.render import verdicts
 
 FILE_OPTIONS: tuple[str, ...] = ()
 EXAMPLE_NAME = "headdim=64,dstate=128,device_name=NVIDIA_L40S,cache_dtype=float32.json"
@@ -82,7 +82,7 @@ class StateFileCheck:
                 for entry in self.entries
                 if entry.file == file
             ]
-            lines += [file, table(headers, rows), ""]
+            lines += [file, verdicts(headers, rows, by="key"), ""]
         bad = sum(not entry.compiled.ok for entry in self.entries)
         verdict = f"{bad} cannot run" if bad else "all can run"
         return "\n".join([*lines, f"{len(self.entries)} entries on {self.device.name}: {verdict}"])
