@@ -5,7 +5,7 @@ Nothing is imported to find out: a package is looked for on disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from tuner.problems.backends import title_of
+from tuner.problems.results import Environment
 
 _GEMMS = ("block_gemm", "channel_gemm")
 _ATTENTION = ("extend_attention", "decode_attention")
@@ -90,6 +91,15 @@ def other_version(name: str, versions: str) -> str:
     backend = find_backend(name)
     here = backend.version if backend and backend.apart else ""
     return "" if here in ("", *versions.split(", ")) else here
+
+
+def stale_words(name: str, environments: Iterable[Environment]) -> str:
+    """Why times of a backend say nothing of the one that is installed here; "" if they may."""
+    for environment in environments:
+        if here := other_version(name, environment.backends):
+            measured = environment.backends
+            return f"{title_of(name)} was measured as of {measured}, and {here} is installed here"
+    return ""
 
 
 def backends_of(family: str) -> list[Backend]:

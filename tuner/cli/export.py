@@ -20,7 +20,7 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import Asked, problems_to_ship
+from tuner.cli.targets import Asked, problems_to_ship, settings_of
 
 
 @command
@@ -55,7 +55,6 @@ def export(
     left alone it writes nothing, and exits with 0.
     """
     from tuner.devices.here import device_or_here
-    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -78,7 +77,7 @@ def export(
             allow_predicted=allow_predicted,
             wanted=problems_to_ship(problem or (), asked, choice),
             named=[parse_problem(spec) for spec in problem or ()],
-            flags=server_settings(server_args),
+            flags=settings_of(server_args, model),
         )
     for line in left_out_lines(report.left_out):
         say(line)

@@ -34,6 +34,7 @@ from tuner.cli.targets import (
     refuse_one_file,
     resolve,
     selection_of,
+    settings_of,
     targets_of,
 )
 from tuner.cli.waiting import waiting
@@ -98,13 +99,13 @@ def tune(
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.devices.here import device_or_here
-    from tuner.engines.dispatch import server_settings
+    from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
     from tuner.tuning.request import parse_effort, parse_source
     from tuner.tuning.run_request import Request
 
     card, found_engine = device_or_here(device), find_engine(engine)
-    flags, wanted_effort = server_settings(server_args), parse_effort(effort)
+    flags, wanted_effort = settings_of(server_args, target), parse_effort(effort)
     asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
     targets = targets_of(asked, choice, every)
     refuse_one_file(every, {"--record": record, "--routing": routing})
@@ -124,6 +125,7 @@ def tune(
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
+            architecture=flags.get(ARCHITECTURE, ""),
         )
         for found in targets
         for problem in found.problems
