@@ -84,6 +84,14 @@ def find_backend(name: str) -> Backend | None:
     return _BY_NAME.get(name)
 
 
+def no_module(name: str, family: str) -> str:
+    """Say that nothing here runs a backend for a family of problems; "" if something does."""
+    backend = find_backend(name)
+    if backend is not None and family in backend.families:
+        return ""
+    return f"{title_of(name)} is not measured for {family}: there is no module for it here"
+
+
 def other_version(name: str, versions: str) -> str:
     """The version of a backend that is installed here, if times beside `versions`, as environments
     have them, are of another one; else empty.

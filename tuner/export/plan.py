@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tuner.backends.registry import stale_words
+from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.export.delivery import delivery_of
-from tuner.problems.points import Problem
+from tuner.problems.points import TRITON, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status
@@ -59,6 +59,14 @@ class ProblemPlan:
         return self.reads not in (Reads.NO, Reads.WITH_FLAGS)
 
     @property
+    def not_measured(self) -> list[str]:
+        """The kernels beside which tuning will not measure Triton, in words."""
+        names = [kernel.backend for kernel in self.runs.kernels] if self.runs else []
+        others = [name for name in names if name not in (TRITON, "none")]
+        words = (no_module(name, self.problem.family) for name in dict.fromkeys(others))
+        return [text for text in words if text]
+
+    @property
     def gain_words(self) -> str:
         if self.gain is None:
             return "unknown"
@@ -74,6 +82,7 @@ class ProblemPlan:
             "gain": self.gain,
             "gain_from": self.gain_status.value if self.gain_status else None,
             "gain_stale": self.stale or None,
+            "not_measured": self.not_measured,
             "gpu_s": self.gpu_s,
             "tune": self.to_tune,
         }
@@ -117,6 +126,7 @@ class ModelPlan:
             for one in self.problems
         ]
         said = dict.fromkeys(one.runs.line() for one in self.problems if one.runs)
+        said |= dict.fromkeys(words for one in self.problems for words in one.not_measured)
         stale = [
             f"no gain is known of {one.problem.spec()}: {one.stale}"
             for one in self.problems
