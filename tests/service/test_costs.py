@@ -17,7 +17,7 @@ from tuner.problems.results import Environment, MeasureKind, Totals
 from tuner.store import JobStore, Leases, Store
 from tuner.store.estimates import Estimates
 from tuner.store.figures import Figures
-from tuner.tuning.costs import START_S, Meter, cost_line, estimate_line, work_line
+from tuner.tuning.costs import START_S, Meter, cost_line, estimate_line, typical_gpu_s, work_line
 from tuner.tuning.request import Effort
 
 ENVIRONMENT = Environment("NVIDIA_H200", "sglang", "0.5.16", "3.6.0", "kernels", driver="550")
@@ -114,6 +114,8 @@ def test_costs_and_estimates_in_words() -> None:
     assert cost_line(Totals()) == ""
     extra = {"gpu_s": 22.14, "gpu_idle_s": 3.0, "cpu_s": 158.24}
     assert cost_line(Totals(extra=extra)) == ("22.1 s of GPUs, 3.0 s of them idle; 158.2 s of CPUs")
+    few, more = typical_gpu_s(3, Effort.QUICK), typical_gpu_s(36, Effort.QUICK)
+    assert START_S < few < more < typical_gpu_s(36, Effort.STANDARD)
     assert estimate_line(22.4, "NVIDIA_H200") == "about 22 s of one NVIDIA_H200"
     assert estimate_line(5400.0, "NVIDIA_H200") == "about 90 minutes of one NVIDIA_H200"
 

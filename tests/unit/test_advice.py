@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from advice_cases import (
@@ -24,8 +25,10 @@ from advice_cases import (
 from tuner.backends.registry import Backend
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import server_settings
+from tuner.engines.engine import Engine
 from tuner.errors import BadInput
 from tuner.export.advice import Advice, Verdict, advise, advise_all, for_servers
+from tuner.export.plan import plan_model
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Incumbent, Status
 from tuner.tuning.gains import CLEAR_GAIN, NOISE
@@ -293,3 +296,36 @@ def test_flags_and_variables_are_read_from_one_text() -> None:
     }
     with pytest.raises(BadInput, match="cannot read the server's flags"):
         server_settings("--a 'b")
+
+
+def test_all_environments_of_mixed_winners_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = entries(DECODE, others={"fa3": 40.0})
+    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
+    monkeypatch.setattr(Backend, "apart", True)
+    fresh = winners(DECODE, some[:1], backends="sglang-kernel 0.4.6")
+    stale = winners(DECODE, some[1:], backends="sglang-kernel 0.4.5")
+    advice = advise(DECODE, [*fresh, *stale], H200, SERVED)
+    assert "measured as of sglang-kernel 0.4.5" in left(advice)
+    told = for_servers([*fresh, *stale], H200, Served(), {})
+    assert "fa3" in told[0].entry.incumbents
+    assert not any("fa3" in one.entry.incumbents for one in told[len(fresh) :])
+
+
+def test_a_plan_shows_no_gain_over_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = entries(DECODE, others={"fa3": 40.0}, without_us="fa3")
+    monkeypatch.setattr(Backend, "version", "sglang-kernel 0.4.6")
+    monkeypatch.setattr(Backend, "apart", True)
+    plans = {
+        version: plan_model(
+            [DECODE],
+            cast("Engine", Served()),
+            H200,
+            {},
+            winners(DECODE, some, backends=f"sglang-kernel {version}"),
+            lambda problem: None,
+        )
+        for version in ("0.4.5", "0.4.6")
+    }
+    assert plans["0.4.6"].problems[0].gain_words.endswith("measured")
+    assert plans["0.4.5"].problems[0].gain_words == "unknown"
+    assert "no gain is known of decode_attention" in plans["0.4.5"].as_text()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tuner.backends import registry
+from tuner.backends import cutlass, registry
 from tuner.backends.operands import Attention, Gemm, Unsupported
-from tuner.backends.registry import BACKENDS, Backend, backends_of, find_backend
+from tuner.backends.registry import BACKENDS, Backend, backends_of, find_backend, no_module
+from tuner.measure.library import backend_of
 from tuner.problems.backends import title_of
 from tuner.problems.registry import families
 
@@ -138,3 +140,28 @@ def test_a_family_has_its_backends():
     assert [b.name for b in backends_of("channel_gemm")] == ["cutlass", "cublas"]
     assert backends_of("fused_moe") == []
     assert find_backend("aiter") is None  # no module here
+
+
+@pytest.mark.parametrize(("name", "title"), [("flash_mla", "FlashMLA"), ("marlin", "Marlin")])
+def test_a_backend_without_a_module_is_said_not_to_be_measured(name, title):
+    with pytest.raises(Unsupported, match=f"{title} is not measured for .*no module for it here"):
+        backend_of(name, "decode_attention")
+    assert no_module("fa3", "decode_attention") == ""
+
+
+@pytest.mark.parametrize("module", cutlass._COMPILED_AT_FIRST)
+def test_sglang_s_cutlass_for_blocks_is_for_its_cards_alone(module, monkeypatch):
+    def multiply(a, b, a_scale, b_scale, dtype):
+        return "multiplied"
+
+    only = {module: SimpleNamespace(fp8_blockwise_scaled_mm=multiply)}
+    monkeypatch.setattr(cutlass, "_imported", only.get)
+    scale = torch.ones(1, 1)
+    some = torch.zeros(128, 128, dtype=torch.float8_e4m3fn)
+    one = Gemm(some, some, scale, scale, torch.zeros(128, 128, dtype=torch.bfloat16), (128, 128))
+    monkeypatch.setattr(cutlass, "this_target", lambda: "sm_120")
+    (call,) = cutlass.gemm([one])
+    assert call() == "multiplied"
+    monkeypatch.setattr(cutlass, "this_target", lambda: "sm_90")
+    with pytest.raises(Unsupported, match="for sm_90, and sglang's takes sm_120 and sm_121 alone"):
+        cutlass.gemm([one])

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import Runs, engine_runs, flags_of, what_runs
+from tuner.engines.dispatch import Runs, engine_runs, flags_of, of_class, what_runs
 from tuner.engines.dispatch_table import Rule, Unknown, dispatch_table, read_dispatch
 from tuner.engines.versions import release_of
 from tuner.families.dense_gemm.problem import DENSE_GEMMS, parse_dense_gemm
@@ -55,6 +55,39 @@ PROBLEMS = (
 def problem_of(text: str) -> Problem:
     dense = text.partition(":")[0] in DENSE_GEMMS
     return parse_dense_gemm(text) if dense else parse_problem(text)
+
+
+GEMMA = "extend_attention:q_heads=16,kv_heads=2,Lq=256,Lv=256,dtype=bfloat16"
+
+
+def test_the_model_s_class_settles_what_runs(subtests) -> None:
+    """Read from the releases' overrides by model class."""
+    for version, device, problem, architecture, kernels in (
+        ("0.5.16", "H100", GEMMA, "Gemma4ForConditionalGeneration", ["Triton"]),
+        ("0.5.16", "B200", GEMMA, "Gemma4ForConditionalGeneration", ["FlashInfer"]),
+        ("0.5.12", "B200", GEMMA, "Gemma4ForConditionalGeneration", ["Triton"]),
+        ("0.5.16", "H100", GEMMA, "Gemma3ForConditionalGeneration", ["FlashAttention 3"]),
+        ("0.5.16", "H100", GEMMA, "", ["FlashAttention 3"]),
+        ("0.5.16", "H100", GEMMA.replace("256", "512"), "", ["Triton", "FlashAttention 3"]),
+        ("0.5.23", "L40S", MHA, "Llama4ForCausalLM", ["Triton"]),
+        ("0.5.23", "L40S", MHA, "Qwen3ForCausalLM", ["FlashInfer", "Triton"]),
+        ("0.5.12", "L40S", MHA, "Olmo2ForCausalLM", ["FlashAttention 3"]),
+        ("0.5.16", "B200", MHA, "Step3p5ForCausalLM", ["FlashAttention 4"]),
+        ("0.5.16", "B200", MHA, "NemotronHForCausalLM", ["FlashInfer"]),
+        ("0.5.16", "B200", MHA, "MiniMaxM3SparseForCausalLM", ["FlashAttention 4"]),
+        ("0.5.16", "H100", MLA, "DeepseekV32ForCausalLM", ["DeepSeek Sparse Attention"]),
+        ("0.5.16", "B200", MLA, "DeepseekV3ForCausalLM", ["FlashInfer"]),
+        ("0.5.16", "B200", MOE_FP8, "MixtralForCausalLM", ["Triton"]),
+        ("0.5.16", "B200", MOE_BF16, "Qwen3MoeForCausalLM", ["FlashInfer"]),
+        ("0.5.16", "H100", MOE_BF16, "NemotronHForCausalLM", ["FlashInfer"]),
+        ("0.5.2", "H100", MHA, "MixtralForCausalLM", ["FlashInfer", "Triton"]),
+    ):
+        with subtests.test(version=version, device=device, architecture=architecture):
+            found = asked(version, device, problem, of_class({}, architecture))
+            assert [one.name.partition(" (")[0] for one in found.kernels] == kernels
+            assert "architecture" not in found.line()
+    flags = of_class({"--attention-backend": "fa3"}, "Gemma4ForCausalLM")
+    assert names("0.5.16", "H100", GEMMA, flags) == ["the fa3 back end"]
 
 
 def asked(version: str, device: str, problem: str, flags: dict[str, str] | None = None) -> Runs:

@@ -8,9 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from tuner.backends.operands import Call, Gemm, Unsupported, need
+from tuner.backends.operands import Call, Gemm, Unsupported, need, this_target
 
 BLOCK = (128, 128)
+# sglang's function for blocks, by release; sgl_kernel had it before. It refuses other cards
+# than these.
+_COMPILED_AT_FIRST = (
+    "sglang.jit_kernel.fp8_blockwise_gemm",  # 0.5.16
+    "sglang.kernels.ops.gemm.fp8_blockwise_gemm",  # 0.5.23
+)
+_ITS_CARDS = ("sm_120", "sm_121")
 
 
 def gemm(batch: Sequence[Gemm]) -> list[Call]:
@@ -42,17 +49,21 @@ def _function(one: Gemm) -> Callable[..., Tensor]:
     if one.block is not None:
         name = "fp8_blockwise_scaled_mm"
     places = [("sgl_kernel", name)]
-    if one.block is not None:  # compiled at the first call since 0.5.16
-        places.append(("sglang.jit_kernel.fp8_blockwise_gemm", name))
+    if one.block is not None:
+        places += [(module, name) for module in _COMPILED_AT_FIRST]
     if one.a.dtype is not one.b.dtype:
         raise Unsupported("A and B have different types")
     places.append(("vllm._custom_ops", "cutlass_scaled_mm"))
+    refused = ""
     for module, function in places:
+        if module in _COMPILED_AT_FIRST and this_target() not in _ITS_CARDS:
+            refused = f", and sglang's takes {' and '.join(_ITS_CARDS)} alone"
+            continue
         found = _imported(module)
         if found is not None and hasattr(found, function):
             multiply: Callable[..., Tensor] = getattr(found, function)
             return multiply
-    raise Unsupported(f"no installed package has {name}")
+    raise Unsupported(f"no installed package has {name} for {this_target()}{refused}")
 
 
 def _imported(module: str) -> Any:  # noqa: ANN401 (a module, or None)

@@ -5,7 +5,7 @@ Nothing is imported to find out: a package is looked for on disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from tuner.problems.backends import title_of
+from tuner.problems.results import Environment
 
 _GEMMS = ("block_gemm", "channel_gemm")
 _ATTENTION = ("extend_attention", "decode_attention")
@@ -83,6 +84,14 @@ def find_backend(name: str) -> Backend | None:
     return _BY_NAME.get(name)
 
 
+def no_module(name: str, family: str) -> str:
+    """Say that nothing here runs a backend for a family of problems; "" if something does."""
+    backend = find_backend(name)
+    if backend is not None and family in backend.families:
+        return ""
+    return f"{title_of(name)} is not measured for {family}: there is no module for it here"
+
+
 def other_version(name: str, versions: str) -> str:
     """The version of a backend that is installed here, if times beside `versions`, as environments
     have them, are of another one; else empty.
@@ -90,6 +99,15 @@ def other_version(name: str, versions: str) -> str:
     backend = find_backend(name)
     here = backend.version if backend and backend.apart else ""
     return "" if here in ("", *versions.split(", ")) else here
+
+
+def stale_words(name: str, environments: Iterable[Environment]) -> str:
+    """Why times of a backend say nothing of the one that is installed here; "" if they may."""
+    for environment in environments:
+        if here := other_version(name, environment.backends):
+            measured = environment.backends
+            return f"{title_of(name)} was measured as of {measured}, and {here} is installed here"
+    return ""
 
 
 def backends_of(family: str) -> list[Backend]:

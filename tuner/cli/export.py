@@ -58,7 +58,6 @@ def export(
     left alone it writes nothing, and exits with 0.
     """
     from tuner.devices.here import device_or_here
-    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.export import export_device
@@ -80,7 +79,7 @@ def export(
         }
         found, wanted, flags = asked_by_cluster(cluster, card, given)
     else:
-        found, flags = find_engine(engine), server_settings(server_args)
+        found, flags = find_engine(engine), settings_of(server_args, model)
         asked = Asked(model, card, found.name, found.version, tp, dtype) if model else None
         wanted = problems_to_ship(problem or (), asked, choice)
     with Store.open(database_url(os.environ)) as store:

@@ -20,7 +20,7 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import Asked, selection_of, targets_of
+from tuner.cli.targets import Asked, selection_of, settings_of, targets_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +50,6 @@ def plan(
 ) -> None:
     """Say which kernel servers run for each problem of a model, and what tuning it would bring."""
     from tuner.devices.here import device_or_here
-    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.tuning.request import parse_effort
@@ -68,7 +67,7 @@ def plan(
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
-        found, flags = find_engine(engine), server_settings(server_args)
+        found, flags = find_engine(engine), settings_of(server_args, target)
         asked = Asked(target, card, found.name, found.version, tp, dtype)
         targets = targets_of(asked, choice, every=_is_model(target, choice))
         for note in [note for one in targets for note in one.notes]:

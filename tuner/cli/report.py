@@ -20,7 +20,7 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import Asked, problems_to_ship
+from tuner.cli.targets import Asked, problems_to_ship, settings_of
 
 
 @command
@@ -45,7 +45,6 @@ def report(
     """
     from tuner.devices.table import find_device
     from tuner.draw.files import NO_PNG, can_write_png
-    from tuner.engines.dispatch import server_settings
     from tuner.engines.engine import find_engine
     from tuner.export import stored
     from tuner.export.advice import for_servers
@@ -59,7 +58,7 @@ def report(
     wanted = problems_to_ship(problem or (), asked, choice)
     with Store.open(database_url(os.environ)) as store:
         winners = stored(store, card, found, wanted)
-    winners = for_servers(winners, card, found, server_settings(server_args))
+    winners = for_servers(winners, card, found, settings_of(server_args, model))
     files = {out / name: data for name, data in picture_pages(winners, card).items()}
     write_all(out, files)
     winners_of = by_problem(winners)

@@ -238,6 +238,17 @@ def _serving(asked: Asked, choice: FamilyChoice) -> Serving:
     )
 
 
+def settings_of(server_args: str, target: str | None) -> dict[str, str]:
+    """The flags and variables of a server, and the class of its model if the target is a model.
+
+    Raises BadInput for quotation marks that are not closed.
+    """
+    from tuner.engines.dispatch import of_class, server_settings
+    from tuner.models.table import class_of
+
+    return of_class(server_settings(server_args), class_of(target) if target else "")
+
+
 def _given(asked: Asked, choice: FamilyChoice) -> list[str]:
     """The fields that the command line sets."""
     common = {"tp": asked.tp != 1, "dtype": bool(asked.dtype)}

@@ -42,6 +42,7 @@ from tuner.cli.targets import (
     resolve,
     selection_of,
     server_of,
+    settings_of,
     targets_of,
 )
 from tuner.cli.waiting import waiting
@@ -109,7 +110,7 @@ def tune(
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.devices.here import device_or_here
-    from tuner.engines.dispatch import server_settings
+    from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.problems.registry import family_of
@@ -137,7 +138,7 @@ def tune(
         named = server_of(target)
         card = device_or_here(device or named.device)
         found_engine = find_engine(engine or named.engine or "sglang")
-        flags = server_settings(server_args)
+        flags = settings_of(server_args, target)
         asked = Asked(target, card, found_engine.name, found_engine.version, tp, dtype)
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
@@ -158,6 +159,7 @@ def tune(
             wide=choice.values.get("wide"),
             seed=seed,
             carry_over=not no_carry_over,
+            architecture=flags.get(ARCHITECTURE, ""),
         )
         for problem in problems
     ]

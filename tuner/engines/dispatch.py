@@ -14,7 +14,13 @@ from importlib import import_module
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.dispatch_table import DispatchTable, Rule, Unknown, dispatch_table
+from tuner.engines.dispatch_table import (
+    ARCHITECTURE,
+    DispatchTable,
+    Rule,
+    Unknown,
+    dispatch_table,
+)
 from tuner.engines.engine import engine_package
 from tuner.errors import BadInput, BadProblem
 from tuner.problems.points import Problem
@@ -148,7 +154,7 @@ def what_runs(
 
     An empty `version` is the newest one that was read; one that was not read follows the newest
     one before it. `flags` are the server's flags ("--moe-runner-backend") and environment
-    variables; a flag without a value is "1".
+    variables; a flag without a value is "1". `of_class` adds the model's class to them.
     """
     table = dispatch_table(engine)
     if table is None:
@@ -217,6 +223,16 @@ def _subject(group: Sequence[Problem], asked: Sequence[Problem]) -> str:
     return f"for {' and '.join(dict.fromkeys(names))}"
 
 
+def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
+    """The settings of a server whose model has this class; "": not known."""
+    return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
+
+
+def class_alone(flags: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a server of the same model without flags and variables."""
+    return of_class({}, flags.get(ARCHITECTURE, ""))
+
+
 def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
     """The flags, with those that choose for this problem alone in place of those for several."""
     table = dispatch_table(engine)
@@ -282,6 +298,8 @@ def _settled(table: DispatchTable, rule: Rule, given: Mapping[str, str]) -> bool
     asked = table.unknown[rule.unknown]
     if asked.flag in given:
         return given[asked.flag] == asked.value
+    if asked.classes and ARCHITECTURE in given:
+        return given[ARCHITECTURE] in asked.classes
     return None
 
 

@@ -17,6 +17,8 @@ from tuner.problems.points import Problem
 from tuner.toml_table import shipped_toml
 
 _TABLE = "dispatch.toml"
+# The model's class among a server's settings. It is no flag: nobody prints it.
+ARCHITECTURE = "architecture"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Unknown:
     value: str = ""  # its value where the words are true
     installed: str = ""  # a backend without which the words are not true
     enough: bool = True  # with it, they are true
+    classes: Sequence[str] = ()  # the words are true of models of these classes alone
 
 
 @dataclass(frozen=True)

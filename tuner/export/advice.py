@@ -13,9 +13,16 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, Protocol
 
-from tuner.backends.registry import other_version
+from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import Kernel, Runs, only_for, options_text, what_runs
+from tuner.engines.dispatch import (
+    Kernel,
+    Runs,
+    class_alone,
+    only_for,
+    options_text,
+    what_runs,
+)
 from tuner.problems.points import Problem
 from tuner.problems.records import Winner
 from tuner.problems.results import Entry, Status
@@ -116,7 +123,9 @@ def advise(
         return Advice(problem, Verdict.LEAVE, stale)
     runs = what_runs(*engine, problem, device, flags)
     entries = [winner.entry for winner in winners]
-    kernel = kernel_that_runs(runs, what_runs(*engine, problem, device), entries)
+    kernel = kernel_that_runs(
+        runs, what_runs(*engine, problem, device, class_alone(flags)), entries
+    )
     if runs is None:
         return _files(problem, told(winners, None))
     if kernel is None:
@@ -187,15 +196,33 @@ def kernel_that_runs(
 def for_servers(
     winners: Sequence[Winner], device: Device, engine: Release, flags: Mapping[str, str]
 ) -> list[Winner]:
-    """The winners with what servers run that are started with these flags."""
+    """The winners with what servers run that are started with these flags, without stale times."""
     found: list[Winner] = []
-    for problem, mine in groupby(winners, key=lambda winner: winner.problem):
+    for problem, mine in groupby(without_stale(winners), key=lambda winner: winner.problem):
         some = list(mine)
         asked = engine.name, engine.version, problem, device
-        runs, by_default = what_runs(*asked, flags), what_runs(*asked)
+        runs, by_default = what_runs(*asked, flags), what_runs(*asked, class_alone(flags))
         kernel = kernel_that_runs(runs, by_default, [winner.entry for winner in some])
-        found += told(some, kernel) if flags or kernel else some
+        found += told(some, kernel) if kernel or flags != class_alone(flags) else some
     return found
+
+
+def without_stale(winners: Sequence[Winner]) -> list[Winner]:
+    """The winners without times of backends of which another version is installed here."""
+    return [
+        replace(
+            winner,
+            entry=replace(
+                winner.entry,
+                incumbents={
+                    name: one
+                    for name, one in winner.entry.incumbents.items()
+                    if not stale_words(name, [winner.environment])
+                },
+            ),
+        )
+        for winner in winners
+    ]
 
 
 def told(winners: Sequence[Winner], kernel: Kernel | None) -> list[Winner]:
@@ -280,10 +307,8 @@ def _flags(
     if not flags:
         why = f"{kernel.name} runs without us, and no flag changes it for this problem alone"
         return Advice(problem, Verdict.LEAVE, why)
-    measured = winners[0].environment.backends
-    if here := other_version(kernel.backend, measured):
-        why = f"{kernel.name} was measured as of {measured}, and {here} is installed here"
-        return Advice(problem, Verdict.LEAVE, why)
+    if stale := stale_words(kernel.backend, (winner.environment for winner in winners)):
+        return Advice(problem, Verdict.LEAVE, stale)
     found = gains(entries)
     mean = _mean(found)
     if any(one.ratio < 1 - NOISE for one in found):

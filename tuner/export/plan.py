@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.export.delivery import delivery_of
-from tuner.problems.points import Problem
+from tuner.problems.points import TRITON, Problem
 from tuner.problems.records import Winner
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, Status
 from tuner.render import folded, gain_text, table
-from tuner.tuning.gains import gains
+from tuner.tuning.gains import gains, reference
 
 
 class Reads(str, Enum):
@@ -50,11 +51,20 @@ class ProblemPlan:
     gain: float | None  # geometric mean of the stored gains; None: not known
     gain_status: Status | None  # OK: measured; PREDICTED
     gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
+    stale: str = ""  # why the stored gain says nothing of what is installed here
 
     @property
     def to_tune(self) -> bool:
         """Whether a server would read what tuning finds, as far as anybody knows."""
         return self.reads not in (Reads.NO, Reads.WITH_FLAGS)
+
+    @property
+    def not_measured(self) -> list[str]:
+        """The kernels beside which tuning will not measure Triton, in words."""
+        names = [kernel.backend for kernel in self.runs.kernels] if self.runs else []
+        others = [name for name in names if name not in (TRITON, "none")]
+        words = (no_module(name, self.problem.family) for name in dict.fromkeys(others))
+        return [text for text in words if text]
 
     @property
     def gain_words(self) -> str:
@@ -71,6 +81,8 @@ class ProblemPlan:
             "file": self.file.value,
             "gain": self.gain,
             "gain_from": self.gain_status.value if self.gain_status else None,
+            "gain_stale": self.stale or None,
+            "not_measured": self.not_measured,
             "gpu_s": self.gpu_s,
             "tune": self.to_tune,
         }
@@ -114,7 +126,13 @@ class ModelPlan:
             for one in self.problems
         ]
         said = dict.fromkeys(one.runs.line() for one in self.problems if one.runs)
-        return folded("\n".join([self.summary(), "", table(headers, rows), "", *said]))
+        said |= dict.fromkeys(words for one in self.problems for words in one.not_measured)
+        stale = [
+            f"no gain is known of {one.problem.spec()}: {one.stale}"
+            for one in self.problems
+            if one.stale
+        ]
+        return folded("\n".join([self.summary(), "", table(headers, rows), "", *said, *stale]))
 
 
 def plan_model(
@@ -132,8 +150,10 @@ def plan_model(
     found = []
     for problem in dict.fromkeys(problems):
         runs = what_runs(engine.name, engine.version, problem, device, flags)
-        entries = [winner.entry for winner in winners if winner.problem == problem]
-        gain, status = _known_gain(entries)
+        mine = [winner for winner in winners if winner.problem == problem]
+        entries = [winner.entry for winner in mine]
+        stale = _stale(mine)
+        gain, status = (None, None) if stale else _known_gain(entries)
         found.append(
             ProblemPlan(
                 problem,
@@ -143,6 +163,7 @@ def plan_model(
                 gain,
                 status,
                 gpu_seconds(problem),
+                stale,
             )
         )
     return ModelPlan(device, found)
@@ -170,6 +191,12 @@ def _file(problem: Problem, engine: Engine, device: Device, entries: Sequence[En
     except UnsupportedKernel:
         return File.NONE
     return File.SHIPPED if ships else File.NONE
+
+
+def _stale(winners: Sequence[Winner]) -> str:
+    """Why gains over another backend say nothing of the one that is installed here."""
+    words = (stale_words(reference(one.entry).name, [one.environment]) for one in winners)
+    return next(filter(None, words), "")
 
 
 def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:

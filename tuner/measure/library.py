@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from tuner.backends.operands import Call, Unsupported
-from tuner.backends.registry import Backend, find_backend
+from tuner.backends.registry import Backend, find_backend, no_module
 from tuner.measure.timing import Chain, LibraryCall, capture_chains, time_graph
 from tuner.problems.results import Measurement, Status
 
@@ -19,7 +19,7 @@ def backend_of(name: str, family: str) -> Backend:
     """
     backend = find_backend(name)
     if backend is None or family not in backend.families:
-        raise Unsupported(f"this tuner cannot run {name} for {family}")
+        raise Unsupported(no_module(name, family))
     if backend.missing:
         raise Unsupported(backend.missing)
     return backend

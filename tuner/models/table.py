@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuner.errors import UnknownModel
+from tuner.errors import MalformedCheckpoint, UnknownModel
 from tuner.models.attention import AttentionShape, Layers
-from tuner.models.fields import is_path
+from tuner.models.fields import architecture_of, is_path, parse
+from tuner.models.folder import read_with
 from tuner.models.linear_parts import STYLES, Sizes, linear_shape
 from tuner.models.linears import LinearShape
 from tuner.models.model import Model
@@ -44,6 +45,21 @@ def preset_or_file(text: str, read: Callable[[Path], T]) -> Model | T:
         if is_path(text):
             return read(Path(text))
         raise
+
+
+def class_of(target: str | bytes) -> str:
+    """The class of a preset, or of the config.json in a folder, a file or bytes; "" if it is none
+    of these, or names no class.
+    """
+    try:
+        if isinstance(target, bytes):
+            return architecture_of(parse(target))
+        found = preset_or_file(
+            target, lambda path: read_with(path, lambda data, _: architecture_of(parse(data)))
+        )
+    except (UnknownModel, MalformedCheckpoint):
+        return ""
+    return found if isinstance(found, str) else found.architecture
 
 
 def find_preset(text: str) -> Model:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import AMD_OPTIONS
-from tuner.engines.dispatch import what_runs
+from tuner.engines.dispatch import Runs
 from tuner.problems.backends import title_of
 from tuner.problems.points import Config, Part, Problem
 from tuner.problems.results import Entry, Environment, Status, Totals, entry_json, is_shipped
@@ -39,11 +39,10 @@ class Report:
     entries: Sequence[Entry]
     totals: Totals
     table: EntryTable
+    runs: Runs | None  # what servers run without flags; None: nobody knows
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tuner tune --json` prints."""
-        engine, version = self.environment.engine, self.environment.engine_version
-        runs = what_runs(engine, version, self.problem, self.device)
         return {
             "problem": self.problem.spec(),
             "device": self.device.name,
@@ -55,7 +54,7 @@ class Report:
             "file_names": {part.value: name for part, name in self.file_names.items()},
             "entries": [{**e.point.as_json(), **entry_json(e, config_json)} for e in self.entries],
             "totals": asdict(self.totals),
-            "runs": runs.as_json() if runs else None,
+            "runs": self.runs.as_json() if self.runs else None,
             **({"caveat": self._caveat} if self._caveat else {}),
         }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from tuner.engines.dispatch import Runs, what_runs
+from tuner.engines.dispatch import Runs, of_class, what_runs
 from tuner.errors import UnwritableOutput
 from tuner.measure.gpu import GpuBench
 from tuner.measure.recording import write_trials
@@ -162,7 +162,9 @@ class TuningRun(RunProcesses):
     def _runs(self) -> Runs | None:
         """What a server runs by the engine's rules, without any flags."""
         engine, version = self.environment.engine, self.environment.engine_version
-        return what_runs(engine, version, self.request.problem, self.request.device)
+        asked = self.request
+        flags = of_class({}, asked.architecture)
+        return what_runs(engine, version, asked.problem, asked.device, flags)
 
     @property
     def _installed(self) -> Collection[str] | None:
@@ -283,6 +285,7 @@ class TuningRun(RunProcesses):
             entries=[e for e in entries if e.point in self.points],
             totals=totals,
             table=self.table,
+            runs=self._runs,
         )
 
 

@@ -26,6 +26,7 @@ class Request:
     # Take over what holds of a run with an older engine or Triton, and keep stored entries unless
     # something is clearly faster.
     carry_over: bool = True
+    architecture: str = ""  # the class of the model that it is for; "": not known
 
     @property
     def selected(self) -> Selection:

@@ -10,21 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tuner.deploy.bundle.configs import TunedFile
-from tuner.deploy.bundle.dispatch import served_version, server_flags
+from tuner.deploy.bundle.dispatch import served_model, served_version, server_flags
 from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.dispatch import flags_of, what_runs
 from tuner.engines.engine import Engine, supports
 from tuner.engines.launch import read_flags, unfusing_flag
-from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
+from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.jobs.targets import resolve_all
-from tuner.limited_file import read_limited
-from tuner.models.fields import MAX_BYTES
 from tuner.models.serving import Serving
-from tuner.models.table import find_preset
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 
@@ -150,7 +147,7 @@ def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[P
         options={"ep": parallel.ep, "dp": dp, **said.options},
     )
     reached = [family for family in families() if _reaches(family, engine)]
-    resolved = resolve_all(_model(cluster), serving, reached, name=cluster.model.name)
+    resolved = resolve_all(served_model(cluster), serving, reached, name=cluster.model.name)
     return [problem for target in resolved for problem in target.problems]
 
 
@@ -158,17 +155,6 @@ def _reaches(family: Family, engine: Engine) -> bool:
     return supports(engine.name, family.name) and not delivery_of(engine, family.name).obstacle(
         into_engine=False
     )
-
-
-def _model(cluster: Cluster) -> str | bytes:
-    """The bytes of the model's config.json, or the name of a preset. Raises UnknownModel."""
-    model = cluster.model
-    if model.config:
-        return read_limited(model.config, MAX_BYTES, "config.json", MalformedCheckpoint)
-    try:
-        return find_preset(model.path.rstrip("/").rpartition("/")[2]).name
-    except UnknownModel:
-        return find_preset(model.name).name
 
 
 def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFile]:

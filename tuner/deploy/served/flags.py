@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.devices.table import Device
-from tuner.engines.dispatch import flags_of
+from tuner.engines.dispatch import flags_of, of_class
 from tuner.export.advice import Release, Verdict, advise_all
 from tuner.export.selection import with_shipped
 from tuner.problems.records import Winner
@@ -36,15 +36,18 @@ def advised_for(
     device: Device,
     engine: Release,
     words: Sequence[str],
+    architecture: str = "",
 ) -> Advised:
     """What is advised for servers of an engine that are started with these words.
 
-    `exported` are the texts of the problems that have files, and `winners` are theirs.
+    `exported` are the texts of the problems that have files, and `winners` are theirs;
+    `architecture` is the class of the model, where it is known.
     """
     flags: dict[str, str] = {}
     notes: list[str] = []
     if winners:
-        for one in advise_all(with_shipped(winners), device, engine, flags_of(words)):
+        flags_given = of_class(flags_of(words), architecture)
+        for one in advise_all(with_shipped(winners), device, engine, flags_given):
             if one.verdict is Verdict.LEAVE:
                 notes.append(f"files that are not advised for these servers: {one}")
             flags |= one.flags

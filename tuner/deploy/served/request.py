@@ -32,6 +32,7 @@ from tuner.errors import (
     UnwritableOutput,
 )
 from tuner.export import WinnerStore
+from tuner.models.table import class_of
 
 
 class Installed(NamedTuple):
@@ -82,7 +83,7 @@ def plan_of(request: Request, store: WinnerStore) -> Iterator[Plan]:
     both, before, after = _words(request)
     advised = Advised()
     if not after:
-        advised = advised_for(exported, winners, device, package, both)
+        advised = advised_for(exported, winners, device, package, both, class_of(request.model))
     args = {BEFORE: [*both, *before], AFTER: [*advised.added_to(both), *after]}
     gpus = _gpus(device, request.tp)
     free_ports(2, request.port)
