@@ -22,7 +22,7 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster
-from tuner.cli.targets import Asked, problems_to_ship
+from tuner.cli.targets import Asked, problems_to_ship, settings_of
 
 
 @command
