@@ -111,7 +111,7 @@ def assert_capable(device: Device) -> None:
     assert architecture(target) is shared
     # Loads through tensor descriptors and dependent launches came with sm_90.
     assert shared.has_tma == shared.has_pdl == (target.capability >= (9, 0))
-    assert shared.fp8_type == "fp8e4nv"
+    assert shared.fp8_type == ("fp8e4nv" if target.capability >= (8, 9) else None)
     # wgmma and tcgen05; the small Blackwells have neither.
     assert shared.warpgroup == (9 <= target.capability[0] < 12)
     assert 0 < shared.sync_rate <= 1 and (shared.sync_rate == 1 or shared.warpgroup)
@@ -155,6 +155,10 @@ def assert_possible_of_amd(device: Device) -> None:
 
 
 def test_8_bit_floats_that_would_be_emulated_are_refused():
+    for card in ("A10", "A100"):
+        with pytest.raises(UnsupportedKernel, match="has no 8-bit floats: Triton refuses fp8e4nv"):
+            find_device(card).architecture.require_fp8()
+    assert find_device("L4").architecture.require_fp8() == "fp8e4nv"
     with pytest.raises(UnsupportedKernel, match="gfx1100 has no 8-bit floats: Triton emulates"):
         find_device("RX 7900 XTX").architecture.require_fp8()
     assert find_device("MI300X").architecture.require_fp8() == "fp8e4b8"

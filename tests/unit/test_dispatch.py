@@ -256,6 +256,23 @@ def test_a_line_says_what_files_are_read_with():
     assert "fails at batch sizes 33 to 128: its tile needs 122,880 bytes" in too_large
 
 
+def test_a_card_whose_triton_has_no_8_bit_floats_reads_no_file(subtests):
+    for version, card in product(RELEASES, ("A10", "A100", "RTX 3090", "A40")):
+        with subtests.test(version=version, card=card):
+            for problem in (MOE_FP8, FP8):
+                runs = asked(version, card, problem)
+                assert not any(kernel.triton for kernel in runs.kernels) and not runs.to_triton
+                if runs.kernels[-1].name == T:
+                    assert f"no 8-bit floats on {find_device(card).target.name}" in runs.line()
+            assert asked(version, card, MOE_BF16).always_triton
+    for card in ("L4", "L40S", "RTX 4090"):
+        assert asked("0.5.23", card, MOE_FP8).line().endswith("it reads tuned files")
+    vllm = what_runs("vllm", "0.33.0", problem_of(MOE_FP8), find_device("A10"))
+    assert vllm.line().endswith(
+        "runs Marlin here; no option makes it run Triton, so it reads no tuned file"
+    )
+
+
 def test_a_release_that_was_not_read_follows_the_one_before_it():
     assert "by the rules of" not in asked("0.5.16", "L40S", FP8).line()
     assert "(by the rules of 0.5.16)" in asked("0.5.20", "L40S", FP8).line()

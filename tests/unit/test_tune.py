@@ -1,11 +1,13 @@
 """The loop: nothing is tried twice, stored trials answer first, races decide."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 from cases import trial
 
+from tuner.errors import NothingFits
 from tuner.families.fused_moe.choose import MoeChooser, Policy, choose
 from tuner.families.fused_moe.finalists import FINAL_BLOCKS, FINALISTS, finalists
 from tuner.families.fused_moe.problem import Gemm
@@ -56,7 +58,7 @@ class MemoryBench:
 
 
 class MemoryJournal:
-    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+    def __init__(self, trials: Iterable[Trial] = ()) -> None:
         self.kept = list(trials)
 
     def trials(self) -> Sequence[Trial]:
@@ -118,6 +120,28 @@ def run(strategy, bench, journal, racer=None, plan=plan()):
 
 def chosen(entries) -> set[Config]:
     return {entry.config for entry in entries}
+
+
+def failing(status: Status, details: Sequence[str]) -> str:
+    """What a run says whose candidates all fail so, in turn."""
+    journal = MemoryJournal(
+        Trial(c, Compiled(status, shared_bytes=len(text), detail=text), Measurement(status))
+        for c, text in zip(dict.fromkeys(waves()[0]), itertools.cycle(details), strict=False)
+    )
+    with pytest.raises(NothingFits) as error:
+        run(Waves(waves()[:1]), MemoryBench(), journal)
+    return str(error.value)
+
+
+def test_a_reason_that_all_candidates_share_is_told():
+    said = failing(Status.COMPILE_ERROR, ["CompilationError: no fp8e4nv"])
+    assert said.endswith(": all 12 that were tried end so: CompilationError: no fp8e4nv")
+    needs = [f"needs {n} bytes of shared memory, limit 101,376" for n in ("9,000,000", "147,456")]
+    assert failing(Status.OUT_OF_RESOURCES, needs).endswith(
+        f": all 12 that were tried end so: {needs[1]}"
+    )
+    mixed = failing(Status.COMPILE_ERROR, ["one", "other", "one"])
+    assert mixed.endswith(": 8 of 12 that were tried end so: one")
 
 
 def test_nothing_is_measured_twice():

@@ -30,7 +30,7 @@ class Architecture:
     target: Target
     has_tma: bool  # loads through tensor descriptors
     has_pdl: bool  # a kernel may start before the kernel that it depends on has ended
-    # Triton's name for the 8-bit float of weights on this target; None: it would be emulated
+    # Triton's name for the 8-bit float of weights on this target; None: it has none, or emulates it
     fp8_type: str | None
     shared_optin_bytes: int  # largest shared memory of one block, when a kernel opts in
     shared_per_sm_bytes: int
@@ -52,13 +52,20 @@ class Architecture:
     launch_options: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def require_fp8(self) -> str:
-        """`fp8_type`. Raises UnsupportedKernel where 8-bit floats are emulated."""
+        """`fp8_type`. Raises UnsupportedKernel where Triton has none, or emulates it."""
         if self.fp8_type is None:
+            why = "Triton emulates them, which took 532 s for one kernel"
+            if self.target.backend == CUDA:
+                why = "Triton refuses fp8e4nv before sm_89 (L4, L40S, RTX 4090, H100)"
             raise UnsupportedKernel(
-                f"{self.target.name} has no 8-bit floats: Triton emulates them, which took 532 s "
-                "for one kernel; serve 16-bit or int8 weights there"
+                f"{self.target.name} has no 8-bit floats: {why}; serve 16-bit or int8 weights there"
             )
         return self.fp8_type
+
+    @property
+    def stops_at_fp8(self) -> bool:
+        """Whether Triton's kernels of 8-bit floats do not compile, so that a server stops."""
+        return self.fp8_type is None and self.target.backend == CUDA
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tuner.engines.dispatch_table import (
 )
 from tuner.engines.engine import engine_package
 from tuner.errors import BadInput, BadProblem
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Problem
 
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
@@ -171,6 +172,9 @@ def what_runs(
     others = [rule for rule in found if not rule.triton] or found
     wanted = next((rule.to_triton for rule in others if rule.to_triton), {})
     kernels = [_kernel(table, rule, release, named, given) for rule in found]
+    stops = _stops(kernels[-1], problem, device)
+    if stops:  # so no tuned file is read
+        kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
     return Runs(
         engine=engine,
         version=version,
@@ -178,7 +182,7 @@ def what_runs(
         device=device.name,
         kernels=_merged(kernels),
         to_triton={name: v for name, v in wanted.items() if named.get(name, "") != v},
-        reads=others[0].reads,
+        reads=stops or others[0].reads,
         notes=[
             *dict.fromkeys(rule.note for rule in found if rule.note),
             *_refusals(engine, version, found, problem, device),
@@ -335,6 +339,17 @@ def _merged(kernels: Sequence[Kernel]) -> list[Kernel]:
     while len(kept) > 1 and kept[-2].name == kept[-1].name:
         del kept[-2]
     return kept
+
+
+def _stops(last: Kernel, problem: Problem, device: Device) -> str:
+    """Words where Triton, as the last choice of an engine, cannot compile the problem's type."""
+    dtype = getattr(problem, "dtype", None)
+    if not (last.triton and dtype is Dtype.FP8_W8A8 and device.architecture.stops_at_fp8):
+        return ""
+    return (
+        f"Triton has no 8-bit floats on {device.target.name}, so a server that runs it stops with "
+        "a compile error: serve 16-bit or int8 weights here"
+    )
 
 
 def _refusals(

@@ -7,11 +7,13 @@ repeat exactly, the winners are the same.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tuner.errors import NothingFits
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Trial
 from tuner.tuning.bench import Bench
@@ -172,7 +174,10 @@ def tune(
     requested = set(plan.requested)
     everything = [trial for trial in trials.values() if trial.candidate.backend == TRITON]
     others = [trial for trial in trials.values() if trial.candidate.backend != TRITON]
-    entries = plan.chooser.choose(everything)
+    try:
+        entries = plan.chooser.choose(everything)
+    except NothingFits as error:
+        raise NothingFits(f"{error}{_why(everything)}") from None
     if racer is not None:
         final = earlier.final(trials) if earlier else []
         known = {trial.candidate.point for trial in final}
@@ -189,6 +194,23 @@ def tune(
         entries = tell(entries, [*everything, *others])
     bench.totals.wall_s = time.perf_counter() - started
     return entries
+
+
+def _why(trials: Sequence[Trial]) -> str:
+    """What the compiler or the GPU said of the candidates that failed; the most frequent counts.
+
+    Texts that differ in numbers alone are alike, and the one of the least shared memory is given.
+    """
+    failed = [trial.compiled for trial in trials if not trial.compiled.ok]
+    failed.sort(key=lambda one: one.shared_bytes or 0)
+    alike: dict[str, list[str]] = {}
+    for one in failed:
+        alike.setdefault(re.sub(r"[\d,]", "", one.detail), []).append(one.detail)
+    if not failed:
+        return ""
+    most = max(alike.values(), key=len)
+    count = "all" if len(most) == len(trials) else f"{len(most)} of"
+    return f": {count} {len(trials)} that were tried end so: {most[0] or failed[0].status.value}"
 
 
 def _apart(raced: Sequence[Trial], others: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
