@@ -159,16 +159,3 @@ class TestPredictions:
         replaced = chosen(*trials, policy=PREDICTED)
         assert replaced.config == NARROW
         assert replaced.reason.startswith("predicted 1.500x")
-
-
-def test_a_reason_that_all_share_is_told() -> None:
-    detail = 'ValueError("type fp8e4nv not supported in this architecture")'
-    failed = [
-        replace(one, compiled=replace(one.compiled, status=Status.COMPILE_ERROR, detail=detail))
-        for one in (trial(1, DEFAULT, None), trial(1, NARROW, None))
-    ]
-    with pytest.raises(NothingFits, match=r"M=1: .*fp8e4nv.*--moe-runner-backend marlin"):
-        chosen(*failed)
-    other = replace(failed[1], compiled=replace(failed[1].compiled, detail="another"))
-    with pytest.raises(NothingFits, match="M=1$"):
-        chosen(failed[0], other)

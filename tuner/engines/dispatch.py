@@ -172,7 +172,7 @@ def what_runs(
     others = [rule for rule in found if not rule.triton] or found
     wanted = next((rule.to_triton for rule in others if rule.to_triton), {})
     kernels = [_kernel(table, rule, release, named, given) for rule in found]
-    stops = _stops(kernels[-1], problem, device)
+    stops = _stops(kernels[-1], problem, device, engine)
     if stops:  # so no tuned file is read
         kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
     return Runs(
@@ -341,14 +341,16 @@ def _merged(kernels: Sequence[Kernel]) -> list[Kernel]:
     return kept
 
 
-def _stops(last: Kernel, problem: Problem, device: Device) -> str:
+def _stops(last: Kernel, problem: Problem, device: Device, engine: str) -> str:
     """Words where Triton, as the last choice of an engine, cannot compile the problem's type."""
     dtype = getattr(problem, "dtype", None)
     if not (last.triton and dtype is Dtype.FP8_W8A8 and device.architecture.stops_at_fp8):
         return ""
+    layer = problem.family == "fused_moe" and engine == "sglang"
+    marlin = ", or try --moe-runner-backend marlin, if the release has it" if layer else ""
     return (
         f"Triton has no 8-bit floats on {device.target.name}, so a server that runs it stops with "
-        "a compile error: serve 16-bit or int8 weights here"
+        f"a compile error: serve 16-bit or int8 weights here{marlin}"
     )
 
 

@@ -14,7 +14,6 @@ from math import inf
 from tuner.errors import NothingFits
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Entry, Incumbent, MeasureKind, Status, Trial
-from tuner.tuning.failures import shared_reason
 from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.run import NOISE
 from tuner.tuning.tune import STAYS, Plan
@@ -135,10 +134,7 @@ class PointwiseChooser:
     def _choose_at(self, field: _PointTrials, neighbour: Config | None) -> tuple[Config, str]:
         ranked, policy = field.ranked(), self.policy
         if not ranked:
-            raise NothingFits(
-                f"no configuration compiles and fits at {field.point.size}"
-                f"{shared_reason(field.trials.values())}"
-            )
+            raise NothingFits(f"no configuration compiles and fits at {field.point.size}")
         trusted = policy.trust_shipped and field.point in self.baselines.tuned_near
         if trusted and field.running == "shipped":
             shipped = field.incumbents["shipped"]

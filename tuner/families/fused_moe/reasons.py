@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tuner.families.fused_moe.pairs import Choice, SizeTrials
-from tuner.tuning.failures import shared_reason
 
 
 def gain(field: SizeTrials, choice: Choice) -> str:
@@ -22,7 +21,7 @@ def why_nothing_fits(field: SizeTrials) -> str:
     """Why no pair can run at a batch size."""
     why = f"no configuration compiles and fits at batch size {field.batch_size}"
     if field.block is None:
-        return why + shared_reason(t for some in field.trials.values() for t in some.values())
+        return why
     return f"{why} with the other gemm's BLOCK_SIZE_M={field.block}: tune both gemms together"
 
 
