@@ -168,13 +168,17 @@ def _kind_of(path: str) -> str:
 
 
 def _parse_form(body: bytes) -> dict[str, str]:
-    """The fields of a form by name; of several with one name, the values with commas between."""
+    """The fields of a form by name; of several with one name, the values with commas between.
+
+    A browser ends the lines of a text area with CR and LF. They end with LF here.
+    """
     fields: dict[str, str] = {}
     try:
         pairs = parse_qsl(body.decode("ascii"), errors="strict", max_num_fields=MOST_FIELDS)
     except ValueError:
         raise Refused(400, "the body is not a form") from None
-    for name, value in pairs:
+    for name, sent in pairs:
+        value = sent.replace("\r\n", "\n").replace("\r", "\n")
         check_text(value)
         fields[name] = f"{fields[name]},{value}" if name in fields else value
     return fields
