@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field, create_model
 
 from api.text import PLAIN, DeviceName, EngineSpec, Measure, Name
+from tuner.bounds import CLUSTER_CHARS
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families, problem_texts
@@ -151,7 +152,7 @@ class BundleIn(Strict):
 
     cluster: str = Field(
         min_length=1,
-        max_length=1 << 18,
+        max_length=CLUSTER_CHARS,
         description="The text of a cluster.toml; see `tuner bundle`.",
     )
     device: DeviceName
