@@ -32,7 +32,8 @@ from tuner.store.key_text import LOCAL
 
 log = logging.getLogger("tuner.api.auth")
 
-OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json")
+HEALTH_PATHS = ("/healthz", "/readyz")
+OPEN_PATHS = (*HEALTH_PATHS, "/openapi.json")
 _SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
 # Headers by which proxies and content delivery networks say for whom they ask.
 _PROXIES = re.compile(

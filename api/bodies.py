@@ -6,7 +6,7 @@ They are plain JSON, on pages forms, and compile results just bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
@@ -23,15 +23,16 @@ from api.middleware import Refused, check_json, check_text
 from api.pages.places import is_page
 from api.settings import ApiSettings
 from api.turns import WRITES, Turns
+from tuner.bounds import (
+    BRING_VALUES,
+    FORM_FIELDS,
+    LARGE_BYTES,
+    QUERY_BYTES,
+    QUERY_FIELDS,
+    SMALL_BYTES,
+    VALUES,
+)
 
-# Requests with a larger body are worked on one at a time, and it is parsed in a thread: each keeps
-# Python's lock for long. They count against a rate of their own.
-LARGE_BYTES = 1 << 16
-# Each of these brings a value, which takes far longer to make than to send. The largest config.json
-# that was seen has 70,000.
-_BRING_VALUES = b",:[{&"
-MOST_VALUES = 200_000
-MOST_FIELDS = 200  # of a form
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
@@ -42,8 +43,13 @@ UNWELCOME_S = 1.0
 RESULTS = 8  # compile results that are read at once: together they take so many largest bodies
 
 
+T = TypeVar("T")
+
+
 class CheckBody:
     """ASGI middleware: reads bodies within the settings' limits, and lets only plain JSON through.
+
+    It also refuses query strings that are too large.
 
     Its value is left in the scope's state, for `JsonRoute`. A page gets the fields of a form there.
     """
@@ -54,7 +60,15 @@ class CheckBody:
         self._turns, self._large, self._results = Turns(WRITES), Turns(1), Turns(RESULTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "OPTIONS"):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            _check_query(scope["query_string"])
+        except Refused as refusal:
+            await _refuse(refusal, scope, receive, send)
+            return
+        if scope["method"] in ("GET", "OPTIONS"):
             await self._app(scope, receive, send)
             return
         if end_turn := scope["state"].get("end_turn"):
@@ -85,9 +99,9 @@ class CheckBody:
     async def _pass_on(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if is_page(scope["path"]):
-                scope["state"]["form"] = _parse_form(body)
+                scope["state"]["form"] = await _parse(_parse_form, body)
             else:
-                scope["state"]["json"] = await _parse(body)
+                scope["state"]["json"] = await _parse(check_json, body) if body else None
         except Refused as refusal:
             await _refuse(refusal, scope, receive, send)
             return
@@ -127,15 +141,15 @@ class _Body:
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)
         if self._kind != _BYTES:
-            self._values += len(chunk) - len(chunk.translate(None, _BRING_VALUES))
+            self._values += len(chunk) - len(chunk.translate(None, BRING_VALUES))
         self.chunks.append(chunk)
 
     async def check(self) -> None:
         """Raises Refused, or HTTPException 429, for a body that need not be read to its end."""
         if max(self._size, self._declared) > self._settings.max_body_bytes:
             raise Refused(413, f"a body has at most {self._settings.max_body_bytes} bytes")
-        if self._values > MOST_VALUES:
-            raise Refused(413, f"a body has at most {MOST_VALUES} commas, colons and brackets")
+        if self._values > VALUES:
+            raise Refused(413, f"a body has at most {VALUES} commas, colons and brackets")
         kind = Headers(scope=self._scope).get("content-type", "").partition(";")[0]
         if self._size and kind.strip().lower() != self._kind:
             raise Refused(415, f"send {_KINDS[self._kind]}, as Content-Type: {self._kind}")
@@ -174,7 +188,7 @@ def _parse_form(body: bytes) -> dict[str, str]:
     """
     fields: dict[str, str] = {}
     try:
-        pairs = parse_qsl(body.decode("ascii"), errors="strict", max_num_fields=MOST_FIELDS)
+        pairs = parse_qsl(body.decode("ascii"), errors="strict", max_num_fields=FORM_FIELDS)
     except ValueError:
         raise Refused(400, "the body is not a form") from None
     for name, sent in pairs:
@@ -184,10 +198,15 @@ def _parse_form(body: bytes) -> dict[str, str]:
     return fields
 
 
-async def _parse(body: bytes) -> object:
-    if len(body) > LARGE_BYTES:
-        return await run_in_threadpool(check_json, body)
-    return check_json(body) if body else None
+async def _parse(parser: Callable[[bytes], T], body: bytes) -> T:
+    return parser(body) if len(body) <= SMALL_BYTES else await run_in_threadpool(parser, body)
+
+
+def _check_query(query: bytes) -> None:
+    """Raises Refused for a query string that costs more than any honest one."""
+    if len(query) > QUERY_BYTES or query.count(b"&") >= QUERY_FIELDS:
+        text = f"a query has at most {QUERY_BYTES} bytes and {QUERY_FIELDS} parameters"
+        raise Refused(422, text)
 
 
 async def _refuse(

@@ -6,17 +6,23 @@ import asyncio
 import json
 import logging
 import resource
+from collections import Counter
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.auth import HEALTH_PATHS
 from api.errors import MEDIA_TYPE
 from api.settings import ApiSettings
+from tuner.bounds import HEAD_BYTES, HEADERS, PIPELINED
 
 log = logging.getLogger("tuner.api")
 
 HEAD_S = 20.0  # a request's head must have arrived so long after its connection began
-MOST_USELESS_BYTES = 1 << 16  # that bring no body: a head, or what only looks like the rest of one
+# Above the bounds so many connections are taken, of one address so many, and only for so long, for
+# requests for the health: nobody should take a full server for a dead one.
+HEALTH, HEALTH_OF_ONE, HEALTH_S = 20, 2, 2.0
 LINGER_S = 1.0  # for a client that is refused to read why; until then, what it sends is ignored
 MOST_IGNORED_BYTES = 1 << 20
 _OTHER_FILES = 200  # of this process: the store, Redis, modules, workers
@@ -33,36 +39,80 @@ def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
             most,
         )
     return {
-        "http": ClientConnection,
+        "http": partial(
+            ClientConnection,
+            Places(connections, settings.connections_per_address),
+            Places(HEALTH, HEALTH_OF_ONE),
+        ),
         "loop": "uvloop",
         "ws": "none",
-        "limit_concurrency": connections,
     }
 
 
+class _EndsHereError(Exception):
+    """Stops the parser: nothing that follows in what was received is looked at."""
+
+
+class Places:
+    """How many connections there may be, and how many of one address."""
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self.most = most
+        self._most_of_one = most_of_one
+        self._taken: Counter[str] = Counter()
+
+    def refusal(self, address: str) -> str:
+        """Why an address gets no further place; empty if it gets one."""
+        if self._taken[address] >= self._most_of_one:
+            taken = f"{self._most_of_one} connections of your address"
+        elif self._taken.total() >= self.most:
+            taken = f"{self.most} connections"
+        else:
+            return ""
+        return f"{taken} are open, and no more may be: try again"
+
+    def take(self, address: str) -> None:
+        self._taken[address] += 1
+
+    def give_back(self, address: str) -> None:
+        self._taken[address] -= 1
+        if not self._taken[address]:
+            del self._taken[address]
+
+
 class ClientConnection(HttpToolsProtocol):
-    """uvicorn's connection, which ends when its client sends no request, or nothing of use.
+    """uvicorn's connection, which ends when its client sends no request, or nothing of use."""
 
-    `limit_concurrency` counts connections here, and the ones above it are refused at once.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 (uvicorn's own)
+    def __init__(
+        self,
+        clients: Places,
+        health: Places,
+        *arguments: Any,  # noqa: ANN401 (uvicorn's own)
+        **named: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(*arguments, **named)
-        # uvicorn would keep the connections above it until they send a request.
-        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._clients, self._health = clients, health
+        self._place: Places | None = None
+        self._full = ""  # why it is taken for requests for the health alone
         self._refused = False
         self._useless = 0
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._most is not None and len(self.connections) > self._most:
-            self._refuse(503, f"{self._most} connections are open, and no more may be: try again")
-        else:
-            self._wait_for_request()
+        self._full = self._clients.refusal(self._address)
+        place = self._health if self._full else self._clients
+        if place.refusal(self._address):
+            self._refuse(503, self._full)
+            return
+        place.take(self._address)
+        self._place = place
+        self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._place is not None:
+            self._place.give_back(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,12 +122,29 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.abort()
             return
         super().data_received(data)
-        if self._useless > MOST_USELESS_BYTES and not self.transport.is_closing():
-            self._refuse(431, f"a request's head has at most {MOST_USELESS_BYTES} bytes")
+        if self._useless > HEAD_BYTES and not (self._refused or self.transport.is_closing()):
+            self._refuse(431, f"a request's head has at most {HEAD_BYTES} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > HEADERS:
+            self._refuse(431, f"a request has at most {HEADERS} headers")
+            raise _EndsHereError
 
     def on_headers_complete(self) -> None:
         self._useless = 0
+        if len(self.pipeline) >= PIPELINED:
+            self.transport.abort()  # its client reads no answers, or not yet
+            raise _EndsHereError
+        if self._full and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
+            self._refuse(503, self._full)
+            raise _EndsHereError
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request. uvicorn does so for each exception out of the parser."""
+        if not (self._refused or self.transport.is_closing()):
+            super().send_400_response(msg)
 
     def on_body(self, body: bytes) -> None:
         self._useless = 0
@@ -98,9 +165,14 @@ class ClientConnection(HttpToolsProtocol):
         if cycle and cycle.chunked_encoding and not cycle.response_complete:
             self.transport.close()
 
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
     def _wait_for_request(self) -> None:
         self._stop_waiting()
-        self._patience = self.loop.call_later(HEAD_S, self._lose_patience)
+        patience = HEALTH_S if self._full else HEAD_S
+        self._patience = self.loop.call_later(patience, self._lose_patience)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:
@@ -109,6 +181,8 @@ class ClientConnection(HttpToolsProtocol):
     def _lose_patience(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
+            # Until then it may still read an answer, and if it does not, it would stay for ever.
+            self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer and close, but not before the client could read the answer."""

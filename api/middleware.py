@@ -18,6 +18,7 @@ from api.auth import OPEN_PATHS, Caller
 from api.errors import problem_response, store_problem
 from api.pages.places import is_static
 from api.rates import rate_headers
+from tuner.bounds import DIGITS, JSON_DEPTH
 from workers.logs import current_request
 from workers.tracing import checked_traceparent, continued
 
@@ -25,8 +26,6 @@ log = logging.getLogger("tuner.api.access")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-DEEPEST = 64  # levels of JSON; a config.json has 6
-_MOST_DIGITS = 400  # of one number: Python takes quadratic time to read more, then refuses
 
 
 class ContinueTrace:
@@ -161,7 +160,7 @@ def check_json(body: bytes) -> object:
             parse_float=_finite,
         )
     except RecursionError:
-        raise Refused(400, f"the JSON is nested more than {DEEPEST} deep") from None
+        raise Refused(400, f"the JSON is nested more than {JSON_DEPTH} deep") from None
     except ValueError as error:
         raise Refused(400, f"the body is not JSON: {error}") from None
     _check_values(value)
@@ -171,8 +170,8 @@ def check_json(body: bytes) -> object:
 def _check_values(value: object) -> None:
     level, depth = [value], 0
     while level:
-        if depth > DEEPEST:
-            raise Refused(400, f"the JSON is nested more than {DEEPEST} deep")
+        if depth > JSON_DEPTH:
+            raise Refused(400, f"the JSON is nested more than {JSON_DEPTH} deep")
         below: list[object] = []
         for one in level:
             if isinstance(one, str):
@@ -204,7 +203,7 @@ def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _bounded(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > DIGITS:
         raise ValueError("a number has too many digits")
     return int(text)
 

@@ -19,6 +19,7 @@ from api.text import (
     Name,
     refusing,
 )
+from tuner.bounds import CLUSTER_CHARS
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families, problem_texts
@@ -165,7 +166,7 @@ class BundleIn(Strict):
 
     cluster: str = Field(
         min_length=1,
-        max_length=1 << 18,
+        max_length=CLUSTER_CHARS,
         description="The text of a cluster.toml; see `tuner bundle`.",
     )
     device: KnownDevice

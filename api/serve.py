@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import shlex
@@ -21,6 +22,7 @@ from api.connections import uvicorn_options
 from api.first_key import Door, check_keys
 from api.pages.links import VALID_S
 from api.settings import ApiSettings
+from tuner.errors import BadInput
 from tuner.store.connect import place_of
 from workers.embedded import EmbeddedWorker
 from workers.gpus import LocalGpu, detect_gpus
@@ -29,6 +31,7 @@ from workers.tracing import start_tracing
 
 log = logging.getLogger("tuner.api.serve")
 
+_BACKLOG = 2048  # uvicorn's own
 GRACE_S = 5  # for open event streams, when the process is asked to stop
 
 
@@ -38,9 +41,59 @@ def serve(
     """Answer requests until the process is asked to stop.
 
     On loopback, `say` gets lines for the person who started it; elsewhere they are logged. Raises
-    BadInput as `check_folder` and `check_keys` do.
+    BadInput as `check_folder`, `listen` and `check_keys` do.
     """
     check_folder(settings)
+    with contextlib.ExitStack() as listening:
+        # Before the rest: a server that cannot listen must not make keys or take jobs.
+        sockets = [listening.enter_context(one) for one in listen(host, port)]
+        _serve(settings, host, sockets, workers=workers, say=say)
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on all addresses of a host. With port 0, the system chooses one.
+
+    Raises BadInput for a port that is taken, and for a host that is not this machine's.
+    """
+    found: list[socket.socket] = []
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            one = socket.socket(family, kind, protocol)
+            found.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((address[0], port or found[0].getsockname()[1], *address[2:]))
+            one.listen(_BACKLOG)
+    except OSError as error:
+        for one in found:
+            one.close()
+        raise BadInput(_cannot_listen(host, port, error)) from None
+    return found
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is taken, perhaps by another `tuner serve`: stop that, or add "
+            "--port 0, which takes a free port"
+        )
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine: --host 0.0.0.0 serves on all that it has"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on port {port}: name one above 1023"
+    return f"cannot listen on port {port} of {host}: {error.strerror}"
+
+
+def _serve(
+    settings: ApiSettings,
+    host: str,
+    sockets: Sequence[socket.socket],
+    *,
+    workers: bool,
+    say: Callable[[str], None],
+) -> None:
     door = check_keys(settings, host)
     log_json()
     start_tracing("tuner-api")
@@ -59,8 +112,9 @@ def serve(
         return name and f"{url}/login?once={app.state.api.links.add(name)}"
 
     def started(bound: int) -> None:
+        url = f"http://{_in_url(host)}:{bound}"
+        log.info("Uvicorn running on %s", url)  # which says so only if it opened the sockets
         if is_loopback(host):
-            url = f"http://{_in_url(host)}:{bound}"
             for line in _greeting(url, facts, door, settings.no_auth, link(url)):
                 say(line)
         else:
@@ -74,8 +128,6 @@ def serve(
         gc.freeze()
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -83,7 +135,7 @@ def serve(
             timeout_graceful_shutdown=GRACE_S,
             **uvicorn_options(settings),
         )
-        _Server(config, started).run()
+        _Server(config, started).run(list(sockets))
 
 
 class _Server(uvicorn.Server):

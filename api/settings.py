@@ -40,6 +40,7 @@ class ApiSettings:
     body_s: int = 20  # a body must have arrived after so many seconds
     large_rate: tuple[RateLimitItem, ...] = field(default_factory=lambda: _rate("60/minute"))
     connections: int = 1000  # of clients, at once
+    connections_per_address: int = 100
     statement_s: int = 10  # PostgreSQL gives a statement of a request up after so many seconds
     lock_s: int = 5  # and a wait for a lock, or for a free connection to the store
     cache_gb: int = 0  # compile results that are kept for workers; 0: none are
@@ -82,6 +83,9 @@ def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
         body_s=whole("BODY_S", 1, 3600, defaults.body_s),
         large_rate=rate("LARGE_RATE", defaults.large_rate),
         connections=whole("CONNECTIONS", 10, 100_000, defaults.connections),
+        connections_per_address=whole(
+            "CONNECTIONS_PER_ADDRESS", 1, 100_000, defaults.connections_per_address
+        ),
         statement_s=whole("STATEMENT_S", 1, 3600, defaults.statement_s),
         lock_s=whole("LOCK_S", 1, 3600, defaults.lock_s),
         cache_gb=whole("CACHE_GB", 0, 100_000, defaults.cache_gb),

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -13,19 +14,43 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from tuner.bounds import KEY_PARTS, TOML_DEPTH
 from tuner.errors import BadInput, did_you_mean
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST = 300  # characters of an error message: a field's name or value may be any text
+# Comments and strings. One that nothing closes goes on to the end: else each quote in it would be
+# looked at anew.
+_TEXTS = re.compile(
+    r"""#[^\n]*"""
+    r"""|\"{3}(?:[^\"\\]|\\.|\"{1,2}(?!\"))*(?:\"{3,5})?"""
+    r"""|'{3}(?:[^']|'{1,2}(?!'))*(?:'{3,5})?"""
+    r"""|\"(?:[^\"\\\n]|\\.)*\"?|'[^'\n]*'?""",
+    re.DOTALL,
+)
+_BRACKET = re.compile(r"[\[\]{}]")
+_LONG_KEY = re.compile(rf"(?:\.[ \t]*[\w-]+[ \t]*){{{KEY_PARTS}}}")
 
 
 def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[str, Any]:
     """The values of a TOML text. Raises `error`, which names `source`."""
     try:
-        values: dict[str, Any] = tomllib.loads(data if isinstance(data, str) else data.decode())
+        text = data if isinstance(data, str) else data.decode()
+        _check_structure(text)
+        values: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as cause:
         raise error(f"{source} is not TOML: {_line(str(cause))}") from None
     return values
+
+
+def _check_structure(text: str) -> None:
+    """Refuse, in linear time, what tomllib would take too long or too deep a stack for."""
+    bare = _TEXTS.sub("s", text)
+    if _LONG_KEY.search(bare):
+        raise ValueError(f"a key has at most {KEY_PARTS} parts")
+    depths = accumulate(1 if mark in "[{" else -1 for mark in _BRACKET.findall(bare))
+    if max(depths, default=0) > TOML_DEPTH:
+        raise ValueError(f"lists and tables are nested at most {TOML_DEPTH} deep")
 
 
 def shipped_toml(package: str, name: str) -> dict[str, Any]:

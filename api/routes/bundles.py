@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader
 from api.bodies import JsonRoute
@@ -44,7 +45,8 @@ async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
     """The bundle of a body."""
     if end_turn := request.scope["state"].get("end_turn"):  # bundles wait for one another alone
         end_turn()
-    cluster, device = read_posted(body.cluster), find_device(body.device)
+    device = find_device(body.device)
+    cluster = await run_in_threadpool(read_posted, body.cluster)
     asked = Asked(cluster, device, body.allow_predicted, body.allow_missing)
     return await api.bundles.get(asked)
 

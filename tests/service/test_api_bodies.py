@@ -16,8 +16,8 @@ from api_server import JOB, Server, serving
 from limits import RateLimitItemPerHour
 
 import api.bodies
-from api.bodies import LARGE_BYTES, MOST_VALUES
 from api.settings import ApiSettings
+from tuner.bounds import LARGE_BYTES, VALUES
 from tuner.store.keys import Scope as KeyScope
 from workers.settings import Settings
 
@@ -60,10 +60,10 @@ def answer_to(server: Server, headers: str, start: bytes, key: str = "") -> tupl
 
 
 def test_a_body_of_many_values_is_refused_before_its_end(server: Server) -> None:
-    start = b"[" + b"1," * (MOST_VALUES + 1)
+    start = b"[" + b"1," * (VALUES + 1)
     status, said = answer_to(server, "Content-Length: 4000000\r\n", start)
     assert status == 413
-    assert f"at most {MOST_VALUES} commas, colons and brackets" in json.loads(said)["detail"]
+    assert f"at most {VALUES} commas, colons and brackets" in json.loads(said)["detail"]
 
 
 def test_the_largest_config_json_is_taken(server: Server) -> None:

@@ -8,13 +8,16 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from api_server import JOB, Server, eventually, serving
 
-from api.connections import uvicorn_options
+import api.connections
+from api.connections import Places, uvicorn_options
 from api.settings import ApiSettings
+from tuner.bounds import PIPELINED
 from workers.settings import Settings
 
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -34,8 +37,36 @@ def server(settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
         yield running
 
 
-def connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+def connect(server: Server, address: str = "127.0.0.1") -> socket.socket:
+    """A connection from one of this machine's addresses."""
+    return socket.create_connection(("127.0.0.1", server.port), 30, (address, 0))
+
+
+def refused(server: Server, address: str = "127.0.0.1") -> tuple[int, str]:
+    """The status and the words with which a request is refused that is not for the health."""
+    with connect(server, address) as client:
+        client.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = rest(client)
+    problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert answer.startswith(b"HTTP/1.1 %d " % problem["status"])
+    return problem["status"], problem["detail"]
+
+
+def server_requests(server: Server) -> float:
+    """How many requests for the health were answered."""
+    counted = server.app.state.api.metrics.requests.collect()[0].samples
+    return sum(
+        one.value
+        for one in counted
+        if one.name.endswith("_total") and one.labels["route"] == "/healthz"
+    )
+
+
+def most(settings: ApiSettings) -> int:
+    """The number of connections that are taken."""
+    places = uvicorn_options(settings)["http"].args[0]
+    assert isinstance(places, Places)
+    return places.most
 
 
 def rest(client: socket.socket) -> bytes:
@@ -117,23 +148,45 @@ class TestTooMany:
             with contextlib.ExitStack() as clients:
                 for _ in range(FEW):
                     clients.enter_context(connect(server))
-                with connect(server) as late:
-                    late.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                    answer = rest(late)
-                assert answer.startswith(b"HTTP/1.1 503 ")
-                problem = json.loads(answer.partition(b"\r\n\r\n")[2])
-                assert problem["status"] == 503
                 said = f"{FEW} connections are open, and no more may be: try again"
-                assert problem["detail"] == said
+                assert refused(server) == (503, said)
+                for path in ("/healthz", "/readyz"):
+                    assert server.call("GET", path).status == 200
+            eventually(lambda: server.call("GET", "/v1/jobs").status == 200)
+
+    def test_of_one_address_more_are_refused_than_of_all(
+        self, settings: ApiSettings, subtests: pytest.Subtests
+    ) -> None:
+        few = replace(settings, connections_per_address=3)
+        with serving(few) as server, contextlib.ExitStack() as clients:
+            for _ in range(3):
+                clients.enter_context(connect(server, "127.0.0.2"))
+            said = "3 connections of your address are open, and no more may be: try again"
+            assert refused(server, "127.0.0.2") == (503, said)
+            with connect(server, "127.0.0.2") as client:
+                client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            assert server.call("GET", "/v1/jobs").status == 200
+
+    def test_idle_ones_do_not_take_the_places_for_health_checks(
+        self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.connections.HEALTH_S", 0.1)
+        with serving(settings) as server, contextlib.ExitStack() as clients:
+            for _ in range(FEW + api.connections.HEALTH_OF_ONE):
+                clients.enter_context(connect(server, "127.0.0.2"))
+            assert server.call("GET", "/healthz").status == 200
+            for _ in range(api.connections.HEALTH_OF_ONE):
+                clients.enter_context(connect(server))
             eventually(lambda: server.call("GET", "/healthz").status == 200)
 
     def test_files_are_left_for_the_process_s_own(
         self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (256, 256))
-        assert uvicorn_options(settings)["limit_concurrency"] == FEW
+        assert most(settings) == FEW
         monkeypatch.setattr("api.connections.resource.getrlimit", lambda _: (205, 256))
-        assert uvicorn_options(settings)["limit_concurrency"] == 5
+        assert most(settings) == 5
 
 
 class TestUseless:
@@ -163,7 +216,28 @@ class TestUseless:
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + self.MORE * 5)
             said = rest(client)
         assert said.startswith(b"HTTP/1.1 431 ")
-        assert b"a request's head has at most 65536 bytes" in said
+        assert b"a request's head has at most 32768 bytes" in said
+
+    def test_many_headers_are_refused(self, server: Server) -> None:
+        with connect(server) as client:
+            client.sendall(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 101 + b"\r\n")
+            said = rest(client)
+        assert said.startswith(b"HTTP/1.1 431 ")
+        assert b"a request has at most 100 headers" in said
+        assert server.call("GET", "/healthz").status == 200
+
+    def test_a_few_requests_wait_for_answers_and_many_end_the_connection(
+        self, server: Server
+    ) -> None:
+        asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        before = server_requests(server)
+        with connect(server) as client:
+            client.sendall(asked * (PIPELINED + 1))
+            assert rest(client).count(b"HTTP/1.1 200 OK") == PIPELINED + 1
+        with connect(server) as client:
+            client.sendall(asked * 500)
+            assert rest(client).count(b"HTTP/1.1") == 0
+        assert server_requests(server) - before <= PIPELINED + 2
 
     def test_a_body_of_two_lengths_is_refused(self, server: Server) -> None:
         """A proxy may see another end of it, and pass on a second request."""

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typer.testing import CliRunner
 from worker_processes import wait_for
 
 from api.first_key import check_keys
+from api.serve import listen
 from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.errors import BadInput
@@ -104,6 +106,37 @@ def tuner(env: dict[str, str], *arguments: str) -> Run:
     if not isinstance(ended.exception, SystemExit | None):
         raise ended.exception
     return Run(ended.exit_code, ended.stdout, ended.stderr)
+
+
+def test_a_taken_port_is_told_before_anything_is_done(env: dict[str, str], tmp_path: Path) -> None:
+    """No key is made, no store is opened, and no worker takes a job."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = tuner(env, "serve", "--port", str(port))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        f"tuner: error: port {port} of 127.0.0.1 is taken, perhaps by another `tuner serve`: stop "
+        "that, or add --port 0, which takes a free port\n"
+    )
+    run = tuner(env, "serve", "--port", "0", "--host", "192.0.2.1")
+    assert run.returncode == 2
+    assert "192.0.2.1 is no address of this machine: --host 0.0.0.0 serves" in run.stderr
+    assert not key_file(env).exists() and not (tmp_path / "tuner.db").exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1"])  # noqa: S104
+def test_a_server_listens_on_all_addresses_of_its_host(host: str) -> None:
+    with ExitStack() as open_ones:
+        try:
+            found = [open_ones.enter_context(one) for one in listen(host, 0)]
+        except BadInput as error:
+            assert host == "::1"
+            pytest.skip(f"this machine has no IPv6: {error}")
+        (port,) = {one.getsockname()[1] for one in found}
+        with socket.create_connection((host, port), timeout=30):
+            pass
+        with pytest.raises(BadInput, match=f"port {port} of {host} is taken"):
+            listen(host, port)
 
 
 def test_a_job_is_posted_followed_done_and_exported(env: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""What is refused before it is parsed, because a parser would take too long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner import toml_table
+from tuner.bounds import KEY_PARTS, TOML_DEPTH
+from tuner.deploy.cluster_file import parse_cluster
+from tuner.errors import BadInput, MalformedCluster
+from tuner.families.attention.workloads import read_workload
+from tuner.toml_table import parse_toml
+from workers.watches import read_watch_list
+
+MANY = 20_000
+LONG_KEYS = {
+    "bare": "a." * MANY + "b = 1",
+    "spaced": "a . " * MANY + "b = 1",
+    "quoted": '"a."."=".' * MANY + "b = 1",
+    "literal": "'a'.\t" * MANY + "b = 1",
+    "a table": "[" + "a." * MANY + "b]",
+    "a list of tables": "[[" + "a." * MANY + "b]]",
+    "an inline table": "x = {" + "a." * MANY + "b = 1}",
+    "a list": "x = [\n{" + "a." * MANY + "b = 1}]",
+    "behind a comment": '# """\n' + "a." * MANY + "b = 1",
+    "behind a string": 'x = ["""a"""", {' + "a." * MANY + "b = 1}]",
+    "behind a literal": "x = ['''a''''', {" + "a." * MANY + "b = 1}]",
+    "behind an escaped quote": 'x = ["\\\\", {' + "a." * MANY + "b = 1}]",
+    "behind a line's end": "x = 1\r\n" + "a." * MANY + "b = 1",
+    "one too many": "a." * KEY_PARTS + "b = 1",
+}
+DEEP = {
+    "lists": "x = " + "[" * MANY,
+    "tables": "x = " + "{a = " * MANY,
+    "both": "x = " + "[{a = " * MANY,
+    "one too many": "x = " + "[" * (TOML_DEPTH + 1) + "]" * (TOML_DEPTH + 1),
+}
+
+
+def test_toml_that_takes_too_long_is_refused_unparsed(
+    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(text: str) -> object:
+        raise AssertionError(text[:100])
+
+    monkeypatch.setattr(toml_table.tomllib, "loads", parsed)
+    for bombs, said in ((LONG_KEYS, "a key has at most 16 parts"), (DEEP, "at most 32 deep")):
+        for name, text in bombs.items():
+            with subtests.test(name), pytest.raises(MalformedCluster, match=said):
+                parse_cluster(text)
+
+
+def test_other_files_are_refused_alike(tmp_path: Path) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text(LONG_KEYS["bare"])
+    for read in (read_workload, read_watch_list):
+        with pytest.raises(BadInput, match="a key has at most 16 parts"):
+            read(file)
+
+
+def test_dots_and_brackets_elsewhere_are_no_keys() -> None:
+    text = "\n".join(
+        [
+            "a." * (KEY_PARTS - 1) + "b = 1",
+            f'dots = "{"a." * MANY}" # {"a." * MANY}',
+            f"brackets = '{'[' * MANY}'",
+            f'lines = """{"a." * MANY}\n"" {"[" * MANY}"""',
+            "hosts = [" + '"10.0.0.1", ' * 100 + "]",
+            "numbers = [" + "1.5, " * 100 + "]",
+            *(f"[[many]]\nx = [{n}]" for n in range(100)),
+        ]
+    )
+    found = parse_toml(text, "it", BadInput)
+    assert len(found["hosts"]) == len(found["numbers"]) == len(found["many"]) == 100
