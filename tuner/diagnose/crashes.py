@@ -13,13 +13,14 @@ from tuner.diagnose.added import Added, Mend
 from tuner.diagnose.context import Context, devices_with
 from tuner.diagnose.files import known_preset
 from tuner.diagnose.findings import Finding, Frame
+from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
 from tuner.jobs.targets import families_of, resolve_target
 from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
-from tuner.problems.registry import Family, families, find_family
+from tuner.problems.registry import Family, families, family_of, find_family
 
 # Functions that launch the kernels of families, by the family; and those of others.
 _LAUNCHERS = {
@@ -37,6 +38,10 @@ _TOLD_BY = {
         "need most.",
     )
 }
+_WHOLE = (
+    "Give the whole traceback to `tuner diagnose`: the file above triton's own lines names the "
+    "kernel."
+)
 _DIGITS = 18  # of a number; a log may be made up
 
 
@@ -121,12 +126,11 @@ def _elsewhere(
         cause = "The traceback is cut, or not there: nothing shows which kernel it was."
         if finding.frames:
             cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
-        whole = (
-            "Give the whole traceback to `tuner diagnose`: the file above triton's own lines names "
-            "the kernel."
-        )
         causes = (cause, *_TOLD_BY.get(details["limit_bytes"], ()))
-        return Added(causes, (whole, *_families_to_check(context)), details)
+        asked = _families_of(context)
+        if needs := _compiled(asked, details["required_bytes"], context):
+            return _by_bytes(needs, asked, cause, context, details)
+        return Added(causes, (_WHOLE, *_families_to_check(asked, context)), details)
     function = f", in {frame.function}" if frame.function else ""
     where = f"The kernel was launched at {frame.path}, line {frame.line}{function}."
     if _LORA.search(f"{frame.path} {frame.function}"):
@@ -148,29 +152,69 @@ def _elsewhere(
         "If the server's log names a config file that it loaded, give that file to `tuner check`, "
         "which compiles each entry for a GPU."
     )
+    if needs := _compiled([family], details["required_bytes"], context):
+        return _by_bytes(needs, [family], where, context, details)
     return Added((where, why), (check, *_tune_steps([family], context)), details)
 
 
-def _families_to_check(context: Context) -> list[str]:
-    """Which kernels the model has, and the commands that compile what the engine would launch."""
+def _families_of(context: Context) -> list[Family]:
+    """The families that the model has; all that the engine runs if the model is not known."""
     name = known_preset(context.model)
     serving = Serving(engine=context.engine_name() or "sglang", tp=context.tp or 1)
     found = families_of(name, serving) if name else list(families())
     engine = context.engine_name()
-    found = [one for one in found if not engine or supports(engine, one.name)]
+    return [one for one in found if not engine or supports(engine, one.name)]
+
+
+def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
+    """Which kernels the model has, and the commands that compile what the engine would launch."""
     titles = ", ".join(one.title for one in found)
+    name = known_preset(context.model)
     whose = f"{name} has" if name else "This tuner knows kernels of"
     return [f"{whose} these: {titles}.", *_tune_steps(found, context)]
 
 
-def _tune_steps(found: Sequence[Family], context: Context) -> list[str]:
-    """The commands that compile a model's kernels for the server's GPU; else what they lack."""
+def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
+    """What these kernels need on the server's GPU; None where facts or the release are missing."""
+    name, device = context.engine_name(), context.device()
+    model = known_preset(context.model)
+    engine = context.engine(name) if name and context.version(name) else None
+    if not (model and context.tp and device and engine):
+        return None
+    return that_need(required, model, context.tp, engine, device, among)
+
+
+def _by_bytes(
+    needs: Needs,
+    among: Sequence[Family],
+    cause: str,
+    context: Context,
+    details: dict[str, Any],
+) -> Added:
+    """The answer where the bytes that kernels need were compared with those of the message."""
+    name = context.engine_name()
+    engine = context.engine(name)
+    assert engine is not None  # it compiled them
+    said = in_words(needs, details["required_bytes"], engine)
+    details["launches"] = list(needs.found)
+    if not needs.found:
+        return Added((cause, *said), (_WHOLE, *_tune_steps(among, context)), details)
+    found = list(dict.fromkeys(family_of(problem) for problem in needs.problems))
+    return Added((cause, *said), tuple(_tune_steps(found, context, own=needs.own)), details)
+
+
+def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) -> list[str]:
+    """The commands that compile a model's kernels for the server's GPU; else what they lack.
+
+    `own`: the checkpoint is as the preset of its name.
+    """
     engine = context.engine_name()
     if lacks := context.missing(engine, model=True):
         return [f"`tuner tune` makes files that fit. {lacks}"]
-    model = known_preset(context.model)
+    model = known_preset(context.model) if own else ""
     options = f"--tp {context.tp} {context.options(engine)}"
-    steps = [] if model else [f"Copy config.json of {context.model} to this folder:"]
+    whose = context.model if own else "the very checkpoint that is served"
+    steps = [] if model else [f"Copy config.json of {whose} to this folder."]
     steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")
     for family in found:
         flag = f"{family.flag} " if family.flag else ""

@@ -18,7 +18,7 @@ from tuner.measure.workbench import Workbench
 from tuner.problems.points import TRITON, Candidate, Config, Part, Point
 from tuner.problems.records import Outlook, RunKey, RunState
 from tuner.problems.registry import family_of
-from tuner.problems.results import Entry, MeasureKind, Status, Totals, Trial
+from tuner.problems.results import Compiled, Entry, MeasureKind, Status, Totals, Trial
 from tuner.tuning import gains
 from tuner.tuning.ahead import PASSES, Ahead, compile_ahead
 from tuner.tuning.bench import Bench, SerialBench
@@ -79,6 +79,21 @@ class TuningRun(RunProcesses):
     def _first_candidates(self) -> Sequence[Candidate]:
         """What `run` will try first, as far as it is known before anything is measured."""
         return ()
+
+    def own_launches(self) -> list[tuple[str, Candidate, Compiled]]:
+        """What the engine runs at each point that a file holds, compiled: the name of the
+        configuration, "default" or "shipped", the candidate, and the result.
+        """
+        named = {
+            Candidate(point, config): name
+            for point, configs in self._plan().incumbents.items()
+            for name, config in configs.items()
+        }
+        self._compiler.submit(named)
+        found: dict[Candidate, Compiled] = {}
+        while ready := self._compiler.poll(wait=True):
+            found |= ready
+        return [(name, one, found[one]) for one, name in named.items()]
 
     def ahead(self, report: Callable[[Ahead], None]) -> Totals:
         """Compile what `run` will probably ask for. It measures and stores nothing."""
