@@ -55,7 +55,7 @@ def refusing(check: Callable[[str], object]) -> AfterValidator:
                 check(text)
         except BadInput as error:
             kind, words = REFUSED + type(error).__name__, {"words": error.in_api_words()}
-            raise PydanticCustomError(kind, "{words}", words) from None  # type: ignore[arg-type]
+            raise PydanticCustomError(kind, "{words}", words) from None
         return text
 
     return AfterValidator(checked)
