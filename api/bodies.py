@@ -17,13 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.compiled import is_result
-from api.errors import problem_response
-from api.middleware import Refused, check_json, check_text
-from api.pages.places import is_page
-from api.settings import ApiSettings
-from api.turns import WRITES, Turns
-from tuner.bounds import (
+from api.bounds import (
     BRING_VALUES,
     FORM_FIELDS,
     LARGE_BYTES,
@@ -32,6 +26,12 @@ from tuner.bounds import (
     SMALL_BYTES,
     VALUES,
 )
+from api.compiled import is_result
+from api.errors import problem_response
+from api.middleware import Refused, check_json, check_text
+from api.pages.places import is_page
+from api.settings import ApiSettings
+from api.turns import WRITES, Turns
 
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"

@@ -13,9 +13,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.auth import HEALTH_PATHS
+from api.bounds import HEAD_BYTES, HEADERS, PIPELINED
 from api.errors import MEDIA_TYPE
 from api.settings import ApiSettings
-from tuner.bounds import HEAD_BYTES, HEADERS, PIPELINED
 
 log = logging.getLogger("tuner.api")
 

@@ -16,12 +16,12 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from api.docs import PAGE
-from api.text import IN_WORDS, REFUSED
 from tuner.errors import (
     BadInput,
     ExportRefused,
     IdempotencyKeyInUse,
     NotRetriable,
+    OptionsRefused,
     StoreFull,
     StoreReadOnly,
     StoreReplaced,
@@ -42,7 +42,6 @@ log = logging.getLogger("tuner.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 5
-MOST_NAMED = 5  # mistakes in one line; `errors` has them all
 _STATUSES: dict[type[BaseException], int] = {
     UnknownJob: 404,
     UnknownWorker: 404,
@@ -141,9 +140,9 @@ def problem_of(error: TunerError, request_id: str) -> ProblemDetails:
         detail = error.message
     elif isinstance(error, UnusableStore):
         detail = _nearest(error, _STORE_WORDS)
-    refused = error.by_field if isinstance(error, BadInput) else {}
+    refused = error.by_field if isinstance(error, OptionsRefused) else {}
     return ProblemDetails(
-        type=_urn_of(type(error).__name__),
+        type=_urn(error),
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
@@ -222,11 +221,8 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
             text = f"there is nothing at {request.url.path[:200]!r}: {one['loc'][1]}: {one['msg']}"
             return await _on_http_error(request, HTTPException(404, text))
     mistakes = mistakes_of(error.errors(), error.body)
-    detail = "; ".join(_line(mistake) for mistake in mistakes[:MOST_NAMED])
+    detail = "; ".join(_line(mistake) for mistake in mistakes[:3])
     kind = "urn:engine-tuner:error:invalid-request"
-    refused = [one["type"].removeprefix(REFUSED) for one in error.errors()]
-    if len(mistakes) == 1 and refused[0] != error.errors()[0]["type"]:
-        detail, kind = mistakes[0].detail, _urn_of(refused[0])  # as where no field is named
     return problem_response(request_id(request), 422, detail, kind=kind, errors=mistakes)
 
 
@@ -246,8 +242,6 @@ def _mistake(error: Mapping[str, Any], body: object) -> Mistake:
     if kind in ("enum", "literal_error") and isinstance(error["input"], str):
         choices = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
         text += did_you_mean(error["input"][:100], choices)
-    elif kind == "string_pattern_mismatch":
-        text = IN_WORDS.get(error["ctx"]["pattern"], text)
     elif kind == UNKNOWN_FIELD:
         place.append(error["ctx"]["name"])
     if source != "body":
@@ -291,7 +285,6 @@ def _nearest(error: BaseException, table: Mapping[type[BaseException], T]) -> T:
     return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
-def _urn_of(kind: str) -> str:
-    """The `type` of an error of a class."""
-    kebab = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()
+def _urn(error: TunerError) -> str:
+    kebab = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
     return f"urn:engine-tuner:error:{kebab}"

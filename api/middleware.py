@@ -15,10 +15,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import OPEN_PATHS, Caller
+from api.bounds import DIGITS, JSON_DEPTH
 from api.errors import problem_response, store_problem
 from api.pages.places import is_static
 from api.rates import rate_headers
-from tuner.bounds import DIGITS, JSON_DEPTH
 from workers.logs import current_request
 from workers.tracing import checked_traceparent, continued
 

@@ -8,26 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, create_model
 
-from api.text import (
-    ENDS,
-    NAME_OF_KEY,
-    PLAIN,
-    SCOPES,
-    EngineSpec,
-    KnownDevice,
-    Measure,
-    Name,
-    refusing,
-)
-from tuner.bounds import CLUSTER_CHARS
+from api.bounds import CLUSTER_CHARS
+from api.text import PLAIN, DeviceName, EngineSpec, Measure, Name
 from tuner.problems.dtypes import Dtype
 from tuner.problems.fields import BatchSize, Count, Flag, Seed, Strict
 from tuner.problems.registry import Option, families, problem_texts
-from tuner.store.api_key import parse_expiry, parse_scopes
-from tuner.store.database import utc_now
-from tuner.store.key_text import check_name
 from tuner.tuning.request import Effort
-from workers.watches import check_model
 
 ModelText = Annotated[
     str,
@@ -66,10 +52,10 @@ class _SubmitJob(Strict):
         }
     )
 
-    model: Annotated[ModelText | dict[str, Any], refusing(check_model)] = Field(
+    model: ModelText | dict[str, Any] = Field(
         description="A model's name, as below, or the object of its config.json."
     )
-    device: KnownDevice
+    device: DeviceName
     name: Name | None = Field(None, description="What to call the model in lists.")
     tp: Count = Field(1, description="Tensor-parallel size.")
     dtype: Dtype | None = Field(None, description="Default: the model's own.")
@@ -169,15 +155,11 @@ class BundleIn(Strict):
         max_length=CLUSTER_CHARS,
         description="The text of a cluster.toml; see `tuner bundle`.",
     )
-    device: KnownDevice
+    device: DeviceName
     allow_predicted: Annotated[Flag, Field(description="Pack predicted winners too.")] = False
     allow_missing: Annotated[
         Flag, Field(description="Pack without all files that the servers ask for.")
     ] = False
-
-
-def _ends(text: str) -> None:
-    parse_expiry(text, utc_now())
 
 
 class KeyIn(Strict):
@@ -187,19 +169,17 @@ class KeyIn(Strict):
         json_schema_extra={"examples": [{"name": "ci", "scope": "submit,urgent", "expires": "90d"}]}
     )
 
-    name: Annotated[str, refusing(check_name)] = Field(
-        min_length=1, max_length=60, pattern=NAME_OF_KEY
-    )
-    scope: Annotated[str, refusing(parse_scopes)] = Field(
+    name: str = Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9_-]+$")
+    scope: str = Field(
         "submit",
         max_length=40,
-        pattern=SCOPES,
+        pattern=r"^[a-z, ]+$",
         description="read, submit or admin; `submit,urgent` lets its jobs go before waiting ones.",
     )
-    expires: Annotated[str | None, refusing(_ends)] = Field(
+    expires: str | None = Field(
         None,
         max_length=20,
-        pattern=ENDS,
+        pattern=r"^[0-9d-]+$",
         description="90d, or a date at whose beginning (UTC) it ends; null: never.",
     )
 
@@ -213,8 +193,8 @@ class WatchIn(Strict):
         }
     )
 
-    models: list[Annotated[ModelText, refusing(check_model)]] = Field(min_length=1, max_length=100)
-    devices: list[KnownDevice] = Field(min_length=1, max_length=100)
+    models: list[ModelText] = Field(min_length=1, max_length=100)
+    devices: list[DeviceName] = Field(min_length=1, max_length=100)
     tp: list[Count] = Field([1], min_length=1, max_length=20)
     ep: list[Count] = Field([1], min_length=1, max_length=20)
     dtypes: list[Dtype] = Field([], max_length=10, description="Default: the model's own.")

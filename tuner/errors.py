@@ -83,12 +83,6 @@ class BadInput(TunerError):
     """The input is not valid."""
 
     exit_code = 2
-    field = ""  # of a request, if the mistake is known to be in that one
-
-    @property
-    def by_field(self) -> Mapping[str, str]:
-        """What is wrong, by the name of the field, in the API's words."""
-        return {self.field: self.in_api_words()} if self.field else {}
 
 
 class OptionsRefused(BadInput):
@@ -96,16 +90,12 @@ class OptionsRefused(BadInput):
 
     def __init__(self, reasons: Mapping[str, str], flags: Mapping[str, str]) -> None:
         """Both by the name of a field: what the field is for, and its command-line flag."""
-        self._said = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
+        self.by_field = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
         in_flags = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
         super().__init__("; ".join(in_flags))
 
-    @property
-    def by_field(self) -> Mapping[str, str]:
-        return self._said
-
     def in_api_words(self) -> str:
-        return "; ".join(self._said.values())
+        return "; ".join(self.by_field.values())
 
 
 class UnknownKey(BadInput):

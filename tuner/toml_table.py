@@ -14,10 +14,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from tuner.bounds import KEY_PARTS, TOML_DEPTH
 from tuner.errors import BadInput, did_you_mean
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# tomllib takes seconds for a key of ten thousand parts.
+KEY_PARTS = 16  # of a dotted key or a table's name
+TOML_DEPTH = 32  # lists and tables in one another
 _LONGEST = 300  # characters of an error message: a field's name or value may be any text
 # Comments and strings. One that nothing closes goes on to the end: else each quote in it would be
 # looked at anew.

@@ -96,7 +96,7 @@ def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
     except ValidationError as error:
         said = mistakes_in(error, body)
     except BadInput as error:
-        said = dict(error.by_field) or {"models": error.in_api_words()}
+        said = {"models": error.in_api_words()}
     else:
         return go(request, "watches")
     return _watches(request, WatchedPage(limit=20), caller, api, form, said)

@@ -55,10 +55,10 @@ def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
 def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with the body that a form became, by the field of the form."""
     errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, str] = {}
     for one in mistakes_of(errors, body):
-        found.setdefault(one.pointer[1:].partition("/")[0], {}).setdefault(one.pointer, one.detail)
-    return {name: "; ".join(dict.fromkeys(said.values())) for name, said in found.items()}
+        found.setdefault(one.pointer[1:].partition("/")[0], one.detail)
+    return found
 
 
 Posted = Annotated[Mapping[str, str], Depends(_posted)]

@@ -25,7 +25,7 @@ from api.schemas_query import JobPage, Page
 from api.state import ApiDep
 from api.text import JobId
 from tuner.devices.table import find_device
-from tuner.errors import BadInput, UnknownDevice
+from tuner.errors import BadInput, OptionsRefused, UnknownDevice
 from tuner.jobs.job import JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import Status
@@ -69,9 +69,10 @@ def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> 
         job = submit_job(SubmitJob.model_validate(body), request, Response(), caller, api)
     except ValidationError as error:
         return _form(request, caller, form, mistakes_in(error, body))
+    except OptionsRefused as error:
+        return _form(request, caller, form, error.by_field)
     except BadInput as error:
-        said = error.by_field or {"model": error.in_api_words()}
-        return _form(request, caller, form, said)
+        return _form(request, caller, form, {"model": error.in_api_words()})
     return go(request, f"jobs/{job['id']}")
 
 

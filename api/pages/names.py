@@ -16,28 +16,6 @@ _STATUSES = {
 }
 _FIELDS = {"top_k": "top", "per_channel_quant": "per channel"}
 
-# What the API says to its clients, and what pages say instead.
-_ON_PAGES = {
-    "; post its config.json; GET /v1/models lists the presets": (
-        ": the page Models lists the known ones, and the API takes a config.json of any other"
-    ),
-    "or pass allow_predicted=true": "or include predicted winners",
-    "pass allow_predicted=true": "include predicted winners",
-    "; GET /v1/workers lists them": ": the page Workers lists them",
-    "; GET /v1/devices lists the known ones": ": the page Devices lists the known ones",
-    "; GET /openapi.json lists the paths": "",
-    "or post measure=predict": "or choose predict, which needs no GPU",
-    "post a job for": "queue a job for",
-    "; post its problems instead: ": "; queue its problems instead: ",
-}
-
-
-def page_words(text: str) -> str:
-    """What the API says, in the words of pages."""
-    for said, words in _ON_PAGES.items():
-        text = text.replace(said, words)
-    return text
-
 
 def device_short(name: str) -> str:
     """A GPU's name without its vendor: H100 80GB HBM3."""

@@ -18,7 +18,6 @@ from api.pages.names import (
     device_short,
     engine_words,
     model_words,
-    page_words,
     problem_words,
     status_words,
 )
@@ -173,7 +172,6 @@ def _environment() -> Environment:
         "engine": engine_words,
         "words": status_words,
         "problem": problem_words,
-        "said": page_words,
     }
     made.globals |= {"query_of": _query, "query_with": _with, "cells_of": cells_of}
     made.globals["named"] = model_words

@@ -73,8 +73,7 @@ def _set(response: Response, headers: Headers, value: str, seconds: int) -> None
         httponly=True,
         samesite="strict",
         # A client that lies about it gets a cookie that it does not send back.
-        # Of several proxies, the first one's word counts: the browser speaks to that one.
-        secure=headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() == "https",
+        secure=headers.get("x-forwarded-proto", "").strip().lower() == "https",
     )
 
 

@@ -16,8 +16,8 @@ from api_server import JOB, Server, serving
 from limits import RateLimitItemPerHour
 
 import api.bodies
+from api.bounds import LARGE_BYTES, VALUES
 from api.settings import ApiSettings
-from tuner.bounds import LARGE_BYTES, VALUES
 from tuner.store.keys import Scope as KeyScope
 from workers.settings import Settings
 

@@ -15,9 +15,9 @@ import pytest
 from api_server import JOB, Server, eventually, serving
 
 import api.connections
+from api.bounds import PIPELINED
 from api.connections import Places, uvicorn_options
 from api.settings import ApiSettings
-from tuner.bounds import PIPELINED
 from workers.settings import Settings
 
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -19,12 +19,12 @@ import api.app
 import api.bodies
 import api.bundles
 import api.middleware
+from api.bounds import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES
 from api.pages.places import is_page
 from api.pages.sessions import proof_of
 from api.schemas_in import EXAMPLE_CLUSTER
 from api.settings import ApiSettings
 from tuner import toml_table
-from tuner.bounds import CLUSTER_CHARS, QUERY_BYTES, QUERY_FIELDS, SMALL_BYTES
 from workers.settings import Settings
 
 MANY = CLUSTER_CHARS // 2 - 10

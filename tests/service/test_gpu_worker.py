@@ -195,7 +195,10 @@ def test_bench_measures_what_compiles(bench):
     assert done[broken].status is Status.COMPILE_ERROR
     assert bench.totals.measurements == 1
     assert bench.totals.extra["children_replaced"] == 0
-    assert bench.environment == {"torch": "2", "cuda": "13", "driver": "1"}
+    assert bench.environment == {
+        **{"torch": "2", "cuda": "13", "driver": "1"},
+        "backends": "sgl-deep-gemm 0.1.0",
+    }
 
 
 def test_bench_only_compiles_at_points_that_nobody_asked_for(lane):

@@ -113,8 +113,8 @@ class TestAdding:
             ("foo", "unknown scope 'foo'; the scopes are read, submit, admin, and urgent beside"),
             ("submt", "did you mean 'submit'?"),
             ("", "unknown scope ''"),
-            ("urgent", "submit,urgent"),
-            ("read,urgent", "submit,urgent"),
+            ("urgent", "--scope submit,urgent"),
+            ("read,urgent", "--scope submit,urgent"),
         ],
     )
     def test_other_scopes_are_refused(self, text: str, says: str) -> None:

@@ -104,7 +104,7 @@ def test_a_worker_without_triton_refuses_what_it_cannot_compile(
         assert broken.drain() == 2
         broken.stop()
         (aside,) = workers.list()
-        assert aside.doing == "set aside" and "triton" in aside.reason
+        assert aside.doing == "set aside" and "Triton" in aside.reason
         assert {jobs.get(one).attempts for one in posted} == {0}
         kinds = [event.kind for one in posted for event in jobs.events(one)]
         assert kinds.count("refused") == 2

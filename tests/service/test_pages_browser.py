@@ -20,7 +20,6 @@ from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch, trial
 from test_pages import PAGES, RESULT, all_pages, filled_server, job_ids
 from tiers import only
 
-from api.schemas_in import EXAMPLE_CLUSTER
 from api.settings import ApiSettings
 from tuner.devices.table import devices
 from tuner.families.fused_moe.problem import Gemm
@@ -38,7 +37,6 @@ from workers.settings import Settings
 WIDTHS = (360, 1280, 2560)
 # What a browser itself logs of an answer that the page expects.
 EXPECTED = "Failed to load resource"
-CLUSTER = EXAMPLE_CLUSTER.replace("mixtral-8x7b", "deepseek-r1")
 
 
 @pytest.fixture(autouse=True)
@@ -206,68 +204,6 @@ def timed(point: Point, number: int, time_us: float) -> Trial:
 def key_at(device: str) -> RunKey:
     """The run of another device."""
     return replace(KEY, environment=replace(ENVIRONMENT, device=device))
-
-
-def test_each_form_is_corrected_and_sent_again(browser: Browser, server: Server, url: str) -> None:
-    """A browser ends the lines of a text area with CR and LF."""
-    with Store.open(url) as store:
-        store.finish_run(store.begin_run(KEY), [ENTRY], Totals())
-    with logged_in(browser, server) as tab:
-        page, mistakes = tab.page, tab.page.locator(".mistake")
-
-        tab.open("/bundles?device=NVIDIA_L40S")
-        page.get_by_label("cluster.toml").fill(f"{CLUSTER}\n[nodes")
-        page.get_by_role("button", name="See what is in it").click()
-        expect(mistakes).to_contain_text("is not TOML")
-        assert "\ufffd" not in page.get_by_label("cluster.toml").input_value()
-        page.get_by_label("cluster.toml").fill(CLUSTER)
-        page.get_by_role("button", name="See what is in it").click()
-        expect(page.get_by_role("heading", name="No bundle")).to_be_visible()
-        page.get_by_label("even if files are missing").check()
-        page.get_by_role("button", name="See what is in it").click()
-        with page.expect_download() as download:
-            page.get_by_role("button", name="Download one-node").click()
-        assert download.value.suggested_filename == "one-node-NVIDIA_L40S.tar.gz"
-
-        tab.open("/watches")
-        page.get_by_label("Models").fill("mixtral-8x7b\nmixtrall\nqwen3-32")
-        page.get_by_label("Devices").fill("H20")
-        page.get_by_label("TP").fill("8, x")
-        page.get_by_role("button", name="Watch").click()
-        expect(page.locator("#models-mistake")).to_contain_text("'mixtrall'")
-        expect(page.locator("#models-mistake")).to_contain_text("'qwen3-32'")
-        expect(page.locator("#tp-mistake")).to_contain_text("should be a number")
-        page.get_by_label("Models").fill("mixtral-8x7b\nqwen3-235b-a22b")
-        page.get_by_label("TP").fill("8")
-        page.get_by_role("button", name="Watch").click()
-        expect(page.locator(".card.split strong")).to_have_text("mixtral-8x7b, qwen3-235b-a22b")
-
-        tab.open("/jobs/new")
-        wrong = {"model": "deepseek-r11", "tp": "abc", "measure": "predikt", "engine": "sglangg"}
-        for name, text in wrong.items():
-            page.locator(f"#{name}").fill(text)
-        page.get_by_role("button", name="Queue the job").click()
-        for name, said in (
-            *(("model", "did you mean 'deepseek-r1'"), ("tp", "should be a number")),
-            *(("measure", "did you mean 'predict'"), ("engine", "did you mean 'sglang'")),
-        ):
-            expect(page.locator(f"#{name}-mistake")).to_contain_text(said)
-        good = {"model": "mixtral-8x7b", "tp": "8", "measure": "predict", "engine": "sglang"}
-        for name, text in good.items():
-            page.locator(f"#{name}").fill(text)
-        page.get_by_role("button", name="Queue the job").click()
-        expect(page.locator(".facts .badge")).to_have_text("queued")
-
-        tab.open("/keys")
-        page.get_by_label("Name").fill("bad name!")
-        page.get_by_label("It ends").fill("tomorrow")
-        page.get_by_role("button", name="Make the key").click()
-        expect(page.locator("#name-mistake")).to_contain_text("should be letters, digits")
-        expect(page.locator("#expires-mistake")).to_contain_text("2027-01-31")
-        page.get_by_label("Name").fill("good-name")
-        page.get_by_label("It ends").fill("90d")
-        page.get_by_role("button", name="Make the key").click()
-        expect(page.locator("#secret")).to_be_visible()
 
 
 def test_cancelling_asks_once_more(browser: Browser, server: Server) -> None:

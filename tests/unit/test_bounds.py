@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from api.bodies import _parse_form
 from tuner import toml_table
-from tuner.bounds import KEY_PARTS, TOML_DEPTH
 from tuner.deploy.cluster_file import parse_cluster
 from tuner.errors import BadInput, MalformedCluster
 from tuner.families.attention.workloads import read_workload
-from tuner.toml_table import parse_toml
+from tuner.toml_table import KEY_PARTS, TOML_DEPTH, parse_toml
 from workers.watches import read_watch_list
 
 MANY = 20_000
@@ -74,3 +74,8 @@ def test_dots_and_brackets_elsewhere_are_no_keys() -> None:
     )
     found = parse_toml(text, "it", BadInput)
     assert len(found["hosts"]) == len(found["numbers"]) == len(found["many"]) == 100
+
+
+def test_the_lines_of_a_browser_s_form_end_with_one_character() -> None:
+    """A browser sends CR and LF; TOML and its readers take LF."""
+    assert _parse_form(b"cluster=a%20%3D%201%0D%0Ab%20%3D%202%0D") == {"cluster": "a = 1\nb = 2\n"}

@@ -1,4 +1,5 @@
-"""How much a text of others may hold before it is parsed. No other module has such numbers.
+"""How much a text of others may hold before it is parsed. The bounds of TOML itself stand in
+`tuner.toml_table`.
 
 Parsers take far longer than the bytes take to arrive, and some of them by the square: so each text
 is measured first, in linear time. What is left is parsed in a thread, apart from small bodies.
@@ -6,9 +7,6 @@ is measured first, in linear time. What is left is parsed in a thread, apart fro
 
 from __future__ import annotations
 
-# TOML. tomllib takes seconds for a key of ten thousand parts.
-KEY_PARTS = 16  # of a dotted key or a table's name
-TOML_DEPTH = 32  # lists and tables in one another
 CLUSTER_CHARS = 1 << 15  # a posted cluster.toml; one of 100 nodes has 10,000
 
 # JSON. Each of these characters brings a value, which takes far longer to make than to send. The
