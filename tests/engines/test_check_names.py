@@ -24,7 +24,7 @@ def test_vllm_s_names_are_vllm_s(tmp_path, compile_cache, words: tuple[str, ...]
     code, said = checked(tmp_path, VLLM, *words)
     assert code == 0
     assert "vllm 0.33.0 clamps BLOCK_SIZE_K 256 and runs 128 at M=2" in said
-    assert ("--engine vllm==VERSION" in said) is not words
+    assert ("--engine vllm==VERSION" in said) is (not words)
 
 
 def test_sglang_s_names_are_sglang_s(tmp_path, compile_cache) -> None:
@@ -38,3 +38,11 @@ def test_another_engine_s_spelling_names_that_engine(tmp_path) -> None:
         code, said = checked(tmp_path, name, "--engine", engine)
         assert code == 2
         assert f"--engine {other}" in said
+
+
+def test_a_down_file_without_a_type_is_for_its_gpu(tmp_path, compile_cache) -> None:
+    name = "E=64,N=1536,device_name=NVIDIA_H200_down.json"
+    code, said = checked(tmp_path, name, "--engine", "sglang==0.5.16")
+    assert code == 0, said
+    assert "NVIDIA_H200_down," not in said
+    assert "entries on NVIDIA_H200:" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
     from tuner.problems.registry import Family
-
-# How the engines write the blocks of quantisation in names.
-_BLOCKS = {
-    "sglang": re.compile(r"block_shape=\[\d+, \d+\]"),
-    "vllm": re.compile(r"block_shape=\[\d+,\d+\]"),
-}
 
 
 def files_to_check(targets: Sequence[str]) -> list[Path]:
@@ -85,7 +78,9 @@ def engine_of_files(paths: Sequence[Path]) -> str:
 
 def spelled_by(paths: Sequence[Path]) -> str:
     """The engine that spells blocks of quantisation as all these names do; empty if not known."""
-    found = {name for path in paths for name, form in _BLOCKS.items() if form.search(path.name)}
+    from tuner.diagnose.facts import facts_of_line
+
+    found = {name for path in paths if (name := facts_of_line(path.name).get("engine"))}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -102,7 +97,9 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
 
 
 def _device(path: Path) -> str:
-    return path.stem.partition("device_name=")[2].partition(",")[0]
+    from tuner.diagnose.facts import facts_of_line
+
+    return facts_of_line(path.name).get("device")
 
 
 def _sidecar(path: Path) -> Mapping[str, Any]:

@@ -14,21 +14,17 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+from tuner.diagnose.table import BLANKS
 from tuner.toml_table import shipped_toml
 
-_BLANKS = b" \t\n\r\v\f"
 _COMMAND = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|--model-path\b"
     r"|\b(?:command|args)[\"']?\s*[:=]\s*(?:[\[>|\"'-]|$)"
 )
-_STARTS: tuple[bytes, ...] = (
-    b"launch_server",
-    b"sglangserve",
-    b"vllmserve",
-    b"vllm.entrypoints",
-    b"dockerrun",
+_STARTS = (  # of them, without blanks
+    *(b"launch_server", b"sglangserve", b"vllmserve", b"vllm.entrypoints", b"dockerrun"),
+    *(b"--model-path", b"command", b"args"),
 )
-_STARTS += (b"--model-path", b"command", b"args")
 _GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])")  # an argument of its own line
 _LONGEST = 80  # lines of a command
 _VARIABLE = re.compile(r"\b((?:VLLM|SGLANG|SGL|NCCL|TRITON)_[A-Z0-9_]+)=[\"']?([^\s\"'\\]+)")
@@ -82,11 +78,9 @@ class Facts:
                 at = bisect_right(starts, place) - 1
                 hits.setdefault(at, []).append(form)
                 place = joined.find(form.anchor, starts[at + 1])
-        if self._command or any(start in joined for start in _STARTS):
+        commands = bool(self._command) or any(start in joined for start in _STARTS)
+        if commands:
             hits = {at: hits.get(at, []) for at in range(len(lines))}
-            commands = True
-        else:
-            commands = False
         for at in sorted(hits):
             texts = [line.decode("utf-8", errors="replace") for line in lines[at : at + 4]]
             where = f"{name}:{first + at}"
@@ -160,12 +154,19 @@ class Facts:
             self.known[name] = Fact(f"{old.value} {value}", old.where)
 
 
+def facts_of_line(line: str) -> Facts:
+    """The facts of one line, such as the name of a config file."""
+    found, data = Facts(), line.encode("utf-8", errors="replace")
+    found.read([data], [data.translate(None, BLANKS)], "input", 1)
+    return found
+
+
 @cache
 def _forms() -> tuple[_Form, ...]:
     rows = shipped_toml(__package__, "facts.toml")["fact"]
     return tuple(
         _Form(
-            row["anchor"].encode().translate(None, _BLANKS),
+            row["anchor"].encode().translate(None, BLANKS),
             re.compile(row["pattern"]) if "pattern" in row else None,
             row.get("sets", {}),
         )
@@ -188,6 +189,11 @@ def _flags() -> dict[str, re.Pattern[str]]:
 
 def _flag_alone(text: str) -> str:
     """The fact whose flag ends a line, so that the next line has its value."""
-    word = text.strip(" \t-\"',[]\\")
+    return _bare_flags().get(text.strip(" \t-\"',[]\\"), "")
+
+
+@cache
+def _bare_flags() -> dict[str, str]:
+    """The fact of each flag, which is written without its dashes."""
     rows = shipped_toml(__package__, "facts.toml")["flags"]
-    return next((n for n, flags in rows.items() if word in [f.lstrip("-") for f in flags]), "")
+    return {flag.lstrip("-"): name for name, flags in rows.items() for flag in flags}
