@@ -1,11 +1,9 @@
 """The comparison of two Tritons on a GPU: what of it runs without one."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from benchmark_scripts import load_script
 from cases import FP8, config
 
 from tuner.compile.environment import TritonRelease, installed_triton
@@ -21,12 +19,7 @@ ENGINE, NEW = "sglang==0.5.16", "3.8.0"
 
 @pytest.fixture(scope="module")
 def bench():
-    path = Path(__file__).parents[2] / "benchmarks/triton_versions_gpu.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("triton_versions_gpu.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """Real kernels on a real GPU: right ones are timed, bad ones end with their own status."""
 
-import importlib.util
 import os
-from pathlib import Path
 
 import pytest
+from benchmark_scripts import load_script
 from gpu_benches import config, open_bench, this_device, trials_of
 
 from tuner.devices.table import find_device
@@ -21,7 +20,6 @@ from tuner.problems.results import Status
 pytestmark = pytest.mark.gpu
 SMALL = "E=16,N=256,K=512,top_k=4"
 BFLOAT16 = parse_problem(f"fused_moe:{SMALL},dtype=bfloat16")
-PLANTED = Path(__file__).parents[2] / "benchmarks" / "h200" / "planted.py"
 GOOD, NAN, WRONG_ROW, ILLEGAL_ADDRESS, ENDLESS = 1, 2, 3, 4, 5  # as planted_kernel.py has them
 POINT = Point(8, Gemm.UP)
 
@@ -59,9 +57,7 @@ def test_every_dtype_is_right_and_timed(dtype, tmp_path):
 @pytest.fixture
 def planted_engine(tmp_path, monkeypatch):
     """An engine whose kernel is right where GROUP_SIZE_M is 1, and bad on purpose elsewhere."""
-    spec = importlib.util.spec_from_file_location("planted", PLANTED)
-    planted = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(planted)
+    planted = load_script("h200/planted.py")
     monkeypatch.setenv("TUNER_ENGINE_PATH", os.environ.get("TUNER_ENGINE_PATH", ""))  # for the end
     planted.made_up_engine(tmp_path / "engines")
     return planted.find_engine(f"sglang=={planted.VERSION}")

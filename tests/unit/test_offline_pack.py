@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
 import struct
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_scripts import load_script
 
 BF16 = b"ENS_10bfloat16_tEfNS_4arch4Sm90ELb%dELb0ELb%dELb1E"
 HEADER = 64
@@ -17,13 +16,7 @@ HEADER = 64
 
 @pytest.fixture(scope="module")
 def fat_binaries() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks/offline/fat_binaries.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("offline/fat_binaries.py")
 
 
 def fat(*images: tuple[int, bytes]) -> bytes:

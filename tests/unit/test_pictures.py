@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from benchmark_scripts import load_script
 from PIL import Image
 
 from tuner.devices.table import find_device
@@ -273,12 +273,7 @@ class TestPages:
 
 def test_the_documents_pictures_are_drawn_from_the_kept_results() -> None:
     """If this fails: python benchmarks/pictures.py"""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "benchmarks/pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    drawn = script.pictures()
+    drawn = load_script("pictures.py").pictures()
     kept = {path.name: path.read_bytes() for path in (ROOT / "docs/pictures").glob("*.svg")}
     assert kept == drawn
 

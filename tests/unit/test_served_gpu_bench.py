@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from benchmark_scripts import load_script
 
 from tuner.deploy.served.loads import parse_loads
 from tuner.families.attention.workloads import read_workload
@@ -15,13 +14,7 @@ from tuner.families.attention.workloads import read_workload
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks/served_gpu.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("served_gpu.py")
 
 
 def test_attention_is_tuned_at_the_lengths_of_the_loads(bench: ModuleType, tmp_path: Path) -> None:
