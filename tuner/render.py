@@ -67,10 +67,11 @@ def verdicts(headers: Sequence[str], rows: Sequence[Sequence[object]], by: str =
     the cells of the column `by`.
     """
     told: dict[str, dict[str, None]] = {}
+    at = list(headers).index(by)
     for row in rows:
         if row[-1]:
             line = printable(f"{row[-2]}: {row[-1]}")
-            told.setdefault(line, {})[str(row[list(headers).index(by)])] = None
+            told.setdefault(line, {})[str(row[at])] = None
     lines = [f"{line} ({by} {', '.join(some)})" for line, some in told.items()]
     return "\n".join([table(headers[:-1], [row[:-1] for row in rows]), *lines])
 
@@ -87,10 +88,10 @@ def table(
 ) -> str:
     """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
 
-    Cells are made `printable`. `right` names columns of text to right-align, and `whole`
-    those that are never folded, such as ids; `rule` draws a line
-    below the headers. A table wider than `width` (default: `columns()`) loses the columns that
-    `drop` names, in that order, until it fits; then its widest text is folded.
+    Cells are made `printable`. `right` names columns of text to right-align, and `whole` those that
+    are never folded, such as ids; `rule` draws a line below the headers. A table wider than `width`
+    (default: `columns()`) loses the columns that `drop` names, in that order, until it fits; then
+    its widest text is folded.
     """
     limit = width or columns()
     cells = [["" if value is None else printable(str(value)) for value in row] for row in rows]

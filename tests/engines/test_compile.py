@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 from tuner.cli.app import app
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
 from tuner.compile.candidates import fit
-from tuner.compile.environment import KEPT_SETTINGS
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.compile.shared import SharedCache
 from tuner.compile.shared_results import share_results
@@ -41,6 +40,7 @@ from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Status
+from tuner.problems.triton import PTXAS_SETTINGS
 from tuner.tuning.request import parse_source
 from tuner.tuning.run import open_run
 from tuner.tuning.run_request import Request
@@ -487,7 +487,7 @@ def test_the_key_holds_all_that_decides_a_result(tmp_path, kernels):
 def test_a_target_is_its_architecture_s_word_in_a_key(tmp_path, kernels):
     wanted = job(kernels, INT8, Gemm.UP, SMALL, 89)
     with Farm(1, cache_dir=tmp_path) as farm:
-        settings = [farm.env.get(name) for name in KEPT_SETTINGS]
+        settings = [farm.env.get(name) for name in PTXAS_SETTINGS]
         for target, word in ((wanted.target, 89), (Target("hip", "gfx942", 64), "gfx942")):
             parts = [wanted.lifted.hash, wanted.variant.as_json(), word, farm.triton.version]
             text = json.dumps([*parts, settings, compile_code()], sort_keys=True)

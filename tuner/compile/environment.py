@@ -11,11 +11,7 @@ from pathlib import Path
 from tuner.engines.engine import Engine
 from tuner.engines.triton_release import engine_triton, find_triton
 from tuner.errors import CompilerUnavailable
-from tuner.problems.triton import version_folder
-
-# A worker gets only those settings of Triton that say where ptxas is. Others (TRITON_INTERPRET,
-# TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
-KEPT_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # as in `ptxas.SETTINGS`
+from tuner.problems.triton import PTXAS_SETTINGS, version_folder
 
 
 @dataclass(frozen=True)
@@ -68,12 +64,14 @@ def installed_triton() -> str:
 
 def worker_env(folder: Path, triton: TritonRelease) -> dict[str, str]:
     """The environment of a compile process. Triton's cache lies in `folder`."""
+    # Of Triton's settings, a process gets PTXAS_SETTINGS alone. Others (TRITON_INTERPRET,
+    # TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
     # They run an engine's code, which must not see the keys of the shared cache and of its server.
     dropped = ("TRITON_", "MLIR_", "LLVM_", "TUNER_SHARED_CACHE", "TUNER_API_KEY")
     env = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT_SETTINGS or not name.startswith(dropped)
+        if name in PTXAS_SETTINGS or not name.startswith(dropped)
     }
     if triton.folder is not None:
         paths = [str(triton.folder), env.get("PYTHONPATH", "")]

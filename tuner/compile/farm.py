@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.compile.environment import (
-    KEPT_SETTINGS,
     TritonRelease,
     installed_triton,
     worker_env,
@@ -29,6 +28,7 @@ from tuner.errors import CompilerUnavailable
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
 from tuner.problems.results import Compiled, Status
+from tuner.problems.triton import PTXAS_SETTINGS
 
 _NOW, _SOON, _LATER = 0, 1, 2  # ranks of jobs
 _KEPT = (Status.OK, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)  # they would end so again
@@ -195,7 +195,7 @@ class Farm:
 
     def key(self, job: CompileJob) -> str:
         """The hash of everything that decides a result."""
-        triton = self.triton.version, [self.env.get(name) for name in KEPT_SETTINGS]
+        triton = self.triton.version, [self.env.get(name) for name in PTXAS_SETTINGS]
         parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, *triton, compile_code()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

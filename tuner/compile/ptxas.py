@@ -17,8 +17,8 @@ from pathlib import Path
 import triton
 
 from tuner.devices.target import CUDA, Target
+from tuner.problems.triton import PTXAS_SETTINGS
 
-SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
 _LIMIT_S = 20.0
 
@@ -26,7 +26,7 @@ _LIMIT_S = 20.0
 @cache
 def use_one_that_knows(target: Target) -> None:
     """Let Triton run a ptxas that knows the target, if its own does not and nobody chose one."""
-    if target.backend != CUDA or any(name in os.environ for name in SETTINGS):
+    if target.backend != CUDA or any(name in os.environ for name in PTXAS_SETTINGS):
         return
     own = sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*"))
     if not own or any(_knows(path, target) for path in own):
@@ -34,7 +34,7 @@ def use_one_that_knows(target: Target) -> None:
     for path in _others():
         # A Triton refuses a ptxas of a CUDA that came after it, by its first number.
         if _knows(path, target) and _cuda(path) in map(_cuda, own):
-            os.environ.update(dict.fromkeys(SETTINGS, str(path)))
+            os.environ.update(dict.fromkeys(PTXAS_SETTINGS, str(path)))
             return
 
 

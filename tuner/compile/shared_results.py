@@ -19,13 +19,14 @@ from functools import lru_cache
 from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
-from tuner.compile.environment import KEPT_SETTINGS, TritonRelease
+from tuner.compile.environment import TritonRelease
 from tuner.compile.results import compile_code
 from tuner.compile.shared import SharedCache
 from tuner.devices.target import Target
 from tuner.kernels.binding import Variant
 from tuner.kernels.lift import Lifted
 from tuner.problems.results import Compiled, Status
+from tuner.problems.triton import PTXAS_SETTINGS
 
 log = logging.getLogger("tuner.compile")
 
@@ -82,7 +83,7 @@ class SharedResults:
     def __init__(self, cache: SharedCache, build: str, env: Mapping[str, str]) -> None:
         """`build` is Triton's, from `triton_build`; `env` is the compile processes'."""
         self._cache = cache
-        self._build = [build, *(_file_hash(env.get(name)) for name in KEPT_SETTINGS)]
+        self._build = [build, *(_file_hash(env.get(name)) for name in PTXAS_SETTINGS)]
         self._triton_cache = Path(env["TRITON_CACHE_DIR"])
 
     def get(self, lifted: Lifted, variant: Variant, target: Target) -> Compiled | None:

@@ -159,10 +159,9 @@ def _elsewhere(
 
 def _families_of(context: Context) -> list[Family]:
     """The families that the model has; all that the engine runs if the model is not known."""
-    name = known_preset(context.model)
-    serving = Serving(engine=context.engine_name() or "sglang", tp=context.tp or 1)
+    name, engine = known_preset(context.model), context.engine_name()
+    serving = Serving(engine=engine or "sglang", tp=context.tp or 1)
     found = families_of(name, serving) if name else list(families())
-    engine = context.engine_name()
     return [one for one in found if not engine or supports(engine, one.name)]
 
 
@@ -192,10 +191,7 @@ def _by_bytes(
     details: dict[str, Any],
 ) -> Added:
     """The answer where the bytes that kernels need were compared with those of the message."""
-    name = context.engine_name()
-    engine = context.engine(name)
-    assert engine is not None  # it compiled them
-    said = in_words(needs, details["required_bytes"], engine)
+    said = in_words(needs)
     details["launches"] = list(needs.found)
     if not needs.found:
         return Added((cause, *said), (_WHOLE, *_tune_steps(among, context)), details)

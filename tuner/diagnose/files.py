@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
+from tuner.diagnose.facts import facts_of_line
 from tuner.diagnose.findings import Finding, Findings
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
@@ -118,9 +119,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 
 def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     """What to do where the name of a file does not suffice."""
-    named = missing.path.partition("device_name=")[2].partition(",")[0].removesuffix(".json")
-    named = named.removesuffix("_down")
-    device = context.device(named)
+    device = context.device(facts_of_line(missing.name).get("device"))
     model = known_preset(context.model)
     flag = missing.family.flag if missing.family and missing.family.flag else ""
     options = context.options(missing.engine, device)

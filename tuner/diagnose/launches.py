@@ -14,7 +14,10 @@ from tuner.models.serving import Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point, Problem
 from tuner.problems.registry import Family, family_of
-from tuner.tuning.launches import own_launches
+from tuner.problems.results import MeasureKind
+from tuner.tuning.request import Source
+from tuner.tuning.run import open_run
+from tuner.tuning.run_request import Request
 
 # Checkpoints of a model differ in these; a server's log seldom says which one it is.
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
@@ -24,7 +27,9 @@ _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
 class Needs:
     """What the kernels of a model need, compiled."""
 
-    found: Sequence[str]  # sentences on the launches that need exactly the bytes
+    required: int  # bytes of shared memory, which a server's message names
+    engine: Engine
+    found: Sequence[str]  # sentences on the launches that need exactly these bytes
     problems: Sequence[Problem]  # of these launches
     own: bool  # they are of the checkpoint as it is described, and not of another type of it
     compiled: int  # launches
@@ -87,15 +92,19 @@ def _compiled(
     count = 0
     with Workbench() as workbench:
         for problem in problems:
+            request = Request(problem, device, engine, Source(MeasureKind.PREDICT))
             try:
-                for one in own_launches(problem, device, engine, workbench):
-                    count += 1
-                    if one.compiled.shared_bytes == required:
-                        point, config = one.candidate.point, one.candidate.config
-                        found.setdefault((problem, one.name, config), []).append(point)
+                with open_run(request, workbench) as run:
+                    launches = run.own_launches()
+                count += len(launches)
+                for name, one, compiled in launches:
+                    if compiled.shared_bytes == required:
+                        found.setdefault((problem, name, one.config), []).append(one.point)
             except (TunerError, ImportError) as error:  # the base installation has no NumPy
                 failed[family_of(problem).title] = str(error)
     return Needs(
+        required,
+        engine,
         [_sentence(required, *place, points) for place, points in found.items()],
         list(dict.fromkeys(problem for problem, *_ in found)),
         own=True,
@@ -116,9 +125,9 @@ def _sentence(
     )
 
 
-def in_words(needs: Needs, required: int, engine: Engine) -> Iterator[str]:
+def in_words(needs: Needs) -> Iterator[str]:
     """Sentences on what was compiled, for people."""
-    as_launched = f"as {engine.name} {engine.version} launches them"
+    as_launched = f"as {needs.engine.name} {needs.engine.version} launches them"
     if needs.found:
         if not needs.own:
             yield (
@@ -130,7 +139,7 @@ def in_words(needs: Needs, required: int, engine: Engine) -> Iterator[str]:
         left = "the constants of a config file, another release, or a kernel that is not known here"
         yield (
             f"None of {needs.compiled} launches of this model's kernels, compiled {as_launched}, "
-            f"needs {required:,} bytes. What is left is {left}."
+            f"needs {needs.required:,} bytes. What is left is {left}."
         )
     for title, why in needs.failed.items():
         yield f"Not compiled here: {title}, because {why}."

@@ -23,12 +23,16 @@ def take_back(winners: Sequence[Winner], engine: Engine, device: Device, out: Pa
     files. Raises UnwritableOutput where one cannot be removed.
     """
     removed = []
+    packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place
     for file in _earlier(winners, engine, device, out):
         family = family_of(file.problem).name
-        own = {out / place: path for place, path in delivery_of(engine, family).packaged()}
+        if family not in packaged:
+            own = delivery_of(engine, family).packaged()
+            packaged[family] = {out / place: path for place, path in own}
+        shipped = packaged[family].get(file.path)
         try:
-            if file.path in own:
-                file.path.write_bytes(own[file.path].read_bytes())
+            if shipped:
+                file.path.write_bytes(shipped.read_bytes())
             else:
                 file.path.unlink()
             file.sidecar.unlink()

@@ -11,7 +11,7 @@ from typing import TypeVar
 from tuner.errors import MalformedCheckpoint
 from tuner.limited_file import read_limited
 from tuner.models.fields import MAX_BYTES, language_fields, parse
-from tuner.models.quantization import quantization_fields
+from tuner.models.quantization import is_mixed, quantization_fields
 
 T = TypeVar("T")
 
@@ -67,8 +67,7 @@ def with_modelopt(data: bytes, folder: Path) -> bytes:
         return data
     config = parse(data)
     quant = dict(quantization_fields(language_fields(config)))
-    mixed = str(quant.get("quant_algo", "")).upper() == "MIXED_PRECISION"
-    if quant and (not mixed or "quantized_layers" in quant):
+    if quant and (not is_mixed(quant) or "quantized_layers" in quant):
         return data
     try:
         beside = parse(read_limited(file, MAX_BYTES, MODELOPT, MalformedCheckpoint))

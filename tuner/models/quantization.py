@@ -99,10 +99,15 @@ def _algorithm(name: str) -> Quantization:
     return Quantization(f"modelopt {algo}", dtype, block, algo == "fp8_per_channel_per_token")
 
 
+def is_mixed(quant: Json) -> bool:
+    """Say whether a ModelOpt checkpoint has several algorithms."""
+    return str(quant.get("quant_algo", "")).upper() == "MIXED_PRECISION"
+
+
 def _mixed(quant: Json) -> Json | None:
     """The layers of a ModelOpt checkpoint with several algorithms, by name; None for others."""
     layers = quant.get("quantized_layers")
-    if str(quant.get("quant_algo", "")).upper() != "MIXED_PRECISION" or layers is None:
+    if layers is None or not is_mixed(quant):
         return None
     if not isinstance(layers, Mapping) or not all(isinstance(x, Mapping) for x in layers.values()):
         raise MalformedCheckpoint("quantized_layers is not an object of objects")

@@ -1,10 +1,11 @@
-"""Facts about Triton that need no import: its default options, and folders per version."""
+"""Facts about Triton that need no import: its default options, settings, and folders."""
 
 from __future__ import annotations
 
 # The options that `triton.compile` uses for CUDA where a configuration has none.
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 _HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
+PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # say where ptxas is
 
 
 def triton_defaults(backend: str) -> dict[str, int]:

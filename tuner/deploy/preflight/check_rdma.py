@@ -53,20 +53,18 @@ def _down_ports(node: Node, links: Links, expected: ExpectedNode | None) -> Iter
         lines = {d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in down}
         total = len(node.devices)
     wanted = [d for d in lines if d in links.compute or d == links.device]
-    named = set(expected.rdma or ()) if expected else set()
+    if not wanted:
+        return
+    named, up = set(expected.rdma or ()) if expected else set(), up_devices(node)
     # A card with two ports and one cable works: DGX Spark is sold so.
-    spare = [d for d in wanted if d not in named and set(card_of(node, d)) & up_devices(node)]
-    spare = spare if spare == wanted else []  # a card without any port that is up has a fault
-    for devices, found in ((spare, node.info), ([d for d in wanted if d not in spare], node.error)):
-        if devices:
-            second = "; another port of each card is up" if devices == spare else ""
-            cabled = "if a cable is meant to be there: " if devices == spare else ""
-            yield found(
-                "ports-down",
-                f"{len(devices)} of {total} RDMA ports are down: {joined(devices)}{second}",
-                cabled + _fix_down(node, devices),
-                tuple(lines[d] for d in sorted(devices, key=natural)),
-            )
+    spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
+    yield (node.info if spare else node.error)(
+        "ports-down",
+        f"{len(wanted)} of {total} RDMA ports are down: {joined(wanted)}"
+        + ("; another port of each card is up" if spare else ""),
+        ("if a cable is meant to be there: " if spare else "") + _fix_down(node, wanted),
+        tuple(lines[d] for d in sorted(wanted, key=natural)),
+    )
 
 
 def _fix_down(node: Node, devices: list[str]) -> str:

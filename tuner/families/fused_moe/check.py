@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from tuner.engines.engine import Engine
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, MoeEngine, MoeKernels, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
-from tuner.kernels.binding import Constant
+from tuner.kernels.binding import Binding, Constant
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, compiled_json
@@ -153,31 +152,39 @@ def _checkable(
     """
     notes, found = [], []
     for problem, parts in plans:
-        if problem.grouped and problem.block_shape and parts:
-            path = parts[0][0]
-            K = "" if "hidden_size" in options else f", K={problem.K} (--hidden-size)"
+        if not (problem.grouped and problem.block_shape and parts):
+            found.append((problem, parts))
+            continue
+        path = parts[0][0]
+        K = "" if "hidden_size" in options else f", K={problem.K} (--hidden-size)"
+        notes.append(
+            f"assumed for {path.name}: groups of {problem.block_shape[1]} along K{K}, because "
+            "its name has neither"
+        )
+        bound, refused = _bound(problem, parts, kernels, device)
+        if refused:
             notes.append(
-                f"assumed for {path.name}: groups of {problem.block_shape[1]} along K{K}, because "
-                "its name has neither"
+                f"not checked: {len(refused)} of {len(parts)} launches of {path.name}: {refused[0]}"
             )
-            refused: list[UnsupportedKernel] = []
-            kept: _Parts = []
-            for part in parts:
-                point, config = part[1].point, part[1].config
-                try:
-                    kernels.bind(problem, gemm_of(point), point.batch_size, config, device.target)
-                    kept.append(part)
-                except UnsupportedKernel as error:
-                    refused.append(error)
-            if refused:
-                notes.append(
-                    f"not checked: {len(refused)} of {len(parts)} launches of {path.name}: "
-                    f"{refused[0]}"
-                )
-            if not (parts := kept):
-                continue
-        found.append((problem, parts))
+        if bound:
+            found.append((problem, [part for part, _ in bound]))
     return notes, found
+
+
+def _bound(
+    problem: FusedMoe, parts: _Parts, kernels: MoeKernels, device: Device
+) -> tuple[list[tuple[tuple[Path, Candidate], Binding]], list[UnsupportedKernel]]:
+    """The entries as the engine's launcher binds them, and why it refuses the others."""
+    bound: list[tuple[tuple[Path, Candidate], Binding]] = []
+    refused: list[UnsupportedKernel] = []
+    for part in parts:
+        point, config = part[1].point, part[1].config
+        try:
+            found = kernels.bind(problem, gemm_of(point), point.batch_size, config, device.target)
+            bound.append((part, found))
+        except UnsupportedKernel as error:
+            refused.append(error)
+    return bound, refused
 
 
 def _beyond(plans: Sequence[tuple[FusedMoe, _Parts]]) -> Iterator[str]:
@@ -199,17 +206,13 @@ def _changed(
     """
     sizes: dict[tuple[str, str, object, object], dict[int, None]] = {}
     for problem, parts in plans:
-        for path, candidate in parts:
-            point, config = candidate.point, candidate.config
-            with contextlib.suppress(UnsupportedKernel):  # told where it is compiled
-                bound = kernels.bind(
-                    problem, gemm_of(point), point.batch_size, config, device.target
-                ).arguments
-                for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"):
-                    runs = bound.get(name)
-                    if isinstance(runs, Constant) and runs.value != config[name]:
-                        change = path.name, name, config[name], runs.value
-                        sizes.setdefault(change, {})[point.batch_size] = None
+        bound, _ = _bound(problem, parts, kernels, device)  # the compiler tells what is refused
+        for (path, candidate), kernel in bound:
+            config, size = candidate.config, candidate.point.batch_size
+            for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"):
+                runs = kernel.arguments.get(name)
+                if isinstance(runs, Constant) and runs.value != config[name]:
+                    sizes.setdefault((path.name, name, config[name], runs.value), {})[size] = None
     return [
         f"{file}: {engine.name} {engine.version} clamps {name} {written} and runs {runs} at "
         f"M={', '.join(map(str, some))}"
