@@ -86,8 +86,8 @@ def test_tokens_that_arrive_together_count_together():
 
 
 def test_gains_are_of_pairs_and_above_1_for_less_time():
-    before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4)]
-    after = [Speed(150.0 * n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4)]
+    before = [Speed(100.0 * n, 40.0 / n, 10.0, 8.0, 1.0) for n in (1, 2, 4, 3, 5, 6)]
+    after = [Speed(150.0 * n, 20.0 / n, 10.0, 16.0, 1.0) for n in (1, 2, 4, 3, 5, 6)]
     prefill, decode, ttft, tpot = gains_of(LOAD, before, after, {"ttft_ms": 1.9})
     assert (prefill.median, prefill.low, prefill.high, prefill.verdict) == (1.5, 1.5, 1.5, "faster")
     assert (ttft.median, ttft.predicted, ttft.verdict) == (2.0, 1.9, "faster")
@@ -183,6 +183,18 @@ def test_a_report_fits_80_columns():
     assert found.verdict() == "NOT PROVEN: 2 of 3 faster, 1 slower, 0 within the spread"
     assert "predicted" in found.as_text()
     assert "predicted" not in proof(gain("1x8+4", "tpot_ms", 0.9, 1.1)).as_text()
+
+
+def test_few_rounds_prove_nothing():
+    """Five rounds hold the median in 94 of 100 cases at most."""
+    few = [Speed(100.0, 10.0, 50.0, 8.0, 1.0)] * 5
+    slow = [Speed(50.0, 20.0, 25.0, 16.0, 1.0)] * 5
+    found = proof(*gains_of(LOAD, few, slow, {}))
+    assert {one.verdict for one in found.gains} == {"same"} and not found.proven
+    assert found.verdict().endswith("; 5 rounds cannot tell faster from slower: 6 can (--rounds)")
+    enough = proof(*gains_of(LOAD, few + few[:1], slow + slow[:1], {}))
+    assert {one.verdict for one in enough.gains} == {"slower"}
+    assert "rounds" not in enough.verdict()
 
 
 def test_what_is_proven():

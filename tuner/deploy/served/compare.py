@@ -11,6 +11,8 @@ from tuner.deploy.served.loads import Load
 from tuner.deploy.served.measure import Speed
 
 _SURE = 0.95
+# Rounds below which no interval between their gains is so sure: 2 / 2^5 > 1 - _SURE.
+FEWEST_ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """faster, slower, or same, where the interval holds 1."""
+        """Return faster, slower, or same if the interval holds 1 or the rounds are too few."""
+        if len(self.before) < FEWEST_ROUNDS:
+            return "same"
         if self.low > 1:
             return "faster"
         return "slower" if self.high < 1 else "same"
@@ -78,8 +82,8 @@ def gains_of(
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """An interval that holds the median of what the values are drawn from, in 95 of 100 cases.
 
-    It lies between two of the values, and assumes nothing of their distribution. Fewer than 6
-    values cannot be so sure: then it holds all of them. Of 7 it holds all as well, of 9 all but the
+    It lies between two of the values, and assumes nothing of their distribution. Fewer than
+    `FEWEST_ROUNDS` values cannot be so sure: then it holds all of them. Of 7 it holds all as well, of 9 all but the
     two extremes.
     """
     ordered = sorted(values)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tuner.deploy.served.compare import Gain
+from tuner.deploy.served.compare import FEWEST_ROUNDS, Gain
 from tuner.deploy.served.outputs import OutputCheck, outputs_text
 from tuner.export.files import write_all
 from tuner.render import table
@@ -48,9 +48,20 @@ class ServedProof:
 
     @property
     def proven(self) -> bool:
-        """Whether the files were used, outputs stayed and nothing became slower."""
+        """Whether the files were used, outputs stayed and nothing became slower.
+
+        Too few rounds prove nothing.
+        """
         slower = any(gain.verdict == "slower" for gain in self.gains)
-        return not slower and self.outputs.ok and not self.loading
+        return not (slower or self.loading or self._too_few) and self.outputs.ok
+
+    @property
+    def _too_few(self) -> str:
+        """The sentence about too few rounds, empty if there are enough."""
+        rounds = min((len(gain.before) for gain in self.gains), default=0)
+        if rounds >= FEWEST_ROUNDS:
+            return ""
+        return f"{rounds} rounds cannot tell faster from slower: {FEWEST_ROUNDS} can (--rounds)"
 
     def verdict(self) -> str:
         """One line."""
@@ -62,6 +73,7 @@ class ServedProof:
         faults = [
             *(["outputs differ"] if not self.outputs.ok else []),
             *(["files not used as tuned"] if self.loading else []),
+            *([self._too_few] if self._too_few else []),
         ]
         word = "proven" if self.proven else "NOT PROVEN"
         return "; ".join([f"{word}: {said}, {counts['same']} within the spread", *faults])
