@@ -66,7 +66,8 @@ def test_the_report_has_what_profiles_and_stored_times_let_expect(place: Path) -
     # The kernels are 1.5 times as fast at most, and a step takes longer than they do.
     assert 1 < predicted["2x16+8", "tpot_ms"] <= 1.5 * (1 + 1e-9)
     assert predicted["2x16+8", "ttft_ms"] is None  # the profile has no prefill
-    advice, length = shown["notes"]
+    advice, length, few = shown["notes"]
+    assert few.startswith("2 rounds cannot tell")
     assert advice.startswith(f"files that are not advised for these servers: {DECODE.spec()}: ")
     assert length == "1x16000+4: no point beyond 8,000 cached tokens was tuned for decode"
 
@@ -82,7 +83,7 @@ def test_the_engines_own_choice_is_compared_with_the_flags_that_are_advised(plac
     shown = json.loads(run.stdout)
     assert shown["before_args"] == "--x 1"
     assert shown["after_args"] == "--x 1 --decode-attention-backend triton"
-    assert shown["notes"] == [] and shown["advice"]
+    assert len(shown["notes"]) == 1 and shown["advice"]  # of too few rounds
     started = {
         side: (place / f"served_proof/{side}-1.log").read_text().splitlines()[0]
         for side in ("before", "after")

@@ -191,7 +191,8 @@ def test_few_rounds_prove_nothing():
     slow = [Speed(50.0, 20.0, 25.0, 16.0, 1.0)] * 5
     found = proof(*gains_of(LOAD, few, slow, {}))
     assert {one.verdict for one in found.gains} == {"same"} and not found.proven
-    assert found.verdict().endswith("; 5 rounds cannot tell faster from slower: 6 can (--rounds)")
+    assert found.verdict().endswith("; too few rounds")
+    assert found.as_json()["notes"] == ["5 rounds cannot tell faster from slower: 6 can (--rounds)"]
     enough = proof(*gains_of(LOAD, few + few[:1], slow + slow[:1], {}))
     assert {one.verdict for one in enough.gains} == {"slower"}
     assert "rounds" not in enough.verdict()

@@ -83,8 +83,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """An interval that holds the median of what the values are drawn from, in 95 of 100 cases.
 
     It lies between two of the values, and assumes nothing of their distribution. Fewer than
-    `FEWEST_ROUNDS` values cannot be so sure: then it holds all of them. Of 7 it holds all as well, of 9 all but the
-    two extremes.
+    `FEWEST_ROUNDS` values cannot be so sure: then it holds all of them. Of 7 it holds all as well,
+    of 9 all but the two extremes.
     """
     ordered = sorted(values)
     n, dropped = len(ordered), 0

@@ -73,7 +73,7 @@ class ServedProof:
         faults = [
             *(["outputs differ"] if not self.outputs.ok else []),
             *(["files not used as tuned"] if self.loading else []),
-            *([self._too_few] if self._too_few else []),
+            *(["too few rounds"] if self._too_few else []),
         ]
         word = "proven" if self.proven else "NOT PROVEN"
         return "; ".join([f"{word}: {said}, {counts['same']} within the spread", *faults])
@@ -89,7 +89,7 @@ class ServedProof:
             "outputs": self.outputs.as_json(),
             "loading": list(self.loading),
             "advice": list(self.advice),
-            "notes": list(self.notes),
+            "notes": [*self.notes, *([self._too_few] if self._too_few else [])],
         }
 
     def as_text(self) -> str:
