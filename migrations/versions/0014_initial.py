@@ -1,13 +1,9 @@
-"""All tables
-
-A store that an earlier development version left at 0011 is the same. Older stores are refused: that
-version can still export what is worth keeping.
-"""
+"""All tables"""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
+revision = "0014"
 down_revision = None
 
 QUEUED = sa.text("state = 'queued'")
@@ -48,6 +44,7 @@ def upgrade() -> None:
         sa.Column("torch", sa.Text(), nullable=False),
         sa.Column("cuda", sa.Text(), nullable=False),
         sa.Column("driver", sa.Text(), nullable=False),
+        sa.Column("backends", sa.Text(), server_default="", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_environments")),
         sa.UniqueConstraint("fingerprint", name=op.f("uq_environments_fingerprint")),
     )
@@ -246,6 +243,7 @@ def upgrade() -> None:
         sa.Column("batch_size", sa.Integer(), nullable=False),
         sa.Column("new_tokens", sa.Integer(), server_default="0", nullable=False),
         sa.Column("cached_tokens", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("backend", sa.Text(), server_default="triton", nullable=False),
         sa.Column("config_key", sa.Text(), nullable=False),
         sa.Column("config", sa.JSON(), nullable=False),
         sa.Column("compile_status", sa.Text(), nullable=False),
@@ -269,6 +267,7 @@ def upgrade() -> None:
             "new_tokens",
             "cached_tokens",
             "config_key",
+            "backend",
             name="uq_trials_place",
         ),
     )
@@ -293,6 +292,9 @@ def upgrade() -> None:
         sa.Column("cached", sa.Boolean(), nullable=False),
         sa.Column("code", sa.Text(), server_default="", nullable=False),
         sa.Column("incumbents", sa.JSON(), nullable=False),
+        sa.Column("without_us", sa.Text(), server_default="", nullable=False),
+        sa.Column("over", sa.Text(), server_default="", nullable=False),
+        sa.Column("over_us", sa.Double()),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(
