@@ -258,7 +258,6 @@ class Lease:
     fence: int
     request: JobRequest
     trace: str = ""  # the W3C traceparent of the request that posted the job
-    gpus: tuple[str, ...] = ()  # UUIDs of GPUs that other workers lent it, beside the owner's
 
 
 @dataclass(frozen=True)

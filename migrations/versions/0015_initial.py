@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0014"
+revision = "0015"
 down_revision = None
 
 QUEUED = sa.text("state = 'queued'")
@@ -49,13 +49,6 @@ def upgrade() -> None:
         sa.UniqueConstraint("fingerprint", name=op.f("uq_environments_fingerprint")),
     )
     op.create_index(op.f("ix_environments_device_engine"), "environments", ["device", "engine"])
-    op.create_table(
-        "gpu_loans",
-        sa.Column("gpu", sa.Text(), nullable=False),
-        sa.Column("borrower", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("gpu", name=op.f("pk_gpu_loans")),
-    )
-    op.create_index(op.f("ix_gpu_loans_borrower"), "gpu_loans", ["borrower"])
     op.create_table(
         "nightly_runs",
         sa.Column("id", sa.Integer(), nullable=False),
