@@ -15,8 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.childprocess import ParentPipes
-from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
 from tuner.errors import (
     BadInput,
     CompilerUnavailable,
@@ -131,18 +129,8 @@ def _session_request(request: JobRequest, settings: Settings) -> Request:
     if source.recording is not None:
         source = Source(MeasureKind.REPLAY, settings.recording(str(source.recording)))
     elif gpu := os.environ.get(GPU_VARIABLE):
-        source = Source(source.kind, gpus=(gpu,))
-    return Request(
-        problem=request.problem,
-        device=find_device(request.device),
-        engine=find_engine(request.engine),
-        source=source,
-        selection=request.selection,
-        effort=request.effort,
-        wide=request.wide,
-        seed=request.seed,
-        carry_over=settings.carry_over,
-    )
+        source = Source(source.kind, gpu=gpu)
+    return request.to_run(source, carry_over=settings.carry_over)
 
 
 if __name__ == "__main__":

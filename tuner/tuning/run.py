@@ -70,10 +70,10 @@ class TuningRun(RunProcesses):
 
     def start_early(self) -> None:
         """Start what takes long and can be done while other runs of a command are under way: the
-        GPU's children, and the first compiles.
+        GPU's child, and the first compiles.
         """
         if self.request.source.kind is MeasureKind.GPU:
-            self._start_children()
+            self._start_child()
             self._compiler.compile_ahead(self._first_candidates())
 
     def _first_candidates(self) -> Sequence[Candidate]:
@@ -124,7 +124,7 @@ class TuningRun(RunProcesses):
         meter = Meter()
         watcher.step(_BEFORE[self.request.source.kind])
         if self.request.source.kind is MeasureKind.GPU:
-            self._start_children()
+            self._start_child()
             self._prepare()
         self._look_up(store)
         bench, strategy = self._bench_and_strategy()
@@ -146,9 +146,10 @@ class TuningRun(RunProcesses):
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             if isinstance(bench, GpuBench):
-                meter.count(bench.totals, bench.gpus, bench.busy_s, bench.opened_at)
+                meter.count(bench.totals, bench.busy_s, bench.opened_at)
             store.finish_run(run, entries, bench.totals)
-            self._workbench.chosen.append((self.request.problem, entries))
+            configs = {entry.point: entry.config for entry in entries}
+            self._workbench.chosen.append((self.request.problem, configs))
         except KeyboardInterrupt:
             store.stop_run(run, RunState.INTERRUPTED, "interrupted")
             raise
@@ -254,7 +255,7 @@ class TuningRun(RunProcesses):
         return self._prediction()[0]
 
     def _prepare(self) -> None:  # noqa: B027  # most have little to do
-        """Do what takes seconds of CPU before the search, while the GPU's children start."""
+        """Do what takes seconds of CPU before the search, while the GPU's child starts."""
 
     def _look_up(self, store: RunStore) -> None:
         """Read what a run needs to know of earlier ones, before any work."""
