@@ -44,7 +44,6 @@ def test_an_estimate_follows_the_runs_of_the_same_kind(store: Store) -> None:
         finish(store, gpu_s, seed=seed, problem=INT8)
     assert estimate(store) == pytest.approx(12.0)
     assert estimate(store, points=8) == pytest.approx(START_S + 2 * (12.0 - START_S))
-    finish(store, 1.0, seed=9, revalidates="x" * 64)  # it only raced what was known
     finish(store, 1.0, seed=10, measure=MeasureKind.PREDICT)
     finish(store, 1.0, seed=11, environment=replace(ENVIRONMENT, device="NVIDIA_L40S"))
     store.begin_run(key(seed=12))

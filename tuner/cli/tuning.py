@@ -99,9 +99,8 @@ def tune(
         bool,
         typer.Option(
             "--no-carry-over",
-            help="Search anew; default: times from an older engine or Triton are kept where the "
-            "machine code is the same, and only what was best is timed again where it is not; "
-            "stored entries stay unless something is clearly faster.",
+            help="Leave stored entries out; default: they are tried too, and stay unless something "
+            "is clearly faster.",
         ),
     ] = False,
     as_json: Json = False,

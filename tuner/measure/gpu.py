@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
@@ -18,9 +18,6 @@ from tuner.problems.results import Compiled, Measurement, Status, Totals, Trial,
 POLL_S = 0.01  # wait for one worker's results while compiles are also awaited
 RACE_LIMIT_S = 120.0
 INPUT_SEED = 20  # of weights, activations and routings: the same for every run
-
-# The time of a candidate that need not be measured again; None for one that has to be.
-Known = Callable[[Candidate, Compiled], Measurement | None]
 
 
 class GpuBench:
@@ -40,15 +37,10 @@ class GpuBench:
         self._points = points
         self._worker = worker
         self._owner = owner
-        self._known: Known | None = None
         self._compiling = 0
         self._first: float | None = None
         self._race_s = 0.0
         self.totals = Totals()
-
-    def answer_from(self, known: Known) -> None:
-        """Take the times that are known from there, instead of measuring."""
-        self._known = known
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         tuned = [candidate for candidate in candidates if candidate.backend == TRITON]
@@ -135,10 +127,7 @@ class GpuBench:
         self._compiling -= len(compiled)
         done = []
         for candidate, result in compiled:
-            known = self._known(candidate, result) if self._known else None
-            if known is not None:
-                done.append(Trial(candidate, result, known))
-            elif result.ok and (self._points is None or candidate.point in self._points):
+            if result.ok and (self._points is None or candidate.point in self._points):
                 self._measure(candidate, result)
             else:
                 done.append(untimed(candidate, result))

@@ -26,10 +26,9 @@ from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
 from tuner.tuning.processes import RunProcesses
 from tuner.tuning.report import EntryTable, Report, mark_untested
-from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space, space_identity
-from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
+from tuner.tuning.tune import Plan, Progress, Strategy, Unwatched, Watcher, tune
 from tuner.tuning.without_us import with_backends
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
@@ -128,20 +127,15 @@ class TuningRun(RunProcesses):
             self._prepare()
         self._look_up(store)
         bench, strategy = self._bench_and_strategy()
-        key, earlier = self._run_key(), self._revalidation(store)
-        if earlier is not None:
-            self._gpu.answer_from(earlier.known)
-            strategy = FixedStrategy(earlier.candidates())
-            key = replace(key, revalidates=earlier.fingerprint)
-        run = store.begin_run(key)
+        run = store.begin_run(self._run_key())
         journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
             watcher.step("")
             plan = self._with_backends(self._plan())
-            store.expect(run, self._outlook(plan, earlier))
+            store.expect(run, self._outlook(plan))
             asked = plan, strategy, bench, journal, progress
-            entries = tune(*asked, racer, earlier, watcher, self._tell)
+            entries = tune(*asked, racer, watcher, self._tell)
             watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
@@ -192,17 +186,10 @@ class TuningRun(RunProcesses):
         """The entries with what a server runs without this program, without any flags."""
         return with_backends(entries, trials, self._runs, self._installed)
 
-    def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
-        to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
+    def _outlook(self, plan: Plan) -> Outlook:
+        to_try = sum(self.tries.values())
         to_try += sum(len(names) for names in plan.backends.values())
         return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
-
-    def _revalidation(self, store: RunStore) -> Revalidation | None:
-        """What to take over from a run with an older engine or Triton, if there is one."""
-        if not self.request.carry_over or self.request.source.kind is not MeasureKind.GPU:
-            return None
-        found = store.earlier_run(self._run_key())
-        return Revalidation(found, self._plan()) if found else None
 
     def _count_cached(self, totals: Totals) -> None:
         if "_compiler" in self.__dict__:  # a replay compiles nothing

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0015"
+revision = "0016"
 down_revision = None
 
 QUEUED = sa.text("state = 'queued'")
@@ -127,7 +127,6 @@ def upgrade() -> None:
         sa.Column("space", sa.Text(), nullable=False),
         sa.Column("recording", sa.Text(), nullable=False),
         sa.Column("routing", sa.Text(), server_default="", nullable=False),
-        sa.Column("revalidates", sa.Text(), server_default="", nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("totals", sa.JSON(none_as_null=True)),
@@ -245,7 +244,6 @@ def upgrade() -> None:
         sa.Column("n_spills", sa.Integer()),
         sa.Column("compile_detail", sa.Text(), nullable=False),
         sa.Column("cached", sa.Boolean(), nullable=False),
-        sa.Column("code", sa.Text(), server_default="", nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("median_us", sa.Double()),
         sa.Column("min_us", sa.Double()),
@@ -283,7 +281,6 @@ def upgrade() -> None:
         sa.Column("n_spills", sa.Integer()),
         sa.Column("compile_detail", sa.Text(), nullable=False),
         sa.Column("cached", sa.Boolean(), nullable=False),
-        sa.Column("code", sa.Text(), server_default="", nullable=False),
         sa.Column("incumbents", sa.JSON(), nullable=False),
         sa.Column("without_us", sa.Text(), server_default="", nullable=False),
         sa.Column("over", sa.Text(), server_default="", nullable=False),
