@@ -85,7 +85,7 @@ def open_bench(
         engine=spec_of(engine),
         problem=problem,
         device=device,
-        gpus=("0",),
+        gpu="0",
         routing=None,
         points=points,
         workbench=workbench,

@@ -67,7 +67,6 @@ def compare(device: Device, args: argparse.Namespace) -> Iterator[dict[str, Any]
             "config": dict(config),
             "old": figures(before),
             "new": figures(after),
-            "same_code": before.ok and before.code == after.code,
         }
 
 
@@ -108,7 +107,7 @@ def figures(compiled: Compiled) -> dict[str, Any]:
 
 
 HEADERS = (
-    *("target", "kernels", "same code", "other shared", "fewer regs", "more regs"),
+    *("target", "kernels", "other shared", "fewer regs", "more regs"),
     *("spill", "spill less", "spill more", "spilled bytes"),
 )
 
@@ -126,7 +125,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
         yield (
             target,
             f"{len(both)} of {len(here)}",
-            sum(row["same_code"] for row in both),
             sum(change != 0 for change in shared),
             sum(change < 0 for change in regs),
             sum(change > 0 for change in regs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -53,8 +53,7 @@ class Runner:
         """Give the job to a child. If the child dies with it, `poll` tells."""
         if self._child is None or lease.request.needs_gpu or _died(self._child):
             self.kill()
-            environ = with_lent(self._environ, lease.gpus)
-            self._child, self._ready = ChildProcess(MODULE, environ), False
+            self._child, self._ready = ChildProcess(MODULE, self._environ), False
             self._jobs_left = 1 if lease.request.needs_gpu else JOBS_A_CHILD
         with contextlib.suppress(ChildDied):
             self._child.send(
@@ -64,7 +63,6 @@ class Runner:
                     "fence": lease.fence,
                     "request": lease.request.as_json(),
                     "trace": lease.trace,
-                    "gpus": lease.gpus,
                 }
             )
 
@@ -110,10 +108,3 @@ def child_environ(gpu: str | None) -> dict[str, str]:
     if gpu is None:
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu}
-
-
-def with_lent(environ: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
-    """A child's environment in which it may use those GPUs, too."""
-    if not gpus:
-        return dict(environ)
-    return {**environ, "CUDA_VISIBLE_DEVICES": ",".join([environ[GPU_VARIABLE], *gpus])}

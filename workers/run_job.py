@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tuner.childprocess import ParentPipes
-from tuner.devices.table import find_device
-from tuner.engines.engine import find_engine
 from tuner.errors import (
     BadInput,
     CompilerUnavailable,
@@ -76,8 +74,7 @@ def open_leases(url: str) -> Leases:
 
 def read_lease(values: Mapping[str, Any]) -> Lease:
     """The lease in a message from the parent."""
-    read = {"request": read_request(values["request"]), "gpus": tuple(values["gpus"])}
-    return Lease(**{**values, **read})
+    return Lease(**{**values, "request": read_request(values["request"])})
 
 
 def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
@@ -85,7 +82,7 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
     try:
         with (
             span("run", _about(lease.request)),
-            open_run(_session_request(lease.request, settings, lease.gpus)) as session,
+            open_run(_session_request(lease.request, settings)) as session,
         ):
             if lease.request.compiles:
                 compile_for_others(session, leases.ahead(lease))
@@ -127,24 +124,13 @@ def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
     return text.replace(str(path), str(recording))
 
 
-def _session_request(request: JobRequest, settings: Settings, lent: Sequence[str] = ()) -> Request:
-    """What to run. `lent` are GPUs beside this process's own."""
+def _session_request(request: JobRequest, settings: Settings) -> Request:
     source = request.source
     if source.recording is not None:
         source = Source(MeasureKind.REPLAY, settings.recording(str(source.recording)))
     elif gpu := os.environ.get(GPU_VARIABLE):
-        source = Source(source.kind, gpus=(gpu, *lent))
-    return Request(
-        problem=request.problem,
-        device=find_device(request.device),
-        engine=find_engine(request.engine),
-        source=source,
-        selection=request.selection,
-        effort=request.effort,
-        wide=request.wide,
-        seed=request.seed,
-        carry_over=settings.carry_over,
-    )
+        source = Source(source.kind, gpu=gpu)
+    return request.to_run(source, carry_over=settings.carry_over)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Settings:
     recordings: Path | None = None  # replay:NAME is a file of this folder; None: any path
     nightly: Path | None = None  # the watch list, a nightly.toml
     nightly_hour: int = 1  # UTC
-    carry_over: bool = True  # take over what holds of runs with an older engine or Triton
+    carry_over: bool = True  # keep stored entries unless something is clearly faster
     limits: Limits = Limits()
     metrics_port: int | None = None  # of `tuner worker` and beat; None: they show no metrics
     metrics_host: str = "127.0.0.1"

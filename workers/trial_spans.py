@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from time import time_ns
 
 from tuner.problems.points import Problem
-from tuner.problems.records import EarlierRun, Outlook, Run, RunKey, RunState, Winner
+from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, Totals, Trial
 from tuner.tuning.journal import RunStore
 from workers.tracing import add_span
@@ -45,10 +45,6 @@ class SpannedTrials:
     def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
         """Publish the entries, and close the run."""
         self._store.finish_run(run, entries, totals)
-
-    def earlier_run(self, key: RunKey) -> EarlierRun | None:
-        """The newest finished run that asked the same with other kernels."""
-        return self._store.earlier_run(key)
 
     def winners_in(self, problem: Problem, environment: Environment) -> Sequence[Winner]:
         """What is published for a problem in an environment."""

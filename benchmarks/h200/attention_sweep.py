@@ -82,7 +82,7 @@ def sweep(
         engine=name,
         problem=problem,
         device=device,
-        gpus=("0",),
+        gpu="0",
         routing=None,
         points=points,
     )

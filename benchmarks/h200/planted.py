@@ -162,7 +162,7 @@ def main() -> None:
                 engine=f"sglang=={VERSION}",
                 problem=PROBLEM,
                 device=device,
-                gpus=("0",),
+                gpu="0",
                 routing=None,
                 points=points,
                 limits=Limits(request_s=3.0, replacements=count),

@@ -52,7 +52,7 @@ def main() -> None:
             engine=f"{engine.name}=={engine.version}",
             problem=problem,
             device=device,
-            gpus=("0",),
+            gpu="0",
             routing=None,
             points=list(by_point),
         )

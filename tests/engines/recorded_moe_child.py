@@ -38,7 +38,8 @@ def answer(request):
     if request["op"] == "setup":
         return READY
     with Path(os.environ["TOLD"]).open("a") as told:
-        told.write(f"{request['op']} {read_point(request)}\n")
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        told.write(f"{request['op']} {read_point(request)} GPU {gpu}\n")
     if request["op"] == "measure":
         return measurement(request, request["config"])
     return {"measurements": [measurement(request, config) for config in request["configs"]]}

@@ -63,7 +63,7 @@ def open_bench(
             engine=f"{engine.name}=={engine.version}",
             problem=problem,
             device=device,
-            gpus=("0",),
+            gpu="0",
             routing=None,
             points=points,
             limits=limits,

@@ -185,7 +185,7 @@ def trials_of(bench: GpuBench, candidates: Sequence[Candidate]):
 
 @pytest.fixture
 def bench(lane) -> GpuBench:
-    return GpuBench(Compiling(), [lane])
+    return GpuBench(Compiling(), lane)
 
 
 def test_bench_measures_what_compiles(bench):
@@ -202,20 +202,9 @@ def test_bench_measures_what_compiles(bench):
 
 
 def test_bench_only_compiles_at_points_that_nobody_asked_for(lane):
-    bench = GpuBench(Compiling(), [lane], points=[POINT])
+    bench = GpuBench(Compiling(), lane, points=[POINT])
     elsewhere = Candidate(Point(16, Gemm.UP), config(5, fake.DIE))
     assert trials_of(bench, [elsewhere])[elsewhere].status is Status.INCUMBENT
-
-
-def test_points_are_shared_by_the_lanes_and_stay_there(lane):
-    with_two = open_lane()
-    bench = GpuBench(Compiling(), [lane, with_two])
-    candidates = [Candidate(Point(size, Gemm.UP), config(us)) for us in (5, 6) for size in (1, 2)]
-    done = trials_of(bench, candidates)
-    with_two.close()
-    child_of = {(c.point, m.detail.split()[0]) for c, m in done.items()}
-    assert len(child_of) == 2
-    assert len({child for _, child in child_of}) == 2
 
 
 def candidates(*configs):

@@ -87,7 +87,6 @@ class TestRuns:
             {"space": "wide"},
             {"recording": "ef" * 32},
             {"routing": "ef" * 32},
-            {"revalidates": "ef" * 32},
         ],
         ids=lambda change: next(iter(change)),
     )

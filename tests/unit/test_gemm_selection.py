@@ -11,7 +11,6 @@ from tuner.families.dense_gemm.family import FAMILY
 from tuner.families.dense_gemm.problem import BATCH_SIZES, parse_dense_gemm, same_weights
 from tuner.families.dense_gemm.seeds import relatives
 from tuner.problems.points import Config
-from tuner.problems.results import Compiled, Entry, Status
 
 
 def test_without_sizes_the_engines_ladder_is_tuned() -> None:
@@ -54,16 +53,13 @@ class TestLadders:
 
 
 class TestRelatives:
-    def entry(self, M: int, config: Config) -> Entry:
-        return Entry(point(M), config, Status.OK, 1.0, Compiled(Status.OK), {}, "")
-
     def test_winners_of_the_nearest_gemm_come_first(self) -> None:
         far = parse_dense_gemm(BLOCKS.spec().replace("N=2112", "N=36864"))
         near = parse_dense_gemm(BLOCKS.spec().replace("N=2112", "N=3072"))
-        chosen = [(far, [self.entry(1, tile(16))]), (near, [self.entry(1, tile(32))])]
+        chosen = [(far, {point(1): tile(16)}), (near, {point(1): tile(32)})]
         assert relatives(BLOCKS, chosen) == {1: [tile(32), tile(16)]}
 
     def test_other_kernels_say_nothing(self) -> None:
         others = ["fp8_w8a8,block=32x32", "int8_w8a8,block=128x128"]
         problems = [parse_dense_gemm(f"block_gemm:N=2112,K=7168,dtype={o}") for o in others]
-        assert relatives(BLOCKS, [(p, [self.entry(1, tile())]) for p in problems]) == {}
+        assert relatives(BLOCKS, [(p, {point(1): tile()}) for p in problems]) == {}

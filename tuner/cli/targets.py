@@ -306,3 +306,11 @@ def refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
 
     if every and (given := [flag for flag, file in files.items() if file is not None]):
         raise BadInput(f"{given[0]} is for one family of kernels: leave it or --all out")
+
+
+def refuse_several_gpus(files: Mapping[str, Path | None]) -> None:
+    """Raise BadInput if a file is given that only one process can use."""
+    from tuner.errors import BadInput
+
+    if given := [flag for flag, file in files.items() if file is not None]:
+        raise BadInput(f"{given[0]} is for one GPU: leave it out, or name one GPU in --gpus")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, print_json, say
+from tuner.cli.app import command, say
 from tuner.cli.check_files import (
     check_files,
     device_of_files,
@@ -35,10 +32,12 @@ from tuner.cli.options import (
     WritePatch,
 )
 from tuner.cli.plan import asked_by_cluster, planned
+from tuner.cli.runs import print_reports, run_all
 from tuner.cli.targets import (
     Asked,
     refuse_more_targets,
     refuse_one_file,
+    refuse_several_gpus,
     resolve,
     selection_of,
     server_of,
@@ -50,13 +49,8 @@ from tuner.cli.waiting import waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tuner.cli.check_files import CheckReport
     from tuner.engines.engine import Engine
-    from tuner.measure.workbench import Workbench
     from tuner.problems.points import Problem
-    from tuner.store import Store
-    from tuner.tuning.report import Report
-    from tuner.tuning.run import TuningRun
     from tuner.tuning.run_request import Request
 
 
@@ -73,7 +67,11 @@ def tune(
     effort: EffortName = "standard",
     engine: EngineOfTarget = "",
     gpus: Annotated[
-        str, typer.Option(help="CUDA device numbers of the GPUs to measure on, e.g. 0,1.")
+        str,
+        typer.Option(
+            help="CUDA device numbers of the GPUs to measure on, e.g. 0,1: each has a problem of "
+            "its own."
+        ),
     ] = "0",
     routing: Annotated[
         Path | None,
@@ -101,9 +99,8 @@ def tune(
         bool,
         typer.Option(
             "--no-carry-over",
-            help="Search anew; default: times from an older engine or Triton are kept where the "
-            "machine code is the same, and only what was best is timed again where it is not; "
-            "stored entries stay unless something is clearly faster.",
+            help="Leave stored entries out; default: they are tried too, and stay unless something "
+            "is clearly faster.",
         ),
     ] = False,
     as_json: Json = False,
@@ -114,10 +111,12 @@ def tune(
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
     from tuner.problems.registry import family_of
-    from tuner.tuning.request import parse_effort, parse_source
+    from tuner.problems.results import MeasureKind
+    from tuner.tuning.request import parse_effort, parse_gpus, parse_source
     from tuner.tuning.run_request import Request
 
-    wanted_effort = parse_effort(effort)
+    wanted_effort, cards = parse_effort(effort), parse_gpus(gpus)
+    source = parse_source(measure, gpu=cards[0], routing=routing)
     problems: Sequence[Problem]
     notes: list[str] = []
     if cluster is not None:
@@ -143,7 +142,8 @@ def tune(
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
-    refuse_one_file(every, {"--record": record, "--routing": routing})
+    one_file = {"--record": record, "--routing": routing}
+    refuse_one_file(every, one_file)
     if every:
         made = planned(problems, found_engine, card, flags, choice, wanted_effort)
         say(made.as_text())
@@ -154,7 +154,7 @@ def tune(
             device=card,
             engine=found_engine,
             selection=selection_of(family_of(problem), problem, choice),
-            source=parse_source(measure, gpus=gpus, routing=routing),
+            source=source,
             effort=wanted_effort,
             wide=choice.values.get("wide"),
             seed=seed,
@@ -166,7 +166,15 @@ def tune(
     if requests:
         # The plan of all problems has said what runs.
         _announce(requests, notes, None if every else flags)
-    _run_all(requests, record, as_json)
+    if source.kind is MeasureKind.GPU and len(cards) > 1 and len(requests) > 1:
+        from tuner.cli.side_by_side import run_side_by_side
+
+        refuse_several_gpus(one_file)
+        run_side_by_side(requests, cards[: len(requests)], as_json)
+    else:
+        if source.kind is MeasureKind.GPU and len(cards) > 1 and requests:
+            say(f"one problem is tuned on one GPU: {cards[0]}")
+        run_all(requests, record, as_json)
 
 
 def _announce(
@@ -193,83 +201,6 @@ def _announce(
     _say_undeliverable(engine, [request.problem for request in requests])
 
 
-def _run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
-    """Run requests one after the other on the same processes, and print their reports."""
-    from tuner.measure.workbench import Workbench
-    from tuner.tuning.costs import work_line
-
-    reports: list[Report] = []
-    name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
-    with Workbench() as workbench:
-        with waiting(f"reading the kernels of {name}"):
-            runs = _opened(requests, workbench)
-            for run in runs:
-                run.start_early()
-        # The first problem's run starts the recording; the others add to it.
-        for at, run in enumerate(runs):
-            heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
-            reports.append(_run(run, record, add=at > 0, heading=heading))
-            if not as_json:  # what is done stays on the screen if a later problem fails
-                typer.echo("\n" * (at > 0) + _text(reports[-1], named=len(runs) > 1))
-    if len(reports) > 1:
-        totals = [report.totals for report in reports]
-        say(f"{len(totals)} problems: {work_line(totals)}")
-    if as_json:
-        _print(reports, as_json)
-
-
-def _opened(requests: Sequence[Request], workbench: Workbench) -> list[TuningRun]:
-    """The runs of requests. Of several, one that cannot be tuned does not end the others.
-
-    Raises the first error if none can be tuned.
-    """
-    from tuner.errors import TunerError
-    from tuner.tuning.run import open_run
-
-    runs, errors = [], []
-    for request in requests:
-        try:
-            runs.append(open_run(request, workbench))
-        except TunerError as error:
-            errors.append((request, error))
-    if errors and not runs:
-        raise errors[0][1]
-    for request, reason in errors:
-        say(f"not tuned: {request.problem.spec()}: {reason}")
-    return runs
-
-
-def _run(run: TuningRun, record: Path | None, add: bool, heading: str) -> Report:
-    from tuner.store import Store, database_url
-    from tuner.tuning.progress import Progress
-
-    with run as session:
-        for part, name in session.file_names.items():
-            say(f"{part.value}: {name}")
-        for note in session.notes:
-            say(note)
-        with (
-            Store.open(database_url(os.environ)) as store,
-            closing(Progress(sys.stderr, session.tries, heading)) as progress,
-        ):
-            _say_estimate(session, store)
-            return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
-
-
-def _say_estimate(run: TuningRun, store: Store) -> None:
-    """Say how much of a GPU the run will take, before it takes any."""
-    from tuner.problems.results import MeasureKind
-    from tuner.store.estimates import Estimates
-    from tuner.tuning.costs import estimate_line
-
-    request, device = run.request, run.request.device.name
-    if request.source.kind is MeasureKind.GPU:
-        estimates = Estimates.sharing(store)
-        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
-        if gpu_s is not None:
-            say(estimate_line(gpu_s, device))
-
-
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
     """Say so, before the work, if the engine's servers cannot load what is going to be tuned."""
     from tuner.export.delivery import delivery_of
@@ -291,20 +222,6 @@ def _say_other_triton(engine: Engine) -> None:
         return  # a replay compiles nothing, and whatever compiles will say it
     if note:
         say(note)
-
-
-def _print(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
-    if as_json:
-        objects = [report.as_json() for report in reports]
-        print_json(objects[0] if len(objects) == 1 else {"reports": objects})
-    else:
-        typer.echo("\n\n".join(_text(report, named=len(reports) > 1) for report in reports))
-
-
-def _text(report: Report | CheckReport, *, named: bool) -> str:
-    """A report as text; `named`: below its problem, if it is of one."""
-    problem = getattr(report, "problem", None)
-    return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()
 
 
 @command
@@ -361,7 +278,7 @@ def check(
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     _say_other_triton(found)
-    _print(reports, as_json)
+    print_reports(reports, as_json)
     if write_patch:
         write_remedy(getattr(reports[0], "remedy", None), write_patch)
     if not all(report.fits for report in reports):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from tuner.compile.farm import CompileJob, Farm
 from tuner.devices.table import Device
-from tuner.kernels.binding import Binding, Plain
+from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate
 from tuner.problems.results import Compiled, Status
@@ -52,21 +50,13 @@ class _Asked:
 
     candidate: Candidate
     jobs: list[CompileJob]
-    launches: list[list[tuple[str, str, Plain]]]  # each kernel's arguments
     results: dict[CompileJob, Compiled] = field(default_factory=dict)
 
     def result(self, shared_limit_bytes: int) -> Compiled:
         """The candidate's own kernel, or the first companion that cannot run."""
         found = [fit(self.results[job], shared_limit_bytes) for job in self.jobs]
         own, *others = found
-        result = next((other for other in others if own.ok and not other.ok), own)
-        return replace(result, code=self._code(found))
-
-    def _code(self, found: Sequence[Compiled]) -> str:
-        codes = [compiled.code for compiled in found]
-        if not all(codes):
-            return ""
-        return hashlib.sha256(json.dumps([codes, self.launches]).encode()).hexdigest()
+        return next((other for other in others if own.ok and not other.ok), own)
 
 
 class _Counts(NamedTuple):
@@ -98,10 +88,8 @@ class KernelCompiler:
         self._before = self._before or self._counts
         jobs = {}
         for candidate in candidates:
-            kernels = self._kernels(candidate)
-            mine = self._jobs(kernels)
-            launches = [binding.launch_arguments() for _, binding in kernels]
-            jobs.update(dict.fromkeys(mine, _Asked(candidate, mine, launches)))
+            mine = self._jobs(self._kernels(candidate))
+            jobs.update(dict.fromkeys(mine, _Asked(candidate, mine)))
         self._pending |= jobs
         self._farm.submit(jobs)
 

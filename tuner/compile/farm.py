@@ -48,8 +48,9 @@ class Farm:
     """Compile processes; use it in a `with`, or call `close`.
 
     `timeout_s` limits the wall time of a compile; a process that exceeds it is killed and replaced.
-    `processes` defaults to the cores that this process may use, less `spare_cores`. `triton` is
-    the one to compile with (default: the installed one).
+    `processes` defaults to the cores that this process may use, less `spare_cores`; of several
+    farms that work side by side, each has twice its share of the cores at most, since they seldom
+    compile all at once. `triton` is the one to compile with (default: the installed one).
     Raises CompilerUnavailable where triton is not installed.
     """
 
@@ -59,6 +60,7 @@ class Farm:
         timeout_s: float = 60.0,
         cache_dir: Path | None = None,
         spare_cores: int = 0,
+        beside: int = 1,
         triton: TritonRelease | None = None,
         shared: SharedCache | None = None,
         publish: bool = False,
@@ -72,7 +74,8 @@ class Farm:
         self.cached = 0  # jobs answered without compiling
         self.shared = 0  # kernels that came from the shared cache
         self.compile_s = 0.0  # summed over the processes
-        self.processes = processes or max(1, len(os.sched_getaffinity(0)) - spare_cores)
+        cores = len(os.sched_getaffinity(0))
+        self.processes = processes or max(1, min(cores, 2 * cores // beside) - spare_cores)
         self._timeout_s = timeout_s
         # A launch finds compiled kernels by the same source files and the same Triton cache.
         self.lifted_dir = folder / "lifted"

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,8 +24,7 @@ def default_cache_dir() -> Path:
 
 # The modules that call Triton and read what it made, by their names in this folder.
 _COMPILING = (
-    *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "machine_code.py", "ptxas.py"),
-    *("triton_*.py", "worker.py"),
+    *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "ptxas.py", "triton_*.py", "worker.py"),
 )
 
 
@@ -55,9 +54,7 @@ class ResultCache:
         """The result, marked as cached; None when absent or unreadable."""
         try:
             fields = json.loads(self._path(key).read_text())
-            found = Compiled(**{**fields, "status": Status(fields["status"])})
-            # Older versions kept no hash of the machine code: such a kernel is compiled again.
-            return replace(found, cached=True) if found.code or not found.ok else None
+            return Compiled(**{**fields, "status": Status(fields["status"]), "cached": True})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -17,7 +17,6 @@ import triton
 from tuner.childprocess import ParentPipes
 from tuner.compile import cubin, hsaco, ptxas
 from tuner.compile.kernel import cache_files, compile_source, read_kernel
-from tuner.compile.machine_code import machine_code_hash
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 
@@ -72,7 +71,6 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
         "n_regs": n_regs,
         "n_spills": n_spills,
     }
-    found["code"] = machine_code_hash(kernel.kernel, kernel.metadata)
     found["files"] = cache_files(kernel)
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     if columns > TENSOR_MEMORY_COLUMNS:

@@ -16,11 +16,13 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from tuner.devices.table import find_device
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, did_you_mean
 from tuner.problems.points import Point, Problem
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
 from tuner.tuning.request import Effort, Source, parse_effort, parse_source
+from tuner.tuning.run_request import Request
 
 HEARTBEAT = timedelta(seconds=10)
 LEASE = timedelta(seconds=45)  # three heartbeats may be lost, and most of a fourth
@@ -114,6 +116,21 @@ class JobRequest:
         """Equal for requests for the same work: sha256 of all that the result depends on."""
         identity = {name: value for name, value in self.as_json().items() if name != "model"}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def to_run(self, source: Source, *, carry_over: bool, architecture: str = "") -> Request:
+        """The request as this machine runs it. Raises UnknownEngine if the engine is not here."""
+        return Request(
+            problem=self.problem,
+            device=find_device(self.device),
+            engine=find_engine(self.engine),
+            source=source,
+            selection=self.selection,
+            effort=self.effort,
+            wide=self.wide,
+            seed=self.seed,
+            carry_over=carry_over,
+            architecture=architecture,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The request as JSON, which `read_request` reads back."""
@@ -258,7 +275,6 @@ class Lease:
     fence: int
     request: JobRequest
     trace: str = ""  # the W3C traceparent of the request that posted the job
-    gpus: tuple[str, ...] = ()  # UUIDs of GPUs that other workers lent it, beside the owner's
 
 
 @dataclass(frozen=True)

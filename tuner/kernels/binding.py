@@ -133,15 +133,6 @@ class Binding:
                 divisible.append(name)
         return Variant(self.function, signature, constants, tuple(divisible), dict(self.options))
 
-    def launch_arguments(self) -> list[tuple[str, str, Plain]]:
-        """The parameters that are given at launch: name, type, and number or operand."""
-        return [
-            (name, kind, getattr(argument, "value", getattr(argument, "operand", None)))
-            for name, kind in self.variant().signature.items()
-            if kind != "constexpr"
-            for argument in [self.arguments[name]]
-        ]
-
 
 def bind(
     origin: str,

@@ -1,9 +1,9 @@
-"""Candidates -> trials on GPUs. Compile processes feed the child processes that own the GPUs."""
+"""Candidates -> trials on a GPU. Compile processes feed the child process that owns the GPU."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from tuner.compile import Compiler, Farm
 from tuner.devices.table import Device
@@ -19,37 +19,28 @@ POLL_S = 0.01  # wait for one worker's results while compiles are also awaited
 RACE_LIMIT_S = 120.0
 INPUT_SEED = 20  # of weights, activations and routings: the same for every run
 
-# The time of a candidate that need not be measured again; None for one that has to be.
-Known = Callable[[Candidate, Compiled], Measurement | None]
-
 
 class GpuBench:
-    """A `Bench` on one or more GPUs. All candidates of a point are measured on the same GPU."""
+    """A `Bench` on a GPU."""
 
     def __init__(
         self,
         compiler: Compiler,
-        workers: Sequence[GpuWorker],
+        worker: GpuWorker,
         points: Collection[Point] | None = None,
         owner: Workbench | None = None,
     ) -> None:
         """`points` are the points to measure (default: all); others are only compiled. `owner`
-        has the workers if the bench is to close them.
+        has the worker if the bench is to close it.
         """
         self._compiler = compiler
         self._points = points
-        self._workers = workers
+        self._worker = worker
         self._owner = owner
-        self._worker_of: dict[Point, GpuWorker] = {}
-        self._known: Known | None = None
         self._compiling = 0
         self._first: float | None = None
         self._race_s = 0.0
         self.totals = Totals()
-
-    def answer_from(self, known: Known) -> None:
-        """Take the times that are known from there, instead of measuring."""
-        self._known = known
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         tuned = [candidate for candidate in candidates if candidate.backend == TRITON]
@@ -75,7 +66,7 @@ class GpuBench:
         point = candidates[0].point
         tuned = [c for c in candidates if c.backend == TRITON]
         others = [c for c in candidates if c.backend != TRITON]
-        answer = self._worker(point).ask(
+        answer = self._worker.ask(
             {
                 "op": "race",
                 **point_fields(point),
@@ -100,76 +91,61 @@ class GpuBench:
     @property
     def backends(self) -> dict[str, str]:
         """By name, the version of each backend that can be tried for the problem."""
-        found: dict[str, str] = self._workers[0].ready["backends"]
+        found: dict[str, str] = self._worker.ready["backends"]
         return found
 
     @property
-    def gpus(self) -> int:
-        """The number of GPUs."""
-        return len(self._workers)
-
-    @property
-    def opened_at(self) -> float:
-        """When the first GPU was opened, in seconds of `time.perf_counter`."""
-        return min(w.opened_at for w in self._workers if w.opened_at is not None)
+    def opened_at(self) -> float | None:
+        """When the GPU was opened, in seconds of `time.perf_counter`; None: it is not open."""
+        return self._worker.opened_at
 
     @property
     def busy_s(self) -> float:
-        """The time in which a GPU checked or timed something, summed over the GPUs."""
-        return sum(worker.busy_s for worker in self._workers) + self._race_s
+        """The time in which the GPU checked or timed something."""
+        return self._worker.busy_s + self._race_s
 
     @property
     def environment(self) -> dict[str, str]:
         """Versions that the times depend on besides the kernels: torch, CUDA, the driver, and the
         backends that come in packages of their own.
         """
-        ready = self._workers[0].ready
+        ready = self._worker.ready
         versions = {name: ready[name] for name in ("torch", "cuda", "driver")}
         return {**versions, "backends": ready["packages"]}
 
     def close(self) -> None:
-        """End the workers, if they are this bench's own."""
+        """End the worker, if it is this bench's own."""
         if self._owner is not None:
             self._owner.close()
 
     @property
     def _busy(self) -> bool:
-        return self._compiling > 0 or not all(worker.idle for worker in self._workers)
+        return self._compiling > 0 or not self._worker.idle
 
     def _step(self, wait: bool) -> list[Trial]:
-        nothing_measuring = all(worker.idle for worker in self._workers)
-        compiled = self._compiler.poll(wait and nothing_measuring and self._compiling > 0)
+        compiled = self._compiler.poll(wait and self._worker.idle and self._compiling > 0)
         self._compiling -= len(compiled)
         done = []
         for candidate, result in compiled:
-            known = self._known(candidate, result) if self._known else None
-            if known is not None:
-                done.append(Trial(candidate, result, known))
-            elif result.ok and (self._points is None or candidate.point in self._points):
+            if result.ok and (self._points is None or candidate.point in self._points):
                 self._measure(candidate, result)
             else:
                 done.append(untimed(candidate, result))
-        for worker in self._workers:
-            for pending, measurement in worker.collect(POLL_S if wait and not done else 0.0):
-                done.append(Trial(pending.candidate, pending.compiled, measurement))
-                self.totals.measurements += measurement.timed
+        for pending, measurement in self._worker.collect(POLL_S if wait and not done else 0.0):
+            done.append(Trial(pending.candidate, pending.compiled, measurement))
+            self.totals.measurements += measurement.timed
         return done
 
     def _measure(self, candidate: Candidate, compiled: Compiled) -> None:
         self._first = self._first or time.perf_counter()
-        self._worker(candidate.point).put(PendingMeasurement(candidate, compiled))
-
-    def _worker(self, point: Point) -> GpuWorker:
-        if point not in self._worker_of:
-            self._worker_of[point] = self._workers[len(self._worker_of) % len(self._workers)]
-        return self._worker_of[point]
+        self._worker.put(PendingMeasurement(candidate, compiled))
 
     def _count(self, done: Sequence[Trial]) -> None:
         totals = self.totals
         totals.configs_compiled = self._compiler.compiled_count
         totals.compile_s = self._compiler.compile_s
-        totals.measure_s = sum(worker.busy_s for worker in self._workers)
-        totals.extra["children_replaced"] = sum(worker.replaced for worker in self._workers)
+        totals.measure_s = self._worker.busy_s
+        totals.extra["children_replaced"] = self._worker.replaced
         if self._first is not None and done:
             totals.extra["measuring_phase_s"] = time.perf_counter() - self._first
 
@@ -188,23 +164,22 @@ def open_gpu_bench(
     engine: str,
     problem: Problem,
     device: Device,
-    gpus: Sequence[str],
+    gpu: str,
     routing: RoutingFile | None,
     points: Collection[Point],
     limits: Limits = Limits(),
     workbench: Workbench | None = None,
     thorough: bool = False,
 ) -> GpuBench:
-    """Open a bench on some GPUs.
+    """Open a bench on a GPU.
 
-    `gpus` are CUDA device numbers; `engine` is name==version; only `points` are measured, other
-    points are only compiled. `routing` holds captured routings of a fused-MoE layer. The workers
-    are the workbench's, which closes them, or without one the bench's own. `thorough`: every
-    candidate is timed with all routings, because others take a recording for the truth.
+    `gpu` is CUDA's number or name of it; `engine` is name==version; only `points` are measured,
+    other points are only compiled. `routing` holds captured routings of a fused-MoE layer. The
+    worker is the workbench's, which closes it, or without a workbench the bench's own. `thorough`:
+    every candidate is timed with all routings, because others take a recording for the truth.
 
-    Raises MeasurerUnavailable where a GPU is missing, BadInput where a GPU is not a `device` or
-    the routings do not fit the problem, and NotEnoughMemory where the largest point's tensors do
-    not fit.
+    Raises MeasurerUnavailable if the GPU is missing, BadInput if it is not a `device` or the
+    routings do not fit the problem, and NotEnoughMemory if the largest point's tensors do not fit.
     """
     setup = {
         "engine": engine,
@@ -216,19 +191,17 @@ def open_gpu_bench(
         "points": [point_fields(point) for point in points],
     }
     owner = workbench or Workbench()
-    workers: list[GpuWorker] = []
     try:
-        for gpu in gpus:
-            workers.append(owner.worker(gpu, setup, child_env(farm, gpu), limits))
-            found = workers[-1].ready["device"]
-            if found != device.name:
-                raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
-            _same_triton(workers[-1].ready["triton"], farm)
+        worker = owner.worker(gpu, setup, child_env(farm, gpu), limits)
+        found = worker.ready["device"]
+        if found != device.name:
+            raise BadInput(f"GPU {gpu} is a {found}, not a {device.name}: name it in --device")
+        _same_triton(worker.ready["triton"], farm)
     except BaseException:
         if workbench is None:
             owner.close()
         raise
-    return GpuBench(compiler, workers, points, owner=None if workbench else owner)
+    return GpuBench(compiler, worker, points, owner=None if workbench else owner)
 
 
 def _same_triton(found: str, farm: Farm) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from tuner.problems.points import Config, Point, Problem
-from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals, Trial
+from tuner.problems.results import Entry, Environment, MeasureKind, Status, Totals
 
 
 class RunState(str, Enum):
@@ -42,7 +42,6 @@ class RunKey:
     space: str  # identifies the set of configurations searched
     recording: str = ""  # sha256 of the replayed recording; empty without one
     routing: str = ""  # sha256 of the file of captured routings; empty: random routings
-    revalidates: str = ""  # fingerprint of the `EarlierRun`'s key; empty: it searches
 
     @property
     def fingerprint(self) -> str:
@@ -58,8 +57,6 @@ class RunKey:
         ]
         if self.routing:  # left out when empty: older runs were stored without this field
             identity.append(self.routing)
-        if self.revalidates:
-            identity.append(f"revalidates {self.revalidates}")
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
@@ -83,17 +80,6 @@ class Outlook:
     to_try: int  # the most configurations, summed over the points
     # What the engine would run without this tuner, at each point to tune.
     incumbents: Mapping[Point, Mapping[str, Config]]
-
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """A finished run that asked the same with other kernels: of another release of the engine, of
-    another Triton, or with another source. GPU, driver, CUDA and torch were the same.
-    """
-
-    run: Run
-    trials: Sequence[Trial]
-    entries: Sequence[Entry]  # the measured ones, for every point of the run
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,6 @@ class Compiled:
     n_spills: int | None = None  # bytes a thread spills to local memory
     detail: str = ""  # the compiler's message when it failed
     cached: bool = False  # taken from the cache
-    # sha256 of the machine code; for a candidate, also of its further kernels and of the arguments
-    # that they are launched with. Empty where it is not known.
-    code: str = ""
 
     @property
     def ok(self) -> bool:

@@ -59,7 +59,6 @@ class Estimates(Database):
                 runs.c.measure == MeasureKind.GPU.value,
                 runs.c.effort == effort.value,
                 runs.c.state == RunState.DONE.value,
-                runs.c.revalidates == "",  # such a run only races what was known
             )
             .order_by(runs.c.id.desc())
             .limit(_NEWEST)

@@ -156,13 +156,6 @@ workers = Table(
     Column("seen_at", UtcDateTime, nullable=False, index=True),
 )
 
-gpu_loans = Table(
-    "gpu_loans",
-    metadata,
-    Column("gpu", Text, primary_key=True),  # its UUID
-    Column("borrower", Text, nullable=False, index=True),  # the id of the worker that uses it
-)
-
 watches = Table(
     "watches",
     metadata,

@@ -25,7 +25,6 @@ from tuner.store.lease_rows import (
     refuse,
 )
 from tuner.store.leased_store import LeasedStore
-from tuner.store.loans import borrow_gpus, give_back_gpus, is_lent
 from tuner.store.rows import storable
 from tuner.store.schema import check_head
 from tuner.store.workers import may_claim, set_worker_aside
@@ -50,33 +49,27 @@ class Leases(Database):
         """Claim the next job of the first filter that has one; None also for a drained worker.
 
         The most urgent jobs come first, and among them the one of the client that was served
-        longest ago. An urgent job gets the host's idle GPUs as well (`tuner.store.loans`); a worker
-        that lent its own gets no job. `preferred` tells what an engine without a version means to
-        the worker, as `sglang==0.5.16`: a job without a version gets it. Raises UnusableStore, too,
-        where the schema is no longer this program's.
+        longest ago. `preferred` tells what an engine without a version means to the worker, as
+        `sglang==0.5.16`: a job without a version gets it. Raises UnusableStore, too, if the schema
+        is no longer this program's.
         """
         with self._write() as connection:
             check_head(connection)  # a newer program's jobs are for its own workers
             now = time_of(connection, self._clock)
-            give_back_gpus(connection, owner)
-            if not may_claim(connection, owner) or is_lent(connection, owner, now):
+            if not may_claim(connection, owner):
                 return None
             while row := next_queued(connection, filters, now):
                 values = claimed(row, owner, now, preferred or {})
                 move(connection, row["id"], JobState.LEASED, now, **values)
-                gpus = borrow_gpus(connection, filters, row, owner, now)
-                data: dict[str, Any] = {"owner": owner, "attempt": values["attempts"]}
-                if gpus:
-                    data["gpus"] = 1 + len(gpus)
+                data = {"owner": owner, "attempt": values["attempts"]}
                 append_event(connection, row["id"], now, JobState.LEASED.value, data)
                 take_turn(connection, row["client"])
                 try:
                     request = read_request(values["request"])
-                    return Lease(row["id"], owner, values["fence"], request, row["trace"], gpus)
+                    return Lease(row["id"], owner, values["fence"], request, row["trace"])
                 except UNREADABLE as error:  # a newer version's job: leave it to its workers
                     reason = f"{owner} cannot read the request: {error}"
                     give_back(connection, {**row, **values}, now, reason, UNREADABLE_DELAY)
-                    give_back_gpus(connection, owner)
         return None
 
     def heartbeat(self, lease: Lease) -> None:

@@ -29,12 +29,6 @@ def try_transaction_lock(connection: Connection, name: str) -> bool:
     return bool(connection.execute(select(lock)).scalar_one())
 
 
-def wait_for_transaction_lock(connection: Connection, name: str) -> None:
-    """Have the lock until this transaction ends. On SQLite, there is one writer anyway."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_number(name))))
-
-
 @contextlib.contextmanager
 def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     """Whether the caller has the lock within the block. Always True without a SQLite file.

@@ -47,7 +47,6 @@ def run_row(key: RunKey) -> dict[str, Any]:
         "space": key.space,
         "recording": key.recording,
         "routing": key.routing,
-        "revalidates": key.revalidates,
     }
 
 
@@ -64,7 +63,6 @@ def read_run(row: RowMapping) -> Run:
         space=row["space"],
         recording=row["recording"],
         routing=row["routing"],
-        revalidates=row["revalidates"],
     )
     return Run(
         id=row["id"],
@@ -174,7 +172,6 @@ def _compiled_row(compiled: Compiled) -> dict[str, Any]:
         "n_spills": compiled.n_spills,
         "compile_detail": storable(compiled.detail),
         "cached": compiled.cached,
-        "code": compiled.code,
     }
 
 
@@ -186,7 +183,6 @@ def _read_compiled(row: RowMapping) -> Compiled:
         n_spills=row["n_spills"],
         detail=row["compile_detail"],
         cached=row["cached"],
-        code=row["code"],
     )
 
 

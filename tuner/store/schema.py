@@ -15,7 +15,7 @@ from tuner.store.tables import VERSION_TABLE
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0013"
+HEAD = "0016"
 _VERSION = table(VERSION_TABLE, column("version_num"))
 
 # `migrations` is beside the package, in a checkout as in site-packages. It is found by its path:
@@ -68,7 +68,7 @@ def _upgrade(connection: Connection) -> None:
     from alembic import command  # noqa: PLC0415
 
     config, found = alembic_config(), _heads(connection)
-    if set(found) - _known():
+    if found and found != (HEAD,):
         raise _wrong(found)
     config.attributes["connection"] = connection
     try:
@@ -81,13 +81,6 @@ def _upgrade(connection: Connection) -> None:
         raise
 
 
-def _known() -> set[str]:
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-
-    scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
-    return {script.revision for script in scripts}
-
-
 def _wrong(found: Sequence[str]) -> WrongSchema:
     if not found:
         return WrongSchema("the store's schema is gone: restore a backup, or restart this program")
@@ -96,11 +89,6 @@ def _wrong(found: Sequence[str]) -> WrongSchema:
         return NewerSchema(
             f"the store was upgraded to schema {version} and this program knows {HEAD}: "
             "upgrade and restart it"
-        )
-    if version in _known():
-        return WrongSchema(
-            f"the store was set back to schema {version} and this program needs {HEAD}: "
-            "restart it, and it upgrades the store"
         )
     return WrongSchema(
         f"the store has schema {version} of an early development version, and this program needs "

@@ -10,12 +10,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, Text, case, cast, func, select, update
 
 from tuner.problems.points import Problem
-from tuner.problems.records import EarlierRun, Outlook, Run, RunKey, RunState, Winner
+from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.registry import parts
-from tuner.problems.results import Entry, Environment, Status, Totals, Trial
+from tuner.problems.results import Entry, Environment, Totals, Trial
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Database, insert_into, utc_now
-from tuner.store.earlier import earlier_runs
 from tuner.store.rows import (
     ENVIRONMENT_FIELDS,
     entry_row,
@@ -122,26 +121,6 @@ class Store(Database):
             problems.c.spec == problem.spec(),
             environments.c.fingerprint == environment.fingerprint,
         )
-
-    def earlier_run(self, key: RunKey) -> EarlierRun | None:
-        """The newest finished run that asked the same with other kernels. None without one, or
-        where the environment of `key` has measured winners already.
-        """
-        there = self.winners_in(key.problem, key.environment)
-        if any(winner.status is Status.OK for winner in there):
-            return None
-        with self._read() as connection:
-            rows = connection.execute(earlier_runs(key)).all()
-            found = [_read_run(connection, row.id) for row in rows]
-        for run in found:
-            entries = [
-                winner.entry
-                for winner in self.winners_in(key.problem, run.key.environment)
-                if winner.run_id == run.id and winner.status is Status.OK
-            ]
-            if {entry.point for entry in entries} >= set(key.points):
-                return EarlierRun(run, self.trials(run), entries)
-        return None
 
     def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
         query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())

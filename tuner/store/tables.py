@@ -78,7 +78,6 @@ def _compiled() -> tuple[Column[Any], ...]:
         Column("n_spills", Integer),
         text_column("compile_detail"),
         Column("cached", Boolean, nullable=False),
-        Column("code", Text, nullable=False, server_default=""),
     )
 
 
@@ -123,7 +122,6 @@ runs = Table(
     text_column("space"),
     text_column("recording"),
     Column("routing", Text, nullable=False, server_default=""),
-    Column("revalidates", Text, nullable=False, server_default=""),
     text_column("state"),
     text_column("reason"),
     Column("totals", JSON(none_as_null=True)),

@@ -10,11 +10,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    FromClause,
     RowMapping,
     and_,
     delete,
-    func,
     or_,
     select,
     update,
@@ -24,7 +22,7 @@ from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD
 from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus
 from tuner.store.database import Clock, Database, insert_into, time_of
-from tuner.store.job_tables import gpu_loans, jobs, workers
+from tuner.store.job_tables import jobs, workers
 from tuner.store.rows import storable
 
 _HELD = [state.value for state in HELD]
@@ -73,15 +71,10 @@ class WorkerStore(Database):
             set_worker_aside(connection, worker_id, reason)
 
     def list(self, *, living: bool = False) -> Sequence[WorkerStatus]:
-        """All workers that are not forgotten, or the living ones, by host and name.
-
-        A worker that lent its GPU has the job that it lent it to.
-        """
+        """All workers that are not forgotten, or the living ones, by host and name."""
         held = select(jobs.c.id).where(jobs.c.state.in_(_HELD)).limit(1)
         own = held.where(jobs.c.owner == workers.c.id).correlate(workers).scalar_subquery()
-        lent = held.join(gpu_loans, gpu_loans.c.borrower == jobs.c.owner)
-        other = lent.where(gpu_loans.c.gpu == workers.c.gpu).correlate(workers).scalar_subquery()
-        query = select(workers, func.coalesce(own, other).label("job_id"))
+        query = select(workers, own.label("job_id"))
         with self._read() as connection:
             now = time_of(connection, self._clock)
             if living:
@@ -136,15 +129,12 @@ def may_claim(connection: Connection, worker_id: str) -> bool:
     return row is None or (row.state != WorkerState.SET_ASIDE.value and not row.drain)
 
 
-def is_alive(now: datetime, table: FromClause = workers) -> ColumnElement[bool]:
-    """A worker that was seen in the future was seen before the clock went back.
-
-    `table` is the workers' own, or an alias of it.
-    """
+def is_alive(now: datetime) -> ColumnElement[bool]:
+    """A worker that was seen in the future was seen before the clock went back."""
     return and_(
-        table.c.seen_at > now - ALIVE,
-        table.c.seen_at < now + ALIVE,
-        table.c.state != WorkerState.STOPPED.value,
+        workers.c.seen_at > now - ALIVE,
+        workers.c.seen_at < now + ALIVE,
+        workers.c.state != WorkerState.STOPPED.value,
     )
 
 

@@ -24,14 +24,12 @@ class Meter:
         self._began = time.perf_counter()
         self._own_cpu = time.process_time()
 
-    def count(
-        self, totals: Totals, gpus: int = 0, busy_s: float = 0.0, opened_at: float = 0.0
-    ) -> None:
-        """Add the cost until now. Since `opened_at` (of `time.perf_counter`), `gpus` GPUs were the
-        run's own; they were busy for `busy_s` seconds, added up over them. Before, processes only
-        imported their libraries.
+    def count(self, totals: Totals, busy_s: float = 0.0, opened_at: float | None = None) -> None:
+        """Add the cost until now. Since `opened_at` (of `time.perf_counter`), a GPU was the run's
+        own; it was busy for `busy_s` seconds. Before, processes only imported their libraries.
         """
-        gpu_s = gpus * (time.perf_counter() - max(self._began, opened_at))
+        now = time.perf_counter()
+        gpu_s = 0.0 if opened_at is None else now - max(self._began, opened_at)
         own_cpu_s = time.process_time() - self._own_cpu
         totals.extra["gpu_s"] = gpu_s
         totals.extra["gpu_idle_s"] = max(0.0, gpu_s - busy_s)

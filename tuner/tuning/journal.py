@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.problems.points import Problem
-from tuner.problems.records import EarlierRun, Outlook, Run, RunKey, RunState, Winner
+from tuner.problems.records import Outlook, Run, RunKey, RunState, Winner
 from tuner.problems.results import Entry, Environment, Totals, Trial
 
 
@@ -26,11 +26,6 @@ class RunStore(Protocol):
 
     def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
         """Publish the entries as winners, and close the run."""
-
-    def earlier_run(self, key: RunKey) -> EarlierRun | None:
-        """The newest finished run that asked the same with other kernels. None without one, or
-        where the environment of `key` has measured winners already.
-        """
 
     def winners_in(self, problem: Problem, environment: Environment) -> Sequence[Winner]:
         """Everything published for a problem in an environment."""

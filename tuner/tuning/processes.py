@@ -44,9 +44,9 @@ class RunProcesses(ABC):
         """Use the processes of a workbench, which outlive this run. Call it before `run`."""
         self._shared = workbench
 
-    def _start_children(self) -> None:
-        for gpu in self.request.source.gpus:
-            self._workbench.start(gpu, child_env(self._farm, gpu))
+    def _start_child(self) -> None:
+        gpu = self.request.source.gpu
+        self._workbench.start(gpu, child_env(self._farm, gpu))
 
     @cached_property
     def environment(self) -> Environment:
@@ -117,7 +117,7 @@ class RunProcesses(ABC):
             engine=f"{request.engine.name}=={request.engine.version}",
             problem=request.problem,
             device=request.device,
-            gpus=request.source.gpus,
+            gpu=request.source.gpu,
             routing=self._routing,
             points=self.points,
             workbench=self._workbench,

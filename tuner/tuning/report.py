@@ -63,7 +63,7 @@ class Report:
         order = self.table.order
         entries = sorted(self.entries, key=order) if order else list(self.entries)
         lines = [self._table(entries), "", *self._reasons(entries)]
-        costs = filter(None, (self._cost(), cost_line(self.totals)))
+        costs = filter(None, (work_line([self.totals]), cost_line(self.totals)))
         lines += [closing_line(entries), *costs, self.device.shared_limit, self._caveat]
         return folded("\n".join(lines)).rstrip("\n")
 
@@ -85,12 +85,6 @@ class Report:
         """Why entries are what they are, where the gain does not say it: a line for each reason."""
         counts = Counter(entry.reason for entry in entries if not _GAIN.search(entry.reason))
         return [f"{n} of {len(entries)}: {reason}" for reason, n in counts.items() if reason]
-
-    def _cost(self) -> str:
-        cost, carried = work_line([self.totals]), self.totals.extra.get("carried_over")
-        if carried is not None:
-            cost = f"{carried} of {len(self.entries)} entries carried over: {cost}"
-        return cost
 
     @property
     def _caveat(self) -> str:

@@ -27,12 +27,12 @@ class Source:
 
     kind: MeasureKind
     recording: Path | None = None  # for a replay
-    gpus: tuple[str, ...] = ("0",)  # CUDA device numbers; the points are spread over these GPUs
+    gpu: str = "0"  # CUDA's number or name of the GPU to measure on
     routing: Path | None = None  # captured top-k ids to measure with
 
 
-def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Source:
-    """Read `gpu`, `predict` or `replay:FILE`. `gpus` (like "0,1") and `routing` are for `gpu`.
+def parse_source(text: str, gpu: str = "0", routing: Path | None = None) -> Source:
+    """Read `gpu`, `predict` or `replay:FILE`. A GPU and a `routing` are for `gpu`.
 
     Raises BadInput, which names the nearest valid text.
     """
@@ -44,12 +44,13 @@ def parse_source(text: str, gpus: str = "0", routing: Path | None = None) -> Sou
     if text == MeasureKind.PREDICT.value:
         return Source(MeasureKind.PREDICT)
     if text == MeasureKind.GPU.value:
-        return Source(MeasureKind.GPU, gpus=_parse_gpus(gpus), routing=routing)
+        return Source(MeasureKind.GPU, gpu=gpu, routing=routing)
     near = one_of(kind, ["gpu", "predict", "replay:FILE"])
     raise BadInput(f"unknown way of measuring {text!r}{near}")
 
 
-def _parse_gpus(text: str) -> tuple[str, ...]:
+def parse_gpus(text: str) -> tuple[str, ...]:
+    """Read CUDA device numbers, such as 0,1. Raises BadInput."""
     names = tuple(part.strip() for part in text.split(","))
     if not all(name.isascii() and name.isdigit() for name in names):
         raise BadInput(f"GPUs must be numbers like 0,1, not {text!r}")

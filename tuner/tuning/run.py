@@ -26,10 +26,9 @@ from tuner.tuning.costs import Meter
 from tuner.tuning.journal import RunJournal, RunStore
 from tuner.tuning.processes import RunProcesses
 from tuner.tuning.report import EntryTable, Report, mark_untested
-from tuner.tuning.revalidate import Revalidation
 from tuner.tuning.run_request import Request
 from tuner.tuning.space import Space, space_identity
-from tuner.tuning.tune import FixedStrategy, Plan, Progress, Strategy, Unwatched, Watcher, tune
+from tuner.tuning.tune import Plan, Progress, Strategy, Unwatched, Watcher, tune
 from tuner.tuning.without_us import with_backends
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
@@ -70,10 +69,10 @@ class TuningRun(RunProcesses):
 
     def start_early(self) -> None:
         """Start what takes long and can be done while other runs of a command are under way: the
-        GPU's children, and the first compiles.
+        GPU's child, and the first compiles.
         """
         if self.request.source.kind is MeasureKind.GPU:
-            self._start_children()
+            self._start_child()
             self._compiler.compile_ahead(self._first_candidates())
 
     def _first_candidates(self) -> Sequence[Candidate]:
@@ -124,31 +123,27 @@ class TuningRun(RunProcesses):
         meter = Meter()
         watcher.step(_BEFORE[self.request.source.kind])
         if self.request.source.kind is MeasureKind.GPU:
-            self._start_children()
+            self._start_child()
             self._prepare()
         self._look_up(store)
         bench, strategy = self._bench_and_strategy()
-        key, earlier = self._run_key(), self._revalidation(store)
-        if earlier is not None:
-            self._gpu.answer_from(earlier.known)
-            strategy = FixedStrategy(earlier.candidates())
-            key = replace(key, revalidates=earlier.fingerprint)
-        run = store.begin_run(key)
+        run = store.begin_run(self._run_key())
         journal = RunJournal(store, run)
         racer = bench if isinstance(bench, GpuBench) else None
         try:
             watcher.step("")
             plan = self._with_backends(self._plan())
-            store.expect(run, self._outlook(plan, earlier))
+            store.expect(run, self._outlook(plan))
             asked = plan, strategy, bench, journal, progress
-            entries = tune(*asked, racer, earlier, watcher, self._tell)
+            entries = tune(*asked, racer, watcher, self._tell)
             watcher.step("storing the winners")
             entries = mark_untested(entries, self.request.device)
             self._count_cached(bench.totals)
             if isinstance(bench, GpuBench):
-                meter.count(bench.totals, bench.gpus, bench.busy_s, bench.opened_at)
+                meter.count(bench.totals, bench.busy_s, bench.opened_at)
             store.finish_run(run, entries, bench.totals)
-            self._workbench.chosen.append((self.request.problem, entries))
+            configs = {entry.point: entry.config for entry in entries}
+            self._workbench.chosen.append((self.request.problem, configs))
         except KeyboardInterrupt:
             store.stop_run(run, RunState.INTERRUPTED, "interrupted")
             raise
@@ -191,17 +186,10 @@ class TuningRun(RunProcesses):
         """The entries with what a server runs without this program, without any flags."""
         return with_backends(entries, trials, self._runs, self._installed)
 
-    def _outlook(self, plan: Plan, earlier: Revalidation | None) -> Outlook:
-        to_try = len(earlier.candidates()) if earlier else sum(self.tries.values())
+    def _outlook(self, plan: Plan) -> Outlook:
+        to_try = sum(self.tries.values())
         to_try += sum(len(names) for names in plan.backends.values())
         return Outlook(to_try, {p: plan.incumbents.get(p, {}) for p in plan.requested})
-
-    def _revalidation(self, store: RunStore) -> Revalidation | None:
-        """What to take over from a run with an older engine or Triton, if there is one."""
-        if not self.request.carry_over or self.request.source.kind is not MeasureKind.GPU:
-            return None
-        found = store.earlier_run(self._run_key())
-        return Revalidation(found, self._plan()) if found else None
 
     def _count_cached(self, totals: Totals) -> None:
         if "_compiler" in self.__dict__:  # a replay compiles nothing
@@ -254,7 +242,7 @@ class TuningRun(RunProcesses):
         return self._prediction()[0]
 
     def _prepare(self) -> None:  # noqa: B027  # most have little to do
-        """Do what takes seconds of CPU before the search, while the GPU's children start."""
+        """Do what takes seconds of CPU before the search, while the GPU's child starts."""
 
     def _look_up(self, store: RunStore) -> None:
         """Read what a run needs to know of earlier ones, before any work."""

@@ -23,9 +23,7 @@ class Request:
     effort: Effort = Effort.STANDARD
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
-    # Take over what holds of a run with an older engine or Triton, and keep stored entries unless
-    # something is clearly faster.
-    carry_over: bool = True
+    carry_over: bool = True  # keep stored entries unless something is clearly faster
     architecture: str = ""  # the class of the model that it is for; "": not known
 
     @property

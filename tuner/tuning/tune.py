@@ -97,16 +97,6 @@ class Racer(Protocol):
         """The measurement of each candidate; one that could not be timed is left out."""
 
 
-class Earlier(Protocol):
-    """An earlier result, which holds at some points."""
-
-    def final(self, trials: Mapping[Candidate, Trial]) -> list[Trial]:
-        """The trials that decide at the points where it holds, out of what was tried now."""
-
-    def explain(self, entries: Sequence[Entry], held: Collection[Point]) -> list[Entry]:
-        """The entries, with what became of the earlier result in the reason of each."""
-
-
 class Journal(Protocol):
     """Keeps a run's trials. They are stored durably when `add` returns."""
 
@@ -154,15 +144,13 @@ def tune(
     journal: Journal,
     progress: Progress,
     racer: Racer | None = None,
-    earlier: Earlier | None = None,
     watcher: Watcher | None = None,
     tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> list[Entry]:
     """Run `plan` and return its entries; raises NothingFits where a requested point has none.
 
     With a `racer`, the finalists of each point are timed again in turn, and the new times decide.
-    `earlier` has the times of points that need no race. `tell` adds to the entries what the trials
-    of other backends say; only Triton's are chosen among.
+    `tell` adds to the entries what the trials of other backends say; only Triton's are chosen.
     `bench.totals.wall_s` is set to the seconds that this took.
     """
     started = time.perf_counter()
@@ -179,17 +167,13 @@ def tune(
     except NothingFits as error:
         raise NothingFits(f"{error}{_why(everything)}") from None
     if racer is not None:
-        final = earlier.final(trials) if earlier else []
-        known = {trial.candidate.point for trial in final}
-        finalists = plan.chooser.finalists(everything, entries)
-        again = [trial for trial in finalists if trial.candidate.point not in known]
-        again += [t for t in others if t.measurement.timed and t.candidate.point not in known]
+        again = [
+            *plan.chooser.finalists(everything, entries),
+            *(trial for trial in others if trial.measurement.timed),
+        ]
         raced, others = _apart(_race(again, racer, watcher), others)
         untuned = [t for t in everything if t.candidate.point not in requested]
-        entries = plan.chooser.choose([*final, *raced, *untuned])
-        if earlier:
-            entries = earlier.explain(entries, known)
-            bench.totals.extra["carried_over"] = len(known)
+        entries = plan.chooser.choose([*raced, *untuned])
     if tell:
         entries = tell(entries, [*everything, *others])
     bench.totals.wall_s = time.perf_counter() - started

@@ -12,7 +12,6 @@ from tuner.devices.table import Device
 from tuner.families.dense_gemm.engine import FileKey, ShippedFile
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config, Point, Problem
-from tuner.problems.results import Entry
 from tuner.tuning.space import Space
 from tuner.tuning.votes import ballots_of, device_distance, elect, in_turn, octaves
 
@@ -51,18 +50,18 @@ def seeds_for(
 
 
 def relatives(
-    problem: DenseGemm, chosen: Iterable[tuple[Problem, Sequence[Entry]]]
+    problem: DenseGemm, chosen: Iterable[tuple[Problem, Mapping[Point, Config]]]
 ) -> dict[int, list[Config]]:
     """By batch size, what was chosen for other GEMMs of the model; the nearest GEMM is first."""
     found: list[tuple[float, int, Config]] = []
-    for other, entries in chosen:
+    for other, configs in chosen:
         same = isinstance(other, DenseGemm) and (other.dtype, other.block) == (
             problem.dtype,
             problem.block,
         )
         if isinstance(other, DenseGemm) and same:
             away = octaves(other.N, problem.N) + octaves(other.K, problem.K)
-            found += [(away, entry.point.batch_size, entry.config) for entry in entries]
+            found += [(away, point.batch_size, config) for point, config in configs.items()]
     by_size: dict[int, list[Config]] = {}
     for _, size, config in sorted(found):
         by_size.setdefault(size, []).append(config)

@@ -1,13 +1,9 @@
-"""All tables
-
-A store that an earlier development version left at 0011 is the same. Older stores are refused: that
-version can still export what is worth keeping.
-"""
+"""All tables"""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
+revision = "0016"
 down_revision = None
 
 QUEUED = sa.text("state = 'queued'")
@@ -48,17 +44,11 @@ def upgrade() -> None:
         sa.Column("torch", sa.Text(), nullable=False),
         sa.Column("cuda", sa.Text(), nullable=False),
         sa.Column("driver", sa.Text(), nullable=False),
+        sa.Column("backends", sa.Text(), server_default="", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_environments")),
         sa.UniqueConstraint("fingerprint", name=op.f("uq_environments_fingerprint")),
     )
     op.create_index(op.f("ix_environments_device_engine"), "environments", ["device", "engine"])
-    op.create_table(
-        "gpu_loans",
-        sa.Column("gpu", sa.Text(), nullable=False),
-        sa.Column("borrower", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("gpu", name=op.f("pk_gpu_loans")),
-    )
-    op.create_index(op.f("ix_gpu_loans_borrower"), "gpu_loans", ["borrower"])
     op.create_table(
         "nightly_runs",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -137,7 +127,6 @@ def upgrade() -> None:
         sa.Column("space", sa.Text(), nullable=False),
         sa.Column("recording", sa.Text(), nullable=False),
         sa.Column("routing", sa.Text(), server_default="", nullable=False),
-        sa.Column("revalidates", sa.Text(), server_default="", nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("totals", sa.JSON(none_as_null=True)),
@@ -246,6 +235,7 @@ def upgrade() -> None:
         sa.Column("batch_size", sa.Integer(), nullable=False),
         sa.Column("new_tokens", sa.Integer(), server_default="0", nullable=False),
         sa.Column("cached_tokens", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("backend", sa.Text(), server_default="triton", nullable=False),
         sa.Column("config_key", sa.Text(), nullable=False),
         sa.Column("config", sa.JSON(), nullable=False),
         sa.Column("compile_status", sa.Text(), nullable=False),
@@ -254,7 +244,6 @@ def upgrade() -> None:
         sa.Column("n_spills", sa.Integer()),
         sa.Column("compile_detail", sa.Text(), nullable=False),
         sa.Column("cached", sa.Boolean(), nullable=False),
-        sa.Column("code", sa.Text(), server_default="", nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("median_us", sa.Double()),
         sa.Column("min_us", sa.Double()),
@@ -269,6 +258,7 @@ def upgrade() -> None:
             "new_tokens",
             "cached_tokens",
             "config_key",
+            "backend",
             name="uq_trials_place",
         ),
     )
@@ -291,8 +281,10 @@ def upgrade() -> None:
         sa.Column("n_spills", sa.Integer()),
         sa.Column("compile_detail", sa.Text(), nullable=False),
         sa.Column("cached", sa.Boolean(), nullable=False),
-        sa.Column("code", sa.Text(), server_default="", nullable=False),
         sa.Column("incumbents", sa.JSON(), nullable=False),
+        sa.Column("without_us", sa.Text(), server_default="", nullable=False),
+        sa.Column("over", sa.Text(), server_default="", nullable=False),
+        sa.Column("over_us", sa.Double()),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(

@@ -1,0 +1,128 @@
+"""Run the requests of a command one after the other, on the same processes, and print reports."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tuner.cli.app import print_json, say
+from tuner.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.cli.check_files import CheckReport
+    from tuner.measure.workbench import Workbench
+    from tuner.store import Store
+    from tuner.tuning.report import Report
+    from tuner.tuning.run import TuningRun
+    from tuner.tuning.run_request import Request
+
+
+def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
+    """Run requests one after the other on the same processes, and print their reports."""
+    from tuner.measure.workbench import Workbench
+    from tuner.tuning.costs import work_line
+
+    reports: list[Report] = []
+    name = " ".join({f"{one.engine.name} {one.engine.version}" for one in requests})
+    with Workbench() as workbench:
+        with waiting(f"reading the kernels of {name}"):
+            runs = _opened(requests, workbench)
+            for run in runs:
+                run.start_early()
+        # The first problem's run starts the recording; the others add to it.
+        for at, run in enumerate(runs):
+            heading = f"problem {at + 1} of {len(runs)}: " if len(runs) > 1 else ""
+            reports.append(run_here(run, heading, record, add=at > 0))
+            if not as_json:  # what is done stays on the screen if a later problem fails
+                typer.echo("\n" * (at > 0) + report_text(reports[-1], named=len(runs) > 1))
+    if len(reports) > 1:
+        totals = [report.totals for report in reports]
+        say(f"{len(totals)} problems: {work_line(totals)}")
+    if as_json:
+        print_reports(reports, as_json)
+
+
+def _opened(requests: Sequence[Request], workbench: Workbench) -> list[TuningRun]:
+    """The runs of requests. Of several, one that cannot be tuned does not end the others.
+
+    Raises the first error if none can be tuned.
+    """
+    from tuner.errors import TunerError
+    from tuner.tuning.run import open_run
+
+    runs, errors = [], []
+    for request in requests:
+        try:
+            runs.append(open_run(request, workbench))
+        except TunerError as error:
+            errors.append((request, error))
+    if errors and not runs:
+        raise errors[0][1]
+    for request, reason in errors:
+        say(not_tuned(request, reason))
+    return runs
+
+
+def not_tuned(request: Request, reason: Exception) -> str:
+    """Say which problem cannot be tuned, and why."""
+    return f"not tuned: {request.problem.spec()}: {reason}"
+
+
+def run_here(
+    run: TuningRun, heading: str = "", record: Path | None = None, add: bool = False
+) -> Report:
+    """Do a run in this process, and tell of it on stderr."""
+    from tuner.store import Store, database_url
+    from tuner.tuning.progress import Progress
+
+    with run as session:
+        for part, name in session.file_names.items():
+            say(f"{part.value}: {name}")
+        for note in session.notes:
+            say(note)
+        with (
+            Store.open(database_url(os.environ)) as store,
+            closing(Progress(sys.stderr, session.tries, heading)) as progress,
+        ):
+            _say_estimate(session, store)
+            return session.run(store, progress, record=record, add_to_record=add, watcher=progress)
+
+
+def _say_estimate(run: TuningRun, store: Store) -> None:
+    """Say how much of a GPU the run will take, before it takes any."""
+    from tuner.problems.results import MeasureKind
+    from tuner.store.estimates import Estimates
+    from tuner.tuning.costs import estimate_line
+
+    request, device = run.request, run.request.device.name
+    if request.source.kind is MeasureKind.GPU:
+        estimates = Estimates.sharing(store)
+        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(run.points))
+        if gpu_s is not None:
+            say(estimate_line(gpu_s, device))
+
+
+def print_reports(reports: Sequence[Report | CheckReport], as_json: bool) -> None:
+    """Print reports as one JSON object, or as texts."""
+    if as_json:
+        print_objects([report.as_json() for report in reports])
+    else:
+        typer.echo("\n\n".join(report_text(report, named=len(reports) > 1) for report in reports))
+
+
+def print_objects(objects: Sequence[object]) -> None:
+    """Print the JSON objects of reports as one object."""
+    print_json(objects[0] if len(objects) == 1 else {"reports": objects})
+
+
+def report_text(report: Report | CheckReport, *, named: bool) -> str:
+    """A report as text; `named`: below its problem, if it is of one."""
+    problem = getattr(report, "problem", None)
+    return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()
