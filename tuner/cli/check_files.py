@@ -78,7 +78,7 @@ def engine_of_files(paths: Sequence[Path]) -> str:
 
 def spelled_by(paths: Sequence[Path]) -> str:
     """The engine that spells blocks of quantisation as all these names do; empty if not known."""
-    from tuner.diagnose.facts import facts_of_line
+    from tuner.engines.logs.facts import facts_of_line
 
     found = {name for path in paths if (name := facts_of_line(path.name).get("engine"))}
     return found.pop() if len(found) == 1 else ""
@@ -97,7 +97,7 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
 
 
 def _device(path: Path) -> str:
-    from tuner.diagnose.facts import facts_of_line
+    from tuner.engines.logs.facts import facts_of_line
 
     return facts_of_line(path.name).get("device")
 

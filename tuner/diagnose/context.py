@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.devices.table import Device, devices, find_device
-from tuner.diagnose.facts import Facts
 from tuner.diagnose.findings import Finding
 from tuner.engines.engine import Engine, find_engine
+from tuner.engines.logs.facts import Facts
 from tuner.errors import BadInput, UnknownDevice, UnknownEngine
 
 ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as forms name them

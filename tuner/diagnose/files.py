@@ -9,10 +9,10 @@ from typing import Any
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.facts import facts_of_line
 from tuner.diagnose.findings import Finding, Findings
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
+from tuner.engines.logs.facts import facts_of_line
 from tuner.errors import BadInput, UnknownModel
 from tuner.jobs.targets import reader_of
 from tuner.models.serving import Resolved, Serving

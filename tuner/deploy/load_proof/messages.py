@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tuner.deploy.load_proof.proof import EVERY_KEY, FileLoad, Hook, LoadOutcome, Override
+from tuner.engines.logs.lines import rank_of
 
 _JSON = r"(?P<{}>\S.*?\.json)"
 
@@ -76,9 +77,6 @@ _OVERRIDE = re.compile(
 )
 _HOOK = re.compile(r"Applied (\d{1,9}) hook\(s\) to (\S+) \(from: (.*)\)")
 _HOOK_FAILED = re.compile(r"Failed to (?:apply hooks to|execute general plugin:|load plugin) (\S+)")
-_RANK = re.compile(
-    r"\[[^\]]*\b((?:DP\d+ )?TP\d+(?: EP\d+)?)\]|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
-)
 _PATH = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
 _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 
@@ -124,8 +122,3 @@ def triton_of(path: str) -> str:
     """The Triton version in a file's path; empty where the path has none."""
     found = _TRITON.search(path)
     return found.group(1).replace("_", ".") if found else ""
-
-
-def rank_of(line: str) -> tuple[str, ...]:
-    """The rank that wrote a line, or nothing where the line does not name it."""
-    return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tuner.deploy.load_proof.messages import key_of, rank_of, triton_of
+from tuner.deploy.load_proof.messages import key_of, triton_of
 from tuner.deploy.load_proof.proof import EVERY_KEY, GEMM, FileLoad, LoadOutcome
+from tuner.engines.logs.lines import rank_of
 
 _LINE = re.compile(r"\btuner (attention|gemm): (.*)")
 # The start of the line that lists the used files.
