@@ -11,10 +11,10 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added, Mend
 from tuner.diagnose.context import Context, devices_with
-from tuner.diagnose.files import known_preset
 from tuner.diagnose.findings import Finding, Frame
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
+from tuner.engines.logs.served import known_preset
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
 from tuner.jobs.targets import families_of, resolve_target
@@ -55,7 +55,7 @@ def shared_memory(finding: Finding, context: Context) -> Added:
     if frame:
         details["kernel"] = {"file": frame.path, "line": frame.line, "function": frame.function}
     for name in engine_names():
-        if not supports(name, "attention") or context.engine_name(finding) not in ("", name):
+        if not supports(name, "attention") or context.engine_of(finding) not in ("", name):
             continue
         module = import_module(f"{engine_package(name)}.attention.crash")
         place = (frame.path, frame.line) if frame else None
