@@ -14,7 +14,6 @@ from tuner.diagnose.context import Context, devices_with
 from tuner.diagnose.findings import Finding, Frame
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
-from tuner.engines.logs.served import known_preset
 from tuner.errors import BadInput
 from tuner.families.attention.engine import attention_engine
 from tuner.jobs.targets import families_of, resolve_target
@@ -159,7 +158,7 @@ def _elsewhere(
 
 def _families_of(context: Context) -> list[Family]:
     """The families that the model has; all that the engine runs if the model is not known."""
-    name, engine = known_preset(context.model), context.engine_name()
+    name, engine = context.preset(), context.engine_name()
     serving = Serving(engine=engine or "sglang", tp=context.tp or 1)
     found = families_of(name, serving) if name else list(families())
     return [one for one in found if not engine or supports(engine, one.name)]
@@ -168,7 +167,7 @@ def _families_of(context: Context) -> list[Family]:
 def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
     """Which kernels the model has, and the commands that compile what the engine would launch."""
     titles = ", ".join(one.title for one in found)
-    name = known_preset(context.model)
+    name = context.preset()
     whose = f"{name} has" if name else "This tuner knows kernels of"
     return [f"{whose} these: {titles}.", *_tune_steps(found, context)]
 
@@ -176,7 +175,7 @@ def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
     """What these kernels need on the server's GPU; None where facts or the release are missing."""
     name, device = context.engine_name(), context.device()
-    model = known_preset(context.model)
+    model = context.preset()
     engine = context.engine(name) if name and context.version(name) else None
     if not (model and context.tp and device and engine):
         return None
@@ -207,7 +206,7 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     engine = context.engine_name()
     if lacks := context.missing(engine, model=True):
         return [f"`tuner tune` makes files that fit. {lacks}"]
-    model = known_preset(context.model) if own else ""
+    model = context.preset() if own else ""
     options = f"--tp {context.tp} {context.options(engine)}"
     whose = context.model if own else "the very checkpoint that is served"
     steps = [] if model else [f"Copy config.json of {whose} to this folder."]

@@ -13,7 +13,6 @@ from tuner.diagnose.findings import Finding, Findings
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
 from tuner.engines.logs.facts import facts_of_line
-from tuner.engines.logs.served import known_preset
 from tuner.errors import BadInput
 from tuner.jobs.targets import reader_of
 from tuner.models.serving import Resolved, Serving
@@ -74,7 +73,7 @@ def unnamed_file(finding: Finding, context: Context) -> Added:
     engine, device = context.engine_of(finding), context.device()
     if lacks := context.missing(engine, device, model=True):
         return Added(fix=(lacks,))
-    model = known_preset(context.model)
+    model = context.preset()
     options = context.options(engine, device)
     return Added(
         fix=(
@@ -120,7 +119,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     """What to do where the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
-    model = known_preset(context.model)
+    model = context.preset()
     flag = missing.family.flag if missing.family and missing.family.flag else ""
     options = context.options(missing.engine, device)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]

@@ -35,6 +35,10 @@ class Served:
         """The name of the model, or its last part where it is a path of another machine."""
         return self.hints.model or self.facts.get("model").rstrip("/")
 
+    def preset(self) -> str:
+        """The preset of the model; "" if there is none, so that its config.json is needed."""
+        return _preset(self.model)
+
     @property
     def tp(self) -> int:
         return self.hints.tp or int(self.facts.get("tp") or 0)
@@ -115,7 +119,7 @@ def card_name(device: Device) -> str:
     return min((name for name in names if " " not in name), key=len)
 
 
-def known_preset(name: str) -> str:
+def _preset(name: str) -> str:
     """The preset of a model's name or path of another machine; "" if there is none."""
     try:
         return find_preset(name.rpartition("/")[2]).name if name else ""
