@@ -24,13 +24,16 @@ from tuner.deploy.load_proof.network import Network
 from tuner.deploy.load_proof.plugin import PluginLines
 from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, Hook, LoadProof, Override, merged
 from tuner.deploy.load_proof.render import render_proof
+from tuner.deploy.load_proof.steps import other_server
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of
 from tuner.errors import UnreadableLog
 
 __all__ = [
     "LoadProof",
+    "facts_of",
     "is_deployed",
+    "other_server",
     "proof_of",
     "prove_loads",
     "read_deployed",
@@ -47,6 +50,14 @@ def prove_loads(paths: Iterable[Path], deployed: Deployed = UNKNOWN) -> LoadProo
     """
     facts, logs = Facts(), tuple(paths)
     return replace(proof_of(_read(logs, facts), deployed), facts=facts, logs=logs)
+
+
+def facts_of(paths: Iterable[Path]) -> Facts:
+    """How the servers of logs or commands were started, and on what. Raises UnreadableLog."""
+    facts = Facts()
+    for _ in _read(paths, facts):
+        pass
+    return facts
 
 
 def _read(paths: Iterable[Path], facts: Facts) -> Iterator[tuple[str, str]]:

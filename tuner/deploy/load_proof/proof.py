@@ -116,7 +116,7 @@ class LoadProof:
         ]
         if self._without_decode():
             found.append("decode attention has no tuned file: the engine's own constants run")
-        return [*found, *other_server(self.facts, self.deployed)]
+        return [*found, *other_server(self.facts, self.deployed.made_for)]
 
     def steps(self) -> list[str]:
         """What to do about files that were never made; a command begins with "$ "."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tuner.deploy.load_proof.deployed import Deployed
 from tuner.devices.table import find_device
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.served import Hints, Served
@@ -38,15 +37,15 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
         yield f"$ tuner export {server.options(name)}"
 
 
-def other_server(facts: Facts, deployed: Deployed) -> Iterator[str]:
+def other_server(facts: Facts, made_for: Mapping[str, str]) -> Iterator[str]:
     """A line for each fact of the log in which the files were made for another server."""
-    for name, made_for in deployed.made_for.items():
+    for name, wanted in made_for.items():
         fact = facts.known.get(name)
-        if fact is None or _same(name, fact.value, made_for):
+        if fact is None or _same(name, fact.value, wanted):
             continue
         yield (
             f"the log says {name} {fact.value} ({fact.where}), and the files are for "
-            f"{name} {made_for}"
+            f"{name} {wanted}"
         )
 
 
