@@ -144,6 +144,7 @@ def _session_request(request: JobRequest, settings: Settings, lent: Sequence[str
         wide=request.wide,
         seed=request.seed,
         carry_over=settings.carry_over,
+        architecture=request.architecture,
     )
 
 

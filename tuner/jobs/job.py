@@ -72,6 +72,7 @@ class JobRequest:
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
+    architecture: str = ""  # the class of the model, which engines' rules may name; "": not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
@@ -127,6 +128,8 @@ class JobRequest:
             "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
+            # Left out where it is not known, so that keys of earlier programs are found.
+            **({"architecture": self.architecture} if self.architecture else {}),
         }
 
 
@@ -143,6 +146,7 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
         wide=values["wide"],
         seed=values["seed"],
         model=values["model"],
+        architecture=values.get("architecture", ""),  # programs before did not know it
     )
 
 

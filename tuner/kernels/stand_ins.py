@@ -280,7 +280,7 @@ def platform_answers(target: Target) -> dict[str, Any]:
     facts = {probe.removesuffix("_supported"): says for probe, says in probes.items()}
     return {
         **{probe: _answering(says) for probe, says in probes.items()},
-        "get_device_sm": _answering(target.capability[0] * 10 + target.capability[1]),
+        "get_device_sm": _answering(target.sm),
         "get_device_core_count": _answering(Figure("the number of compute units")),
         "get_platform": _answering(Namespace("get_platform()", facts)),
         "get_bool_env_var": lambda name, default="false": default.lower() in ("true", "1"),
