@@ -42,6 +42,7 @@ def job_request(
         wide=body.fields(target.family.searching).get("wide"),
         seed=body.seed,
         model=body.name or label,
+        architecture=target.architecture or body.architecture,
     )
     notes = [note.api if isinstance(note, Note) else note for note in target.notes]
     return request, notes

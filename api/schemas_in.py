@@ -64,6 +64,11 @@ class _SubmitJob(Strict):
     effort: Effort = Effort.STANDARD
     seed: Seed = 0
     urgent: Flag = Field(False, description="Put it before the jobs that wait.")
+    architecture: Annotated[str, Field(max_length=200, pattern=r"^\w*$")] = Field(
+        "",
+        description="The class of a problem's model, as its config.json names it; it may say which "
+        "kernel servers run. Of a model by its name or config.json it is known.",
+    )
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
         """The JSON values of the options' fields, without nulls."""
@@ -79,6 +84,8 @@ class _SubmitJob(Strict):
     def canonical(self) -> bytes:
         """The body as JSON text that is equal for equal requests, whatever their spelling was."""
         values = self.model_dump(mode="json")
+        if not self.architecture:  # bodies from before an upgrade lack it
+            del values["architecture"]
         for option in (option for family in families() for option in family.options):
             if option.name not in _FIRST and values.get(option.name) is None:
                 values.pop(option.name, None)

@@ -122,6 +122,7 @@ class Watch:
             selection=target.family.read_selection(problem, sizes),
             effort=parse_effort(self.effort),
             model=model,
+            architecture=target.architecture,
         )
 
 

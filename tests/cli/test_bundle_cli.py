@@ -95,9 +95,10 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
     assert "needs --device and --cluster" in one_line(tuner("bundle"), 2)
     said = one_line(tuner("bundle", "--device", "L40S", *cluster), 1)
     assert "--allow-predicted" in said
-    assert "no winners for NVIDIA_H100" in one_line(
-        tuner("bundle", "--device", "H100", *cluster, "--allow-predicted"), 1
-    )
+    none = one_line(tuner("bundle", "--device", "H100", *cluster, "--allow-predicted"), 1)
+    assert "no winners for NVIDIA_H100" in none
+    tune = f"`tuner tune --cluster {EXAMPLES / L40S}.toml --device NVIDIA_H100_80GB_HBM3`"
+    assert tune in none
     assert "did you mean" in one_line(tuner("bundle", "--device", "L40X", *cluster), 2)
     options = ["--device", "L40S", *cluster, "--allow-predicted"]
     assert "'x' is not NAME=DIR" in one_line(tuner("bundle", *options, "--node", "x"), 2)
@@ -107,6 +108,25 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
     assert "cannot be read" in one_line(tuner("bundle", "verify", tmp_path / "absent"), 2)
     (tmp_path / "noise").write_bytes(b"noise")
     assert "is no gzip file" in one_line(tuner("bundle", "verify", tmp_path / "noise"), 1)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_log_of_the_servers_names_the_gpu_and_what_differs(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "sglang-1  | [2026-11-20 10:00:00] server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-"
+        "R1', quantization=None, tp_size=16, ep_size=1)\n"
+        "GPU 0: NVIDIA L40S (UUID: GPU-0)\nsglang==0.5.12\n"
+    )
+    options = ["--cluster", EXAMPLES / f"{L40S}.toml", "--engine", ENGINES[L40S][0]]
+    result = tuner("bundle", *options, "--allow-predicted", "--log", log)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stderr.split())
+    assert "note: the log says tp 16 (server.log:1), and the files are for tp 32" in said
+    assert "the log says version 0.5.12 (server.log:3), and the files are for version" in said
+    assert "the log says device" not in said and "says ep" not in said
+    log.write_text("nothing of a GPU\n")
+    assert "--device, the GPU as nvidia-smi" in one_line(tuner("bundle", *options, "--log", log), 2)
 
 
 def test_preflight_takes_the_cluster_in_both_forms(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import pytest
 
-from tuner.diagnose.table import BLANKS, Form, Origin, known_messages
+from tuner.diagnose.table import Form, Origin, known_messages
 from tuner.engines.engine import find_engine
+from tuner.engines.logs.lines import BLANKS
 from tuner.engines.versions import version_order
 
 RELEASES = ("0.4.3.post2", "0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")

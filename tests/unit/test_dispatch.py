@@ -90,6 +90,34 @@ def test_the_model_s_class_settles_what_runs(subtests) -> None:
     assert names("0.5.16", "H100", GEMMA, flags) == ["the fa3 back end"]
 
 
+def test_triton_s_attention_is_not_offered_where_a_release_refuses_it(subtests) -> None:
+    """Read from 0.5.5 to 0.5.10, 0.5.12, 0.5.16 to 0.5.19 and 0.5.23."""
+    nemotron, lfm2, moe = "NemotronHForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
+    for version, architecture, refused in (
+        ("0.5.6", nemotron, False),
+        ("0.5.7", nemotron, True),
+        ("0.5.12", nemotron, True),
+        ("0.5.16", nemotron, True),
+        ("0.5.18", nemotron, True),
+        ("0.5.19", nemotron, False),
+        ("0.5.23", nemotron, False),
+        ("0.5.12", lfm2, True),
+        ("0.5.23", lfm2, True),
+        ("0.5.16", moe, False),
+        ("0.5.23", moe, True),
+        ("0.5.12", "Qwen3MoeForCausalLM", False),
+        ("0.5.12", "", False),
+    ):
+        for device in ("H100", "H200"):
+            with subtests.test(version=version, device=device, architecture=architecture):
+                found = asked(version, device, MHA, of_class({}, architecture))
+                assert (found.to_triton == {}) is refused
+                assert ("--attention-backend triton the server stops" in found.line()) is refused
+                given = {"--attention-backend": "triton"}
+                served = asked(version, device, MHA, of_class(given, architecture))
+                assert served.always_triton is not refused
+
+
 def asked(version: str, device: str, problem: str, flags: dict[str, str] | None = None) -> Runs:
     found = what_runs("sglang", version, problem_of(problem), find_device(device), flags or {})
     assert found, f"{version} says nothing of {problem} on {device}"
@@ -410,7 +438,7 @@ def values(request):
 
 def test_rows_have_known_fields_and_open_questions(values):
     known = {"if" if one.name == "unknown" else one.name for one in fields(Rule)}
-    assert set(values) - {"alone", "backends"} == {"releases", "flags", "unknown", "row"}
+    assert set(values) - {"alone", "backends", "refuses"} == {"releases", "flags", "unknown", "row"}
     assert len(values["row"]) > 5
     asked_for = set()
     for row in values["row"]:

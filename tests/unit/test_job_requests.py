@@ -28,6 +28,7 @@ OWN = (WorkPoint(64, 1, 4096, 2.0), WorkPoint(8, 1, 512))
     "request_",
     [
         LAYER,
+        replace(LAYER, architecture="NemotronHForCausalLM"),
         replace(LAYER, selection=MoeSelection((1, 2), (Gemm.DOWN,))),
         DECODE,
         replace(DECODE, selection=AttentionSelection("offline")),
@@ -92,3 +93,10 @@ def test_the_points_of_a_request() -> None:
 @pytest.mark.parametrize("request_", [LAYER, DECODE])
 def test_a_recording_says_its_points_itself(request_: JobRequest) -> None:
     assert replace(request_, measure="replay:x.csv").points == set()
+
+
+def test_the_class_of_a_model_is_a_part_of_the_key_only_where_it_is_known() -> None:
+    """Jobs of programs before have no class, and are found by their keys."""
+    assert "architecture" not in LAYER.as_json()
+    of_class = replace(LAYER, architecture="NemotronHForCausalLM")
+    assert of_class.key != LAYER.key == read_request(LAYER.as_json()).key

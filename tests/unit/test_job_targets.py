@@ -16,7 +16,7 @@ from tuner.errors import (
 )
 from tuner.jobs.targets import families_of, in_words, other_families, resolve_all, resolve_target
 from tuner.models.serving import Serving
-from tuner.models.table import presets
+from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import families, find_family
 
@@ -151,3 +151,15 @@ class TestAllFamilies:
     def test_a_model_that_is_not_known_is_refused(self) -> None:
         with pytest.raises(UnknownModel, match="deepseek-r1"):
             resolve_all("deepsek-r1", Serving())
+
+
+def test_a_target_has_the_class_of_its_model(tmp_path: Path) -> None:
+    preset = find_preset("nemotron-3-nano-30b-a3b")
+    serving = Serving(engine="sglang", engine_version="0.5.16")
+    assert resolve_target(preset.name, serving).architecture == preset.architecture != ""
+    assert {one.architecture for one in resolve_all(preset.name, serving)} == {preset.architecture}
+    config = b"""{"architectures": ["MixtralForCausalLM"], "num_local_experts": 8,
+        "hidden_size": 64,
+        "intermediate_size": 512, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}"""
+    assert resolve_target(config, Serving()).architecture == "MixtralForCausalLM"
+    assert resolve_target(LAYER, Serving()).architecture == ""

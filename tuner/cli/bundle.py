@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +16,12 @@ from tuner.cli.targets import Asked, problems_to_ship
 from tuner.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tuner.deploy.cluster import Cluster
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
+    from tuner.engines.logs.served import Served
     from tuner.problems.records import Winner
     from tuner.store import Store
 
@@ -44,6 +46,14 @@ def bundle(
         typer.Option(metavar="FILE", help="Private ed25519 key (PEM); default: no signature."),
     ] = None,
     node: Captures = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Log or launch command of the servers as they run now: it tells what --device "
+            "and the cluster file leave out; default: none.",
+        ),
+    ] = None,
     allow_predicted: Annotated[
         bool,
         typer.Option("--allow-predicted", help="Include predicted entries; default: leave out."),
@@ -68,7 +78,7 @@ def bundle(
     """
     if context.invoked_subcommand:
         return
-    if not device or cluster is None:
+    if cluster is None or not (device or log):
         raise BadInput(
             "a bundle needs --device and --cluster; `tuner bundle verify FILE` checks one"
         )
@@ -83,10 +93,15 @@ def bundle(
     from tuner.problems.registry import parse_problem
 
     wanted = read_cluster(cluster)
-    card, found = find_device(device), find_engine(engine or wanted.engine.spec)
+    runs = _servers(log, device, engine) if log else None
+    if runs and not (device or runs.device()):
+        raise BadInput(runs.missing(wanted.engine.name))
+    card = (runs.device() if runs else None) or find_device(device)
+    found = find_engine(engine or _spec(wanted, runs))
     sign = _signer(key) if key else None
     report = run_preflight(parse_nodes(node), wanted.expected()) if node else None
-    winners, proofs = _winners(wanted, card, found, problem or (), model)
+    tune = shlex.join(["tuner", "tune", "--cluster", str(cluster), "--device", card.name])
+    winners, proofs = _winners(wanted, card, found, problem or (), model, tune)
     built = build_bundle(
         winners,
         wanted,
@@ -104,7 +119,7 @@ def bundle(
     for finding in report.findings if report else ():
         where = ", ".join(finding.nodes)
         say(f"{finding.severity.value}: {where}: {finding.message}; fix: {finding.fix}")
-    for note in built.notes:
+    for note in (*built.notes, *(_differences(wanted, card, found, runs) if runs else ())):
         say(f"note: {note}")
     say(render_keys(built.keys, card))
     digest = sha256(built.archive)
@@ -115,6 +130,31 @@ def bundle(
         raise typer.Exit(1)
 
 
+def _servers(logs: Sequence[Path], device: str, engine: str) -> Served:
+    """The servers of the logs; what the command line says goes first."""
+    from tuner.deploy.load_proof import facts_of
+    from tuner.engines.logs.served import Hints, Served, check_hints
+
+    hints = Hints(engine, device)
+    check_hints(hints)
+    return Served(hints, facts_of(logs))
+
+
+def _spec(cluster: Cluster, runs: Served | None) -> str:
+    """The engine of the cluster file, in the version of the log where the file has none."""
+    name = cluster.engine.name
+    return cluster.engine.spec if cluster.engine.release or not runs else runs.spec(name)
+
+
+def _differences(cluster: Cluster, device: Device, engine: Engine, runs: Served) -> Iterator[str]:
+    """A line for each fact of the log that differs from the cluster file."""
+    from tuner.deploy.load_proof import other_server
+
+    made_for = {"engine": engine.name, "version": engine.version, "device": device.name}
+    made_for |= {"tp": str(cluster.parallel.tp), "ep": str(cluster.parallel.ep)}
+    return other_server(runs.facts, made_for)
+
+
 def _signer(key: Path) -> Callable[[bytes], bytes]:
     from tuner.deploy.bundle.signature import signer
 
@@ -122,7 +162,12 @@ def _signer(key: Path) -> Callable[[bytes], bytes]:
 
 
 def _winners(
-    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
+    cluster: Cluster,
+    device: Device,
+    engine: Engine,
+    specs: Sequence[str],
+    model: str | None,
+    tune: str,
 ) -> tuple[Sequence[Winner], Sequence[Mapping[str, Any]]]:
     """(the stored winners to bundle: all, or only those of the named problems and model; the
     reports of what servers gained from files like them)
@@ -137,27 +182,32 @@ def _winners(
         stored = proven.proofs(device=device.name, engine=name, engine_version=version)
         proofs = [proof.report for proof in stored]
         if not found:
-            _refuse_other_versions(store, device, engine)
+            _refuse_other_versions(store, device, engine, tune)
     parallel = cluster.parallel
     asked = Asked(model, device, engine.name, engine.version, parallel.tp) if model else None
     chosen = problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
     return select(found, chosen) if chosen else found, proofs
 
 
-def _refuse_other_versions(store: Store, device: Device, engine: Engine) -> None:
-    """Raises ExportRefused where there are winners, but of other versions of the engine."""
+def _refuse_other_versions(store: Store, device: Device, engine: Engine, tune: str) -> None:
+    """Raises ExportRefused: there are no winners, or only those of other versions of the engine.
+
+    `tune` is the command that makes them.
+    """
     from tuner.engines.versions import version_order
     from tuner.errors import ExportRefused
 
     others = store.winners(device=device.name, engine=engine.name)
     versions = sorted({one.environment.engine_version for one in others}, key=version_order)
     if not versions:
-        return
+        raise ExportRefused(
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
+            f"winners for other engines are not its own: run `{tune}` first"
+        )
     spec = f"{engine.name}=={engine.version}"
     raise ExportRefused(
         f"the store has no winners for {device.name} with {spec}, only with "
-        f"{', '.join(versions)}: run `tuner tune MODEL --device {device.name} --engine {spec}`, or "
-        f"set engine.image to {engine.name} {versions[-1]}"
+        f"{', '.join(versions)}: run `{tune}`, or set engine.image to {engine.name} {versions[-1]}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,7 +79,7 @@ def engine_of_files(paths: Sequence[Path]) -> str:
 
 def spelled_by(paths: Sequence[Path]) -> str:
     """The engine that spells blocks of quantisation as all these names do; empty if not known."""
-    from tuner.diagnose.facts import facts_of_line
+    from tuner.engines.logs.facts import facts_of_line
 
     found = {name for path in paths if (name := facts_of_line(path.name).get("engine"))}
     return found.pop() if len(found) == 1 else ""
@@ -97,7 +98,7 @@ def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
 
 
 def _device(path: Path) -> str:
-    from tuner.diagnose.facts import facts_of_line
+    from tuner.engines.logs.facts import facts_of_line
 
     return facts_of_line(path.name).get("device")
 
@@ -130,6 +131,24 @@ class CheckReport(Protocol):
     def as_text(self) -> str: ...
 
 
+@dataclass(frozen=True)
+class NotChecked:
+    """Files of one family that could not be checked beside those of others."""
+
+    device: Device
+    reason: str
+
+    @property
+    def fits(self) -> bool:
+        return False
+
+    def as_json(self) -> dict[str, Any]:
+        return {"device": self.device.name, "entries": [], "runs": [], "notes": [self.reason]}
+
+    def as_text(self) -> str:
+        return self.reason
+
+
 def check_files(
     paths: Sequence[Path],
     device: Device,
@@ -140,21 +159,50 @@ def check_files(
 ) -> list[CheckReport]:
     """Check config files; a file's name tells its family.
 
-    A file that is not `named` lies below a folder: if it is of no family, a message says so.
+    A file that is not `named` lies below a folder: if it is of no family, a message says so. If
+    the kernels of one of several families cannot be read, its report says so and does not fit.
     Raises MalformedConfigFile for a name of no family, and OptionsRefused for an option that only
     applies to models.
     """
-    from tuner.cli.app import say
     from tuner.engines.engine import supports
-    from tuner.errors import MalformedConfigFile, OptionsRefused
+    from tuner.errors import MalformedConfigFile, OptionsRefused, UnsupportedKernel
     from tuner.problems.registry import families
 
-    by_family: dict[str, list[Path]] = {}
-    others: list[Path] = []
     ours = [family for family in families() if supports(engine.name, family.name)]
     known = [family for family in ours if hasattr(family.module("check"), "check_files")]
     if not known:
         raise MalformedConfigFile(f"{engine.name} has no config files that can be checked")
+    by_family = _by_family(paths, engine, known, named)
+    reports: list[CheckReport] = []
+    for family in known:
+        if not (mine := by_family.get(family.name)):
+            continue
+        module = family.module("check")
+        flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
+        given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
+        if given:
+            asked = " or ".join(one.flag for one in families() if one.flag)
+            reason = f"for a model (with {asked}), and these are files"
+            raise OptionsRefused({name: reason for name in flags if name in given}, flags)
+        try:
+            reports.append(module.check_files(mine, device, engine, choice.of(family.shaping)))
+        except UnsupportedKernel as error:
+            if len(by_family) == 1:
+                raise
+            reason = f"not checked: {len(mine)} files of {family.title}: {error}"
+            reports.append(NotChecked(device, reason))
+    return reports
+
+
+def _by_family(
+    paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
+) -> dict[str, list[Path]]:
+    """The files of each family; a message names those of none. Raises MalformedConfigFile."""
+    from tuner.cli.app import say
+    from tuner.errors import MalformedConfigFile
+
+    by_family: dict[str, list[Path]] = {}
+    others: list[Path] = []
     for path in paths:
         claimed = (f for f in known if f.module("check").claims(path.name, engine))
         family = next(claimed, None)
@@ -172,16 +220,4 @@ def check_files(
         if not by_family:
             raise MalformedConfigFile(text)
         say(f"left out: {text}")
-    reports: list[CheckReport] = []
-    for family in known:
-        if not (mine := by_family.get(family.name)):
-            continue
-        module = family.module("check")
-        flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
-        given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
-        if given:
-            asked = " or ".join(one.flag for one in families() if one.flag)
-            reason = f"for a model (with {asked}), and these are files"
-            raise OptionsRefused({name: reason for name in flags if name in given}, flags)
-        reports.append(module.check_files(mine, device, engine, choice.of(family.shaping)))
-    return reports
+    return by_family

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, say, show
+from tuner.cli.app import command, refuse_foreign, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
@@ -23,6 +25,12 @@ from tuner.cli.options import (
 )
 from tuner.cli.plan import asked_by_cluster
 from tuner.cli.targets import Asked, problems_to_ship, settings_of
+
+if TYPE_CHECKING:
+    from tuner.export.diff import ExportDiff
+    from tuner.store.night_diff import NightDiff
+
+_NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 @command
@@ -100,12 +108,37 @@ def export(
 
 @command
 def diff(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of an earlier export.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of a later export.")],
+    old: Annotated[
+        Path,
+        typer.Argument(metavar="OLD", help="Folder of an earlier export, or a night: 2026-11-24."),
+    ],
+    new: Annotated[
+        Path,
+        typer.Argument(metavar="NEW", help="Folder of a later export, or a night: 2026-11-25."),
+    ],
     as_json: Json = False,
 ) -> None:
-    """Say what changed between two exports: files, entries and gains."""
+    """Say what changed between two exports (files, entries, gains) or two nights (jobs, times)."""
     from tuner.export.diff import diff_exports
 
-    found = diff_exports(old, new)
+    found: ExportDiff | NightDiff
+    if _NIGHT.fullmatch(str(old)) and _NIGHT.fullmatch(str(new)):
+        found = _diff_nights(str(old), str(new))
+    else:
+        found = diff_exports(old, new)
     show(as_json, found.as_json, found.as_text)
+
+
+def _diff_nights(old: str, new: str) -> NightDiff:
+    refuse_foreign("workers")
+    from tuner.errors import BadInput
+    from tuner.store import Store, database_url
+    from tuner.store.night_diff import diff_nights
+    from workers.nightly import SCHEDULE
+
+    try:
+        before, now = date.fromisoformat(old), date.fromisoformat(new)
+    except ValueError as error:
+        raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
+    with Store.open(database_url(os.environ)) as store:
+        return diff_nights(store, SCHEDULE, before, now)

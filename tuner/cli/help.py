@@ -13,7 +13,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "plan": "Say what servers run for a model, and what tuning brings",
         "tune": "Find the fastest configurations of a model's kernels",
         "export": "Write what was found as the files that the engine loads",
-        "diff": "Say what changed between two exports, and by how much",
+        "diff": "Say what changed between two exports or nights, and by how much",
         "report": "Draw the stored results: engine's time, tuned, roofline",
         "status": "Show which tuned files a server here would load, and why",
         "prove": "Run the engine's own layer with the files on this GPU",
@@ -77,7 +77,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
         "tuner export --cluster cluster.toml --device H20",
     ),
-    "diff": ("tuner diff configs-2026-11-24 configs-2026-11-25",),
+    "diff": (
+        "tuner diff configs-2026-11-24 configs-2026-11-25",
+        "tuner diff 2026-11-24 2026-11-25",
+    ),
     "report": (
         "tuner report --device L40S",
         "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",

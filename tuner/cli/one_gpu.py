@@ -54,7 +54,6 @@ def _open(
         request = read_request(asked).to_run(
             Source(MeasureKind.GPU, gpu=asked["gpu"]),
             carry_over=asked["carry_over"],
-            architecture=asked["architecture"],
         )
         run = open_run(request, workbench)
         run.start_early()

@@ -174,9 +174,9 @@ class _Board:
             effort=request.effort,
             wide=request.wide,
             seed=request.seed,
+            architecture=request.architecture,
         )
-        more = {"carry_over": request.carry_over, "architecture": request.architecture}
-        return {**asked.as_json(), **more, "gpu": gpu.name}
+        return {**asked.as_json(), "carry_over": request.carry_over, "gpu": gpu.name}
 
 
 def _estimates(requests: Sequence[Request]) -> list[float]:

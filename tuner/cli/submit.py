@@ -74,6 +74,7 @@ def submit(
                 wide=choice.values.get("wide"),
                 seed=seed,
                 model=target if found.is_model and ":" not in target else "",
+                architecture=found.architecture,
             )
             for found in targets
             for problem in found.problems

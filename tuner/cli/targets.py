@@ -138,6 +138,7 @@ def _of_log(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
     from tuner.diagnose.files import missing_files
     from tuner.errors import BadInput
     from tuner.jobs.targets import TuningTarget, refuse_options
+    from tuner.models.table import class_of
     from tuner.problems.registry import families
 
     spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
@@ -151,7 +152,7 @@ def _of_log(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
         )
     known = {o.name for one in found if one.family for o in one.family.options}
     refuse_options(found[0].family or families()[0], choice.values.keys() - known)
-    targets, errors = [], []
+    targets, errors, architecture = [], [], class_of(context.preset())
     for missing in found:
         family = missing.family
         if family is None:
@@ -160,7 +161,8 @@ def _of_log(asked: Asked, choice: FamilyChoice) -> list[TuningTarget]:
             errors.append(missing.error or BadInput(f"{missing.name} names no problem"))
         else:
             notes = (*missing.resolved.notes, *_other_gpu(missing.resolved, asked))
-            targets.append(TuningTarget(family, missing.resolved.problems, notes, is_model=True))
+            problems = missing.resolved.problems
+            targets.append(TuningTarget(family, problems, notes, True, architecture))
     if not targets:
         raise errors[0]
     left_out = tuple(f"left out: {error}" for error in errors)

@@ -107,6 +107,7 @@ def tune(
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
     from tuner.devices.here import device_or_here
+    from tuner.engines.dispatch import of_class
     from tuner.engines.dispatch_table import ARCHITECTURE
     from tuner.engines.engine import find_engine
     from tuner.errors import BadInput
@@ -142,6 +143,7 @@ def tune(
         targets = targets_of(asked, choice, every)
         problems = [problem for found in targets for problem in found.problems]
         notes = [note for found in targets for note in found.notes]
+        flags = of_class(flags, targets[0].architecture)  # of a log, the text names the model
     one_file = {"--record": record, "--routing": routing}
     refuse_one_file(every, one_file)
     if every:

@@ -30,6 +30,12 @@ class Target:
         assert found, f"{self.arch} is no AMD architecture"
         return int(found[1]), int(found[2])
 
+    @property
+    def sm(self) -> int:
+        """The capability as one number, as sglang's `get_device_sm` gives it on both backends."""
+        major, minor = self.capability
+        return major * 10 + minor
+
     def is_sm(self, arch: int) -> bool:
         """Whether it is this CUDA architecture and no other."""
         return self.backend == CUDA and self.arch == arch

@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.answers import ANSWERS
-from tuner.diagnose.context import Context, Hints, check_hints
+from tuner.diagnose.context import Context
 from tuner.diagnose.findings import Finding, Findings
 from tuner.diagnose.report import Answer, Diagnosis, filled, for_engine
 from tuner.diagnose.scan import scan
 from tuner.diagnose.table import known_messages
+from tuner.engines.logs.served import Hints, check_hints
 from tuner.errors import UnreadableLog
 
 __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
@@ -68,7 +69,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
 def _answer(finding: Finding, context: Context) -> Answer:
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else Added()
-    engine, values = context.engine_name(finding), context.values(finding)
+    engine, values = context.engine_of(finding), context.values(finding)
     return Answer(
         finding,
         [*filled(message.cause, values), *added.cause],

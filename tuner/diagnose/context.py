@@ -4,50 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.devices.table import Device, devices, find_device
-from tuner.diagnose.facts import Facts
+from tuner.devices.table import Device, devices
 from tuner.diagnose.findings import Finding
-from tuner.engines.engine import Engine, find_engine
-from tuner.errors import BadInput, UnknownDevice, UnknownEngine
-
-ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as forms name them
+from tuner.engines.logs.served import ENGINES, Served
 
 
 @dataclass(frozen=True)
-class Hints:
-    """What the command line says of the server; empty where it does not."""
+class Context(Served):
+    """The hints, completed from what was read, and what findings add."""
 
-    engine: str = ""  # "sglang" or "sglang==0.4.4"
-    device: str = ""
-    model: str = ""
-    tp: int = 0
-
-
-@dataclass(frozen=True)
-class Context:
-    """The hints, completed from what was read."""
-
-    hints: Hints
-    facts: Facts
-
-    @property
-    def model(self) -> str:
-        """The name of the model, or its last part where it is a path of another machine."""
-        return self.hints.model or self.facts.get("model").rstrip("/")
-
-    @property
-    def tp(self) -> int:
-        return self.hints.tp or int(self.facts.get("tp") or 0)
-
-    @property
-    def ep(self) -> int:
-        return int(self.facts.get("ep") or 0)
-
-    def engine_name(self, finding: Finding | None = None) -> str:
-        """The engine: sglang, vllm, or nothing where neither the hints nor the text tell."""
-        if self.hints.engine:
-            return self.hints.engine.partition("==")[0].strip().lower()
-        if finding is not None:
+    def engine_of(self, finding: Finding) -> str:
+        """The engine of a message: as hints, its paths or its form tell, else as the log does."""
+        if not self.hints.engine:
             for text in (*finding.values.values(), *(frame.path for frame in finding.frames)):
                 for name in ENGINES:
                     if f"/{name}/" in text.replace("\\", "/"):
@@ -55,56 +23,7 @@ class Context:
             programs = {origin.program.lower() for origin in finding.form.origins}
             if len(programs & ENGINES.keys()) == 1:
                 return (programs & ENGINES.keys()).pop()
-        return self.facts.get("engine")
-
-    def version(self, name: str) -> str:
-        """The version of that engine, "" where it is not known."""
-        if self.hints.engine:
-            return self.hints.engine.partition("==")[2].strip()
-        return self.facts.get("version") if self.facts.get("engine") in ("", name) else ""
-
-    def spec(self, name: str) -> str:
-        """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
-        version = self.version(name)
-        return f"{name}=={version}" if name and version else name
-
-    def engine(self, name: str) -> Engine | None:
-        """The engine on this machine, in the log's version; None where it is not here."""
-        try:
-            return find_engine(self.spec(name))
-        except UnknownEngine:
-            return None
-
-    def device(self, name: str = "") -> Device | None:
-        """The GPU of the command line, else the one of that name or of the log, if it is known."""
-        try:
-            return find_device(self.hints.device or name or self.facts.get("device"))
-        except UnknownDevice:
-            if self.hints.device:
-                raise
-            return None
-
-    def options(self, name: str, device: Device | None = None) -> str:
-        """The options by which a command works for this server, as far as they are known."""
-        device = device or self.device()
-        words = [f"--device {card_name(device)}"] if device else []
-        words += [f"--engine {self.spec(name)}"] if name else []
-        return " ".join(words)
-
-    def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
-        """A sentence on the facts that a command still needs; "" if none is missing."""
-        lacks = []
-        if not (device or self.device()):
-            shown = self.facts.get("device") or self.facts.get("capability")
-            known = f" ({_unknown(shown)})" if shown else ""
-            lacks.append(f"--device, the GPU as nvidia-smi -L names it{known}")
-        if model and not self.model:
-            lacks.append("the model, by its name or its config.json")
-        if model and not self.tp:
-            lacks.append("--tp, the tensor-parallel size of the server's command")
-        if not name:
-            lacks.append("--engine sglang or --engine vllm")
-        return f"The text does not say, and the command needs: {'; '.join(lacks)}." if lacks else ""
+        return self.engine_name()
 
     def values(self, finding: Finding) -> dict[str, str]:
         """What sentences may name."""
@@ -114,33 +33,6 @@ class Context:
         return {k: v for k, v in known.items() if v}
 
 
-def _unknown(shown: str) -> str:
-    """Why commands cannot take a GPU that the text shows, by its name or its capability."""
-    try:
-        find_device(shown)
-    except UnknownDevice as error:
-        if "too old" in str(error):
-            return str(error)
-    return f"the text shows {shown}: docs/operations.md says how to add a GPU"
-
-
-def card_name(device: Device) -> str:
-    """The GPU as commands name it."""
-    names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
-    return min((name for name in names if " " not in name), key=len)
-
-
 def devices_with(limit: int) -> list[Device]:
     """The GPUs on which a block has exactly so many bytes of shared memory."""
     return [device for device in devices() if device.shared_optin_bytes == limit]
-
-
-def check_hints(hints: Hints) -> None:
-    """Raises BadInput for a device or an engine that does not exist."""
-    if hints.device:
-        find_device(hints.device)
-    name = hints.engine.partition("==")[0].strip().lower()
-    if name and name not in ENGINES:
-        raise BadInput(f"unknown engine {name!r}; write sglang or vllm, or sglang==VERSION")
-    if hints.tp < 0:
-        raise BadInput(f"tensor-parallel sizes start at 1, not tp={hints.tp}")

@@ -11,7 +11,6 @@ from typing import Any
 from tuner.devices.table import Device
 from tuner.diagnose.added import Added, Mend
 from tuner.diagnose.context import Context, devices_with
-from tuner.diagnose.files import known_preset
 from tuner.diagnose.findings import Finding, Frame
 from tuner.diagnose.launches import Needs, in_words, that_need
 from tuner.engines.engine import engine_names, engine_package, supports
@@ -55,7 +54,7 @@ def shared_memory(finding: Finding, context: Context) -> Added:
     if frame:
         details["kernel"] = {"file": frame.path, "line": frame.line, "function": frame.function}
     for name in engine_names():
-        if not supports(name, "attention") or context.engine_name(finding) not in ("", name):
+        if not supports(name, "attention") or context.engine_of(finding) not in ("", name):
             continue
         module = import_module(f"{engine_package(name)}.attention.crash")
         place = (frame.path, frame.line) if frame else None
@@ -159,7 +158,7 @@ def _elsewhere(
 
 def _families_of(context: Context) -> list[Family]:
     """The families that the model has; all that the engine runs if the model is not known."""
-    name, engine = known_preset(context.model), context.engine_name()
+    name, engine = context.preset(), context.engine_name()
     serving = Serving(engine=engine or "sglang", tp=context.tp or 1)
     found = families_of(name, serving) if name else list(families())
     return [one for one in found if not engine or supports(engine, one.name)]
@@ -168,7 +167,7 @@ def _families_of(context: Context) -> list[Family]:
 def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
     """Which kernels the model has, and the commands that compile what the engine would launch."""
     titles = ", ".join(one.title for one in found)
-    name = known_preset(context.model)
+    name = context.preset()
     whose = f"{name} has" if name else "This tuner knows kernels of"
     return [f"{whose} these: {titles}.", *_tune_steps(found, context)]
 
@@ -176,7 +175,7 @@ def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
     """What these kernels need on the server's GPU; None where facts or the release are missing."""
     name, device = context.engine_name(), context.device()
-    model = known_preset(context.model)
+    model = context.preset()
     engine = context.engine(name) if name and context.version(name) else None
     if not (model and context.tp and device and engine):
         return None
@@ -207,7 +206,7 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     engine = context.engine_name()
     if lacks := context.missing(engine, model=True):
         return [f"`tuner tune` makes files that fit. {lacks}"]
-    model = known_preset(context.model) if own else ""
+    model = context.preset() if own else ""
     options = f"--tp {context.tp} {context.options(engine)}"
     whose = context.model if own else "the very checkpoint that is served"
     steps = [] if model else [f"Copy config.json of {whose} to this folder."]

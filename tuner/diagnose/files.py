@@ -9,14 +9,13 @@ from typing import Any
 
 from tuner.diagnose.added import Added
 from tuner.diagnose.context import Context
-from tuner.diagnose.facts import facts_of_line
 from tuner.diagnose.findings import Finding, Findings
 from tuner.engines.dispatch import engine_runs, server_settings
 from tuner.engines.engine import engine_names, supports
-from tuner.errors import BadInput, UnknownModel
+from tuner.engines.logs.facts import facts_of_line
+from tuner.errors import BadInput
 from tuner.jobs.targets import reader_of
 from tuner.models.serving import Resolved, Serving
-from tuner.models.table import find_preset
 from tuner.problems.registry import Family
 
 _ANSWER = "missing_file"  # of the messages that name a missing file
@@ -71,10 +70,10 @@ def missing_file(finding: Finding, context: Context) -> Added:
 
 def unnamed_file(finding: Finding, context: Context) -> Added:
     """The command that tunes the model that the text names, for a file without a name."""
-    engine, device = context.engine_name(finding), context.device()
+    engine, device = context.engine_of(finding), context.device()
     if lacks := context.missing(engine, device, model=True):
         return Added(fix=(lacks,))
-    model = known_preset(context.model)
+    model = context.preset()
     options = context.options(engine, device)
     return Added(
         fix=(
@@ -88,7 +87,7 @@ def unnamed_file(finding: Finding, context: Context) -> Added:
 
 def _missing(finding: Finding, context: Context, serving: Serving) -> MissingFile:
     path = finding.values.get("path", "")
-    engine = context.engine_name(finding) or "sglang"
+    engine = context.engine_of(finding) or "sglang"
     family = reader_of(path)
     if family is None or engine not in engine_names() or not supports(engine, family.name):
         return MissingFile(path, engine, None)
@@ -120,7 +119,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
 def _without_problem(missing: MissingFile, context: Context) -> list[str]:
     """What to do where the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
-    model = known_preset(context.model)
+    model = context.preset()
     flag = missing.family.flag if missing.family and missing.family.flag else ""
     options = context.options(missing.engine, device)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
@@ -153,14 +152,6 @@ def _without_problem(missing: MissingFile, context: Context) -> list[str]:
         f"$ tuner tune {' '.join(word for word in asked if word)}",
         f"$ tuner export {options}",
     ]
-
-
-def known_preset(name: str) -> str:
-    """The preset of a model's name or path of another machine; "" if there is none."""
-    try:
-        return find_preset(name.rpartition("/")[2]).name if name else ""
-    except UnknownModel:
-        return ""
 
 
 def _steps(missing: MissingFile, resolved: Resolved, context: Context) -> Sequence[str]:

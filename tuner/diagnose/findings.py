@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.diagnose.facts import Facts
 from tuner.diagnose.table import Form, Message
+from tuner.engines.logs.facts import Facts
 
 _MOST_VALUES = 200  # distinct values of one message; a log may be made up
 _MOST_RANKS = 4096

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.diagnose.added import Mend
-from tuner.diagnose.context import ENGINES
 from tuner.diagnose.findings import Finding, Findings
+from tuner.engines.logs.served import ENGINES
 from tuner.render import printable
 
 _NAMED = 8  # ranks and problems that are listed by name

@@ -13,25 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from tuner.deploy.load_proof.messages import rank_of
 from tuner.diagnose.findings import Finding, Findings, Frame
-from tuner.diagnose.table import BLANKS, Form, Message, Table
+from tuner.diagnose.table import Form, Message, Table
+from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of, rank_of
 
-_BLOCK = 1 << 20  # bytes
-_LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
 _BEFORE, _AHEAD = 80, 8  # lines of context: a traceback, a wrapped message
-_COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
-_CHARACTERS = {b"quot": b'"', b"#39": b"'", b"#x27": b"'", b"lt": b"<", b"gt": b">", b"amp": b"&"}
-_ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
-# Marks of a quotation, and what docker compose writes before a service's line.
-_QUOTED = re.compile(
-    rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S))", re.MULTILINE
-)
 _FRAME = re.compile(r'File "([^"]{1,400})", line (\d{1,9})(?:, in ([\w<>.]{1,200}))?')
-# A line that begins so is no continuation of the one before.
-_BEGINS = re.compile(
-    r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
-)
 _ERROR = re.compile(r"\b([A-Za-z_][\w.]{0,100}(?:Error|Exception|OutOfResources)): ?(.{0,300})")
 _SHOWN = 1000  # characters of a line
 
@@ -63,8 +50,8 @@ class _Scan:
         ]
 
     def read(self, stream: BinaryIO) -> None:
-        for block in _blocks(stream):
-            self._lines += _lines_of(block)
+        for block in blocks(stream):
+            self._lines += lines_of(block)
             self._search(len(self._lines) - _AHEAD)
         self._search(len(self._lines))
         self.findings.lines += self._first + len(self._lines) - 1
@@ -123,11 +110,11 @@ class _Scan:
     def _windows(self, at: int) -> Iterator[tuple[int, int]]:
         """The line itself, then with the lines that may continue it or begin it."""
         before = at
-        while before > max(0, at - 3) and not _BEGINS.match(self._text(before)):
+        while before > max(0, at - 3) and not BEGINS.match(self._text(before)):
             before -= 1
         after = at
         most = min(len(self._lines) - 1, at + _AHEAD)
-        while after < most and not _BEGINS.match(self._text(after + 1)):
+        while after < most and not BEGINS.match(self._text(after + 1)):
             after += 1
         yield at, at
         yield from ((at, last) for last in range(at + 1, after + 1))
@@ -154,32 +141,6 @@ class _Scan:
 
     def _text(self, i: int) -> str:
         return self._lines[i].decode("utf-8", errors="replace")
-
-
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Blocks that end where a line does, or at the size of a block."""
-    rest = b""
-    while block := stream.read(_BLOCK):
-        whole, newline, rest = (rest + block).rpartition(b"\n")
-        if not newline and len(rest) >= _BLOCK:
-            whole, rest = rest, b""
-        if whole:
-            yield whole
-    if rest:
-        yield rest
-
-
-def _lines_of(block: bytes) -> list[bytes]:
-    if b"\x1b" in block:
-        block = _COLOURS.sub(b"", block)
-    if b"&" in block:
-        block = _ESCAPED.sub(lambda match: _CHARACTERS[match[1]], block)
-    if b"|" in block or b">" in block:
-        block = _QUOTED.sub(b"", block)
-    lines = block.replace(b"\r", b"\n").split(b"\n") if b"\r" in block else block.split(b"\n")
-    if max(map(len, lines)) <= _LONGEST:
-        return lines
-    return [line[i : i + _LONGEST] for line in lines for i in range(0, max(1, len(line)), _LONGEST)]
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:

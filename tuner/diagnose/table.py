@@ -24,9 +24,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from tuner.engines.logs.lines import BLANKS
 from tuner.toml_table import shipped_toml
 
-BLANKS = b" \t\n\r\v\f"
 _HOLE = re.compile(r"\{(?:(?P<name>\w*):)?(?P<kind>[^{}]*)\}")
 _ANY = ".{1,400}"
 _KINDS = {

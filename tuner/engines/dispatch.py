@@ -173,7 +173,8 @@ def what_runs(
     wanted = next((rule.to_triton for rule in others if rule.to_triton), {})
     kernels = [_kernel(table, rule, release, named, given) for rule in found]
     stops = _stops(kernels[-1], problem, device, engine)
-    if stops:  # so no tuned file is read
+    refused = _refused(table, version or release, problem, named)
+    if stops or refused:  # so no tuned file is read
         kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
     return Runs(
         engine=engine,
@@ -182,7 +183,7 @@ def what_runs(
         device=device.name,
         kernels=_merged(kernels),
         to_triton={name: v for name, v in wanted.items() if named.get(name, "") != v},
-        reads=stops or others[0].reads,
+        reads=stops or refused or others[0].reads,
         notes=[
             *dict.fromkeys(rule.note for rule in found if rule.note),
             *_refusals(engine, version, found, problem, device),
@@ -352,6 +353,14 @@ def _stops(last: Kernel, problem: Problem, device: Device, engine: str) -> str:
         f"Triton has no 8-bit floats on {device.target.name}, so a server that runs it stops with "
         f"a compile error: serve 16-bit or int8 weights here{marlin}"
     )
+
+
+def _refused(table: DispatchTable, version: str, problem: Problem, named: Mapping[str, str]) -> str:
+    """Words where the version does not start with Triton's kernel for the model's class."""
+    for one in table.refusals:
+        if one.holds(version, problem, named.get(ARCHITECTURE, "")):
+            return f"no tuned file is read: with {options_text(one.flags)} {one.words}"
+    return ""
 
 
 def _refusals(

@@ -73,6 +73,30 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """A table `refuses` of dispatch.toml: flags with which servers of some models do not start."""
+
+    problems: Sequence[str]
+    classes: Sequence[str]
+    flags: Mapping[str, str]
+    words: str
+    text: str
+    sources: Mapping[str, str]
+    since: str
+    until: str = ""
+
+    def holds(self, version: str, problem: Problem, architecture: str) -> bool:
+        """Whether a version refuses the flags for models of a class."""
+        asked = release_of(version)
+        return (
+            problem.family in self.problems
+            and architecture in self.classes
+            and release_of(self.since) <= asked
+            and not (self.until and asked > release_of(self.until))
+        )
+
+
+@dataclass(frozen=True)
 class DispatchTable:
     """The rules of one engine, and the releases that they were read from, oldest first."""
 
@@ -83,6 +107,7 @@ class DispatchTable:
     backends: Mapping[str, str] = field(default_factory=dict)  # by the values of flags
     # By problem, the flags that choose for it alone, by the flags that choose for several.
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    refusals: Sequence[Refusal] = ()
 
     def release(self, version: str) -> str:
         """The newest of the releases that is not newer than a version, or the oldest.
@@ -117,6 +142,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
         rules=[_rule(row) for row in values["row"]],
         backends=values.get("backends", {}),
         alone=values.get("alone", {}),
+        refusals=[Refusal(**row) for row in values.get("refuses", ())],
     )
 
 

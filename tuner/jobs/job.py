@@ -74,6 +74,7 @@ class JobRequest:
     wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
+    architecture: str = ""  # the class of the model, which engines' rules may name; "": not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", find_device(self.device).name)
@@ -117,7 +118,7 @@ class JobRequest:
         identity = {name: value for name, value in self.as_json().items() if name != "model"}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
-    def to_run(self, source: Source, *, carry_over: bool, architecture: str = "") -> Request:
+    def to_run(self, source: Source, *, carry_over: bool) -> Request:
         """The request as this machine runs it. Raises UnknownEngine if the engine is not here."""
         return Request(
             problem=self.problem,
@@ -129,7 +130,7 @@ class JobRequest:
             wide=self.wide,
             seed=self.seed,
             carry_over=carry_over,
-            architecture=architecture,
+            architecture=self.architecture,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -144,6 +145,8 @@ class JobRequest:
             "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
+            # Left out where it is not known, so that keys of earlier programs are found.
+            **({"architecture": self.architecture} if self.architecture else {}),
         }
 
 
@@ -160,6 +163,7 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
         wide=values["wide"],
         seed=values["seed"],
         model=values["model"],
+        architecture=values.get("architecture", ""),  # programs before did not know it
     )
 
 

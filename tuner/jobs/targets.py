@@ -13,6 +13,7 @@ from functools import lru_cache
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, IndivisibleShape, OptionsRefused, UnknownEngine, UnknownModel
 from tuner.models.serving import Resolved, Serving
+from tuner.models.table import class_of
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, find_family, parse_problem
 
@@ -25,6 +26,7 @@ class TuningTarget:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]  # sentences for the user
     is_model: bool  # False: a problem, whose sizes are those of one rank
+    architecture: str = ""  # the class of the model; "": not known
 
 
 def resolve_target(
@@ -58,7 +60,8 @@ def resolve_target(
         if of_problem is None and reader is None:
             _name_others(error, other_families(chosen, target, serving, name=name))
         raise
-    return TuningTarget(chosen, resolved.problems, resolved.notes, is_model=True)
+    architecture = "" if reader else class_of(target)
+    return TuningTarget(chosen, resolved.problems, resolved.notes, True, architecture)
 
 
 def resolve_all(
@@ -75,6 +78,7 @@ def resolve_all(
     model has no problem of any.
     """
     found: list[TuningTarget] = []
+    architecture = class_of(target)
     refused: list[tuple[Family, BadInput]] = []
     for family in among or families():
         try:
@@ -84,7 +88,8 @@ def resolve_all(
         except BadInput as error:
             refused.append((family, error))
         else:
-            found.append(TuningTarget(family, resolved.problems, resolved.notes, is_model=True))
+            problems, notes = resolved.problems, resolved.notes
+            found.append(TuningTarget(family, problems, notes, True, architecture))
     if not found:
         raise refused[0][1]
     left_out = tuple(f"left out {family.title}: {error}" for family, error in refused)

@@ -66,6 +66,10 @@ class TensorSpec:
     def is_floating_point(self) -> bool:
         return Element(self.dtype).is_floating_point
 
+    def fill_(self, value: object) -> TensorSpec:
+        """The same tensor: what tensors hold is no part of a launch."""
+        return self
+
     def new_empty(self, size: Sequence[int], *, dtype: str = "", **where: object) -> TensorSpec:
         return _empty(size, dtype=dtype or self.dtype)
 
@@ -250,6 +254,7 @@ def stand_in_torch(target: Target) -> Namespace:
             ),
             "Tensor": TensorSpec,
             "empty": _empty,
+            "zeros": _empty,
             **{name: Element(short) for name, short in dtypes.items()},
         },
     )
@@ -275,6 +280,7 @@ def platform_answers(target: Target) -> dict[str, Any]:
     facts = {probe.removesuffix("_supported"): says for probe, says in probes.items()}
     return {
         **{probe: _answering(says) for probe, says in probes.items()},
+        "get_device_sm": _answering(target.sm),
         "get_device_core_count": _answering(Figure("the number of compute units")),
         "get_platform": _answering(Namespace("get_platform()", facts)),
         "get_bool_env_var": lambda name, default="false": default.lower() in ("true", "1"),

@@ -92,6 +92,13 @@ class NightStore(Database):
         """The newest round of a schedule, or of all; None before the first."""
         return next(iter(self.nights(schedule, limit=1)), None)
 
+    def night(self, schedule: str, day: date) -> Night | None:
+        """The round of a day; None if there was none."""
+        query = _columns(nightly_runs, Night).where(*_round(schedule, day))
+        with self._read() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else Night(*row)
+
     def nights(
         self,
         schedule: str | None = None,

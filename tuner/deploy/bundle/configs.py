@@ -56,8 +56,9 @@ def config_folder(
     if not winners:
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
-            "winners for other engines are not its own: run `tuner tune MODEL --device "
-            f"{device.name} --engine {engine.name}=={engine.version}` first"
+            "winners for other engines are not its own: ",
+            cli="`tuner tune --cluster` with the cluster's file makes them",
+            api=f"post jobs for the device {device.name} first",
         )
     _refuse_old_release(cluster)
     with tempfile.TemporaryDirectory() as folder:

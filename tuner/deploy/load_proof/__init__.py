@@ -6,8 +6,10 @@ uses. Each process logs a file once, so every rank has a line, and ranks may dif
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 from tuner.deploy.load_proof.deployed import (
@@ -17,21 +19,28 @@ from tuner.deploy.load_proof.deployed import (
     is_deployed,
     read_deployed,
 )
-from tuner.deploy.load_proof.messages import read_hooks, read_load, read_overrides
+from tuner.deploy.load_proof.messages import is_cut, read_hooks, read_load, read_overrides
 from tuner.deploy.load_proof.network import Network
 from tuner.deploy.load_proof.plugin import PluginLines
 from tuner.deploy.load_proof.proof import PLUGINS, FileLoad, Hook, LoadProof, Override, merged
 from tuner.deploy.load_proof.render import render_proof
+from tuner.deploy.load_proof.steps import other_server
+from tuner.engines.logs.facts import Facts
+from tuner.engines.logs.lines import BEGINS, BLANKS, blocks, lines_of
 from tuner.errors import UnreadableLog
 
 __all__ = [
     "LoadProof",
+    "facts_of",
     "is_deployed",
+    "other_server",
     "proof_of",
     "prove_loads",
     "read_deployed",
     "render_proof",
 ]
+
+_AHEAD = 8  # lines into which one may be wrapped
 
 
 def prove_loads(paths: Iterable[Path], deployed: Deployed = UNKNOWN) -> LoadProof:
@@ -39,16 +48,31 @@ def prove_loads(paths: Iterable[Path], deployed: Deployed = UNKNOWN) -> LoadProo
 
     `deployed` tells tuned files from the engine's own; without it, files on this machine do.
     """
-    return proof_of(_read(paths), deployed)
+    facts, logs = Facts(), tuple(paths)
+    return replace(proof_of(_read(logs, facts), deployed), facts=facts, logs=logs)
 
 
-def _read(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+def facts_of(paths: Iterable[Path]) -> Facts:
+    """How the servers of logs or commands were started, and on what. Raises UnreadableLog."""
+    facts = Facts()
+    for _ in _read(paths, facts):
+        pass
+    return facts
+
+
+def _read(paths: Iterable[Path], facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield (FILE:LINE, line) one by one, because a log may be larger than the memory."""
     for path in paths:
+        first = 1
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                for number, line in enumerate(file, 1):
-                    yield f"{path.name}:{number}", line.rstrip("\n")
+            with path.open("rb") as file:
+                for block in blocks(file):
+                    lines = lines_of(block)
+                    squeezed = [line.translate(None, BLANKS) for line in lines]
+                    facts.read(lines, squeezed, path.name, first)
+                    for number, line in enumerate(lines, first):
+                        yield f"{path.name}:{number}", line.decode(errors="replace")
+                    first += len(lines)
         except OSError as error:
             raise UnreadableLog(f"{path} cannot be read: {error.strerror}") from None
 
@@ -58,18 +82,44 @@ def proof_of(lines: Iterable[tuple[str, str]], deployed: Deployed = UNKNOWN) -> 
     loads: list[FileLoad] = []
     overrides: dict[Override, None] = {}
     hooks: dict[Hook, None] = {}
+    cut: list[str] = []
     plugin = PluginLines()
     network = Network()
-    for where, line in lines:
-        if load := read_load(line, where):
+    for where, texts in _with_wrapped(lines):
+        line = texts[0]
+        if load := read_load(texts, where):
             loads.append(load)
-        plugin.read(line, where)
+        elif is_cut(line):
+            cut.append(where)
+        plugin.read(texts, where)
         network.read(line, where)
         overrides.update(dict.fromkeys(read_overrides(line)))
         hooks.update(dict.fromkeys(read_hooks(line)))
     found = merged([*loads, *plugin.loads()])
     told = tuple(_with_origin(load, deployed) for load in found)
-    return LoadProof(told, tuple(overrides), tuple(hooks), network, deployed)
+    return LoadProof(told, tuple(overrides), tuple(hooks), network, deployed, tuple(cut))
+
+
+def _with_wrapped(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (FILE:LINE, texts): a line alone, then with more and more of the lines after it that
+    do not begin as a log's lines do, because a terminal may have wrapped it into them.
+    """
+    window: deque[tuple[str, str]] = deque()
+    for item in lines:
+        window.append(item)
+        if len(window) > _AHEAD:
+            yield _texts(window)
+            window.popleft()
+    while window:
+        yield _texts(window)
+        window.popleft()
+
+
+def _texts(window: Iterable[tuple[str, str]]) -> tuple[str, list[str]]:
+    (where, line), *after = window
+    more = takewhile(lambda text: text and not BEGINS.match(text), (text for _, text in after))
+    indented = (text.lstrip() if text.startswith("  ") else text for text in more)
+    return where, list(accumulate((line, *indented)))
 
 
 def _with_origin(load: FileLoad, deployed: Deployed) -> FileLoad:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -42,6 +42,8 @@ class Deployed:
     root: str = ""  # the folder, where it is on this machine
     nodes: int = 0  # of the bundle's cluster; 0: no bundle was given
     known: bool = True
+    # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
+    made_for: Mapping[str, str] = field(default_factory=dict)
 
     def origin(self, used: str) -> Origin:
         """The origin of a file by the path in the server's log."""
@@ -105,13 +107,18 @@ def _bundle(manifest: Mapping[str, Any], root: str) -> Deployed:
         counts = tuned.setdefault(str(row["file"]).removeprefix(below), Counter())
         counts[str(row["status"])] += 1
     paths = {row["path"].removeprefix(below) for row in manifest["files"]}
-    nodes = len(manifest["cluster"].get("nodes", ()))
-    return Deployed(tuned, frozenset(paths - tuned.keys()), root, nodes)
+    cluster = manifest["cluster"]
+    engine, _, version = str(manifest["configs"]["tuned_for"]).partition(" ")
+    made_for = {"engine": engine, "version": version, "device": str(manifest["device"])}
+    made_for |= {name: str(n) for name, n in cluster.get("parallel", {}).items() if name != "dp"}
+    nodes = len(cluster.get("nodes", ()))
+    return Deployed(tuned, frozenset(paths - tuned.keys()), root, nodes, made_for=made_for)
 
 
 def _exported(root: Path) -> Deployed:
     tuned: dict[str, Mapping[str, int]] = {}
     packaged = set()
+    made_for: dict[str, set[str]] = {}
     for path in sorted(root.rglob("*.json")):
         below = path.relative_to(root)
         if below.parts[0] == PROVENANCE:
@@ -119,9 +126,20 @@ def _exported(root: Path) -> Deployed:
         counts = _sidecar(path)
         if counts:
             tuned[below.as_posix()] = counts
+            for name, value in _environments(path):
+                made_for.setdefault(name, set()).add(value)
         else:
             packaged.add(below.as_posix())
-    return Deployed(tuned, frozenset(packaged), str(root))
+    agreed = {name: values.pop() for name, values in made_for.items() if len(values) == 1}
+    return Deployed(tuned, frozenset(packaged), str(root), made_for=agreed)
+
+
+def _environments(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, value) of what the entries of a tuned file were made for."""
+    names = {"engine": "engine", "version": "engine_version", "device": "device"}
+    for row in _entries(sidecar_of(path)):
+        known = row.get("environment", {}) if isinstance(row, dict) else {}
+        yield from ((ours, str(known[name])) for ours, name in names.items() if name in known)
 
 
 def _sidecar(path: Path) -> Mapping[str, int]:
@@ -132,8 +150,15 @@ def _sidecar(path: Path) -> Mapping[str, int]:
 
 def _statuses(sidecar: Path) -> Mapping[str, int]:
     try:
-        entries = json.loads(sidecar.read_bytes())["entries"]
-        rows = entries.values() if isinstance(entries, dict) else entries
-        return Counter(str(row["status"]) for row in rows)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Counter(str(row["status"]) for row in _entries(sidecar))
+    except (KeyError, TypeError):
         return {}
+
+
+def _entries(sidecar: Path | None) -> list[Any]:
+    """The entries of a sidecar; none if it cannot be read."""
+    try:
+        entries = json.loads(sidecar.read_bytes())["entries"] if sidecar else []
+        return list(entries.values() if isinstance(entries, dict) else entries)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []

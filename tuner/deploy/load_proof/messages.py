@@ -7,10 +7,12 @@ the plugin registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tuner.deploy.load_proof.proof import EVERY_KEY, FileLoad, Hook, LoadOutcome, Override
+from tuner.engines.logs.lines import rank_of
 
 _JSON = r"(?P<{}>\S.*?\.json)"
 
@@ -70,34 +72,64 @@ _MESSAGES = (
         r"Deterministic inference is enabled, using default MoE kernel config",
     ),
 )
+_BEGINNING = re.compile(
+    r"Using\s*(?:default\s*)?(?:MoE|W8A8|configuration\s*from)|[Cc]onfig\s*file\s*not\s*found\s*at"
+    r"|Deterministic\s*inference\s*is\s*enabled,"
+)
+_NAME = re.compile(r"[/\\][EN]=\d")
 _OVERRIDE = re.compile(
     r"down_moe config BLOCK_SIZE_M=(\d{1,9}) does not match up config BLOCK_SIZE_M=(\d{1,9}) "
     r"at M=(\d{1,9})"
 )
 _HOOK = re.compile(r"Applied (\d{1,9}) hook\(s\) to (\S+) \(from: (.*)\)")
 _HOOK_FAILED = re.compile(r"Failed to (?:apply hooks to|execute general plugin:|load plugin) (\S+)")
-_RANK = re.compile(
-    r"\[[^\]]*\b((?:DP\d+ )?TP\d+(?: EP\d+)?)\]|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
-)
 _PATH = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
 _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 
 
-def read_load(line: str, where: str) -> FileLoad | None:
-    """The file that an engine's loader reports in a line; None for other lines."""
-    for message in _MESSAGES:
-        match = re.search(message.pattern, line)
-        if match:
-            found = match.groupdict()
-            used = found.get("used") or ""
-            wanted = tuple(_PATH.findall(found.get("wanted") or used))
-            key = key_of((wanted or ("",))[0]) or EVERY_KEY
-            triton = found.get("triton") or triton_of(used)
-            rank = rank_of(line)
-            return FileLoad(
-                message.family, key, message.outcome, wanted, used, triton, rank, (where,)
-            )
+def read_load(texts: Sequence[str], where: str) -> FileLoad | None:
+    """The file that an engine's loader reports in a line; None for other lines.
+
+    `texts` are the line alone, then with lines into which it may be wrapped.
+    """
+    if not _BEGINNING.search(texts[-1]):
+        return None
+    for wrapped, text in enumerate(texts):
+        for message, pattern in _patterns():
+            match = pattern.search(text)
+            if match and match.start() < len(texts[0]) and not (wrapped and _of_several(match)):
+                return _load(message, match, text, where)
     return None
+
+
+def is_cut(line: str) -> bool:
+    """Whether a message about a config file begins in a line, with a part of the file's name."""
+    begins = _BEGINNING.search(line)
+    return begins is not None and _NAME.search(line, begins.end()) is not None
+
+
+@cache
+def _patterns() -> tuple[tuple[_Message, re.Pattern[str]], ...]:
+    """The messages' patterns; a blank may be missing, because lines are wrapped there."""
+    return tuple((one, re.compile(one.pattern.replace(" ", r"\s*"))) for one in _MESSAGES)
+
+
+def _of_several(match: re.Match[str]) -> bool:
+    """Whether a path goes beyond its message, into the line of another one."""
+    found = (match.groupdict().get(name) or "" for name in ("wanted", "used"))
+    keys = (key_of(path) for text in found for path in _PATH.findall(text))
+    return any(" " in key.replace(", ", ",") for key in keys)
+
+
+def _load(message: _Message, match: re.Match[str], text: str, where: str) -> FileLoad:
+    found = match.groupdict()
+    used = found.get("used") or ""
+    wanted = tuple(_PATH.findall(found.get("wanted") or used))
+    key = key_of((wanted or ("",))[0]) or EVERY_KEY
+    triton = found.get("triton") or triton_of(used)
+    return FileLoad(
+        message.family, key, message.outcome, wanted, used, triton, rank_of(text), (where,)
+    )
 
 
 def read_overrides(line: str) -> Iterator[Override]:
@@ -124,8 +156,3 @@ def triton_of(path: str) -> str:
     """The Triton version in a file's path; empty where the path has none."""
     found = _TRITON.search(path)
     return found.group(1).replace("_", ".") if found else ""
-
-
-def rank_of(line: str) -> tuple[str, ...]:
-    """The rank that wrote a line, or nothing where the line does not name it."""
-    return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]

@@ -8,11 +8,12 @@ file when the engine asks for it, and refused ones with the first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tuner.deploy.load_proof.messages import key_of, rank_of, triton_of
+from tuner.deploy.load_proof.messages import key_of, triton_of
 from tuner.deploy.load_proof.proof import EVERY_KEY, GEMM, FileLoad, LoadOutcome
+from tuner.engines.logs.lines import rank_of
 
 _LINE = re.compile(r"\btuner (attention|gemm): (.*)")
 # The start of the line that lists the used files.
@@ -36,11 +37,15 @@ class PluginLines:
     _troubles: list[FileLoad] = field(default_factory=list)
     _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
-    def read(self, line: str, where: str) -> None:
-        """Take a line of a log; ignore it unless the plugin wrote it."""
-        match = _LINE.search(line)
-        if match is None:
+    def read(self, texts: Sequence[str], where: str) -> None:
+        """Take a line of a log, alone and with lines into which it may be wrapped; ignore it
+        unless the plugin wrote it.
+        """
+        if _LINE.search(texts[0]) is None:
             return
+        line = next((text for text in texts if _whole(text)), texts[0])
+        match = _LINE.search(line)
+        assert match is not None
         family, text = match.groups()
         source = _Source(family, rank_of(line), where)
         if family == GEMM:
@@ -76,6 +81,21 @@ class _Source:
         return FileLoad(
             *(self.family, key, outcome, wanted, used, triton_of(used), self.ranks, lines, reason)
         )
+
+
+def _whole(line: str) -> bool:
+    """Whether all of a line is of forms that the plugin writes, so that nothing is wrapped."""
+    match = _LINE.search(line)
+    if match is None:
+        return False
+    source = _Source(match[1], (), "")
+    if match[1] == GEMM:
+        items = [_gemm(match[2], source)]
+    elif _SUMMARY.match(match[2]):
+        items = [_item(item, source) for item in _NEXT.split(match[2])]
+    else:
+        return _trouble(match[2], source) is not None
+    return all(item.outcome is not LoadOutcome.FAILED for item in items)
 
 
 def _trouble(text: str, source: _Source) -> FileLoad | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from tuner.deploy.load_proof.deployed import UNKNOWN, Deployed, Origin
 from tuner.deploy.load_proof.network import Network
+from tuner.deploy.load_proof.steps import other_server, tuning_steps
+from tuner.engines.logs.facts import Facts
 
 EVERY_KEY = "every key"
 ATTENTION, GEMM = "attention", "gemm"
@@ -77,6 +80,9 @@ class LoadProof:
     hooks: tuple[Hook, ...]
     network: Network = field(default_factory=Network)
     deployed: Deployed = UNKNOWN
+    cut: tuple[str, ...] = ()  # FILE:LINE of messages about config files that do not end
+    facts: Facts = field(default_factory=Facts)
+    logs: tuple[Path, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -98,7 +104,8 @@ class LoadProof:
             path = load.wanted if load.family in PLUGINS else ()
             outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
         found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
-        return [*found, *_untuned(self.loads, self.deployed), *_launch(self)]
+        found += [f"{where}: a message about a config file is cut" for where in self.cut]
+        return [*found, *_untuned(self.loads, self.deployed, self.cut), *_launch(self)]
 
     def notes(self) -> list[str]:
         """One line for each kernel that runs without a tuned file, and was not to have one."""
@@ -107,13 +114,28 @@ class LoadProof:
             for load in self.loads
             if self._spare(load)
         ]
+        if self._without_decode():
+            found.append("decode attention has no tuned file: the engine's own constants run")
+        return [*found, *other_server(self.facts, self.deployed.made_for)]
+
+    def steps(self) -> list[str]:
+        """What to do about files that were never made; a command begins with "$ "."""
+        made = _tuned_keys(self.deployed)
+        lines = [
+            line
+            for load in self.loads
+            if load.outcome is LoadOutcome.DEFAULT and load.family not in PLUGINS
+            for line in load.lines
+            if load.key not in made
+        ]
+        names = {line.rpartition(":")[0] for line in lines}
+        logs = (log for log in self.logs if log.name in names)
+        return list(tuning_steps(self.facts, logs, decode=self._without_decode()))
+
+    def _without_decode(self) -> bool:
+        """Whether attention has tuned files, and decode has none."""
         used = [x for x in self.loads if x.family == ATTENTION and x.outcome is LoadOutcome.LOADED]
-        if used and not any(load.key.startswith("decode") for load in used):
-            found.append(
-                "decode attention has no tuned file: the engine's own constants run; "
-                "`tuner tune MODEL --attention` makes one"
-            )
-        return found
+        return bool(used) and not any(load.key.startswith("decode") for load in used)
 
     def _spare(self, load: FileLoad) -> bool:
         """Whether a dense GEMM's file is missing that was never made.
@@ -135,6 +157,10 @@ class LoadProof:
             "ok": self.ok,
             "problems": self.problems(),
             "notes": self.notes(),
+            "steps": [step for step in self.steps() if not step.startswith("$ ")],
+            "commands": [step[2:] for step in self.steps() if step.startswith("$ ")],
+            "facts": self.facts.as_json(),
+            "cut": list(self.cut),
             "loads": [asdict(load) for load in self.loads],
             "overrides": [asdict(override) for override in self.overrides],
             "hooks": [asdict(hook) for hook in self.hooks],
@@ -175,13 +201,13 @@ def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
             yield f"{phase}: every file was refused: {'; '.join(reasons)}"
 
 
-def _untuned(loads: Sequence[FileLoad], deployed: Deployed) -> Iterator[str]:
+def _untuned(loads: Sequence[FileLoad], deployed: Deployed, cut: Sequence[str]) -> Iterator[str]:
     """A line for each file that is not known to be tuned, and for each tuned file not loaded.
 
     With a bundle, the engine's own files count only where a tuned file has their name: a server may
     have layers that nobody tuned.
     """
-    if not loads:
+    if not loads and not cut:
         yield "no line names a config file: the kernel was not reached, or INFO is not logged"
         return
     read = [load for load in loads if load.outcome is LoadOutcome.LOADED]

@@ -33,10 +33,17 @@ def render_proof(proof: LoadProof) -> str:
         lines.append(f"{'plugin':15} {hook.target}: {state}")
     lines += _network(proof.network)
     lines += [f"{'note':15} {note}" for note in proof.notes()]
+    lines += list(_steps(proof))
     problems = proof.problems()
     lines += [f"{'problem':15} {problem}" for problem in problems]
     lines.append(_verdict(proof, len(problems)))
     return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def _steps(proof: LoadProof) -> Iterator[str]:
+    """The steps; a command stands in a line of its own."""
+    for step in proof.steps():
+        yield step[2:] if step.startswith("$ ") else f"{'next':15} {step}"
 
 
 def _verdict(proof: LoadProof, problems: int) -> str:

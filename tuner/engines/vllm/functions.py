@@ -14,7 +14,11 @@ from tuner.kernels.definitions import Definitions
 from tuner.kernels.stand_ins import Launch, Namespace, Unknown, stand_in_torch, stand_in_triton
 
 # Variables of servers' environments, as they are where nobody sets them.
-_ENVS = {"VLLM_BATCH_INVARIANT": False, "VLLM_TRITON_USE_TD": None}
+_ENVS = {
+    "VLLM_BATCH_INVARIANT": False,
+    "VLLM_TRITON_USE_TD": None,
+    "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": False,  # of 0.8 and 0.9
+}
 # Cards that vLLM names by their number on the bus, and not as torch does: platforms/rocm.py,
 # _ROCM_DEVICE_ID_NAME_MAP of 0.33.0.
 _NAMES = {

@@ -13,7 +13,7 @@ from tuner.devices.table import Device
 from tuner.engines.config_files import fields_on, launch_config, read_config_file
 from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine
-from tuner.errors import MalformedConfigFile, UnsupportedKernel
+from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import FileKey, MoeEngine, MoeKernels, moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Binding, Constant
@@ -102,10 +102,10 @@ class ConfigFileCheck:
 def claims(name: str, engine: Engine) -> bool:
     """Whether a name is that of a fused-MoE config file."""
     try:
-        moe_engine(engine).read_file_name(name)
+        key = moe_engine(engine).read_file_name(name)
     except MalformedConfigFile:
         return False
-    return True
+    return bool(key.dtype or not key.block_shape)  # no engine asks for blocks of 16-bit weights
 
 
 def check_files(
@@ -224,9 +224,11 @@ def _read(
     path: Path, engine: MoeEngine, options: Mapping[str, Any], backend: str
 ) -> tuple[FusedMoe, _Parts]:
     key = engine.read_file_name(path.name)
-    problem = _problem(
-        key, options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
-    )
+    K, top_k = options.get("hidden_size", DEFAULT_HIDDEN_SIZE), options.get("top_k", DEFAULT_TOP_K)
+    try:
+        problem = _problem(key, K, top_k)
+    except BadProblem as error:
+        raise BadProblem(f"{path.name}: {error}") from None
     entries = read_config_file(path, fields_on(engine.fields, backend)).entries
     gemms = [key.gemm]
     if key.gemm is Gemm.UP:  # the engine ignores USE_TMA in these files

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from tuner.diagnose.table import BLANKS
+from tuner.engines.logs.lines import BLANKS
 from tuner.toml_table import shipped_toml
 
 _COMMAND = re.compile(

@@ -1,0 +1,57 @@
+"""The lines of logs of any size, without what terminals, mails and pages put around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+BLANKS = b" \t\n\r\v\f"
+_BLOCK = 1 << 20  # bytes
+_LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
+_COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+_CHARACTERS = {b"quot": b'"', b"#39": b"'", b"#x27": b"'", b"lt": b"<", b"gt": b">", b"amp": b"&"}
+_ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
+# Marks of a quotation, and what docker compose writes before a service's line.
+_QUOTED = re.compile(
+    rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S))", re.MULTILINE
+)
+# A line that begins so is no continuation of the one before.
+BEGINS = re.compile(
+    r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
+)
+_RANK = re.compile(
+    r"\[[^\]]*\b((?:DP\d+ )?TP\d+(?: EP\d+)?)\]|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
+)
+
+
+def blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Blocks that end where a line does, or at the size of a block."""
+    rest = b""
+    while block := stream.read(_BLOCK):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if not newline and len(rest) >= _BLOCK:
+            whole, rest = rest, b""
+        if whole:
+            yield whole
+    if rest:
+        yield rest
+
+
+def lines_of(block: bytes) -> list[bytes]:
+    """The lines of a block, without colours, escapes of HTML and marks of quotations."""
+    if b"\x1b" in block:
+        block = _COLOURS.sub(b"", block)
+    if b"&" in block:
+        block = _ESCAPED.sub(lambda match: _CHARACTERS[match[1]], block)
+    if b"|" in block or b">" in block:
+        block = _QUOTED.sub(b"", block)
+    lines = block.replace(b"\r", b"\n").split(b"\n") if b"\r" in block else block.split(b"\n")
+    if max(map(len, lines)) <= _LONGEST:
+        return lines
+    return [line[i : i + _LONGEST] for line in lines for i in range(0, max(1, len(line)), _LONGEST)]
+
+
+def rank_of(line: str) -> tuple[str, ...]:
+    """The rank that wrote a line, or nothing where the line does not name it."""
+    return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]
