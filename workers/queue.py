@@ -92,8 +92,8 @@ class Announcer:
     def announce(self, job: Job) -> None:
         """Wake a worker for the job. Never raises: the job is stored, and will be found.
 
-        A broker that failed is left alone for BACKOFF_S, as each try may take seconds; so it is after
-        an unexpected error, which would else be logged for each job.
+        After an error the broker is left alone for BACKOFF_S: each try may take seconds, and an
+        unexpected error would be logged for each job.
         """
         if self._send is None or time.monotonic() < self._again_at:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from queue import SimpleQueue
 from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 import redis as redis_client
