@@ -13,7 +13,7 @@ TEST_ENGINES := $(foreach v,0.4.3.post2 0.4.4 0.5.2 0.5.12 0.5.16 0.5.23,$(ENGIN
 TEST_TRITONS := $(foreach v,3.1.0 3.2.0 3.3.1 3.8.0,$(ENGINES)/triton-$(v))
 MORE_TRITONS := $(foreach v,3.4.0 3.5.1 3.7.0 3.9.0,$(ENGINES)/triton-$(v))
 
-.PHONY: install demo docs check lint types imports browser test test-all chaos mixed-fleet clean
+.PHONY: install demo docs check lint types imports browser proxy test test-all locks audit chaos mixed-fleet clean
 
 install: $(VENV)/.installed $(ENGINE)
 
@@ -65,13 +65,39 @@ browser:
 	  test -n "$$TUNER_TEST_BROWSER" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
+# A test runs the proxy of docker/haproxy.cfg. If it cannot be installed, the test says so.
+proxy:
+	@command -v haproxy >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends haproxy >/dev/null; } || true
+
 # One case of each kind: what to run on each commit. Two idle cores take less than ten minutes.
 test: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) browser
 	$(BIN)/python -m pytest -m 'not gpu and not slow'
 
 # Every release, kernel, database and walk: each night, and before a release.
-test-all: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) $(MORE_TRITONS) browser
+test-all: install $(VENV)/.installed-dev $(TEST_ENGINES) $(TEST_TRITONS) $(MORE_TRITONS) browser proxy
 	$(BIN)/python -m pytest -m 'not gpu'
+
+# The packages of the Docker images, by version and hash. What uv and pip-audit need is apart from
+# what the tests need.
+LOCK := $(VENV)/lock
+$(LOCK)/.installed:
+	test -x $(LOCK)/bin/python || $(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet 'uv>=0.9' 'pip-audit>=2.9'
+	touch $@
+
+LOCKED := echo setuptools | $(LOCK)/bin/uv pip compile pyproject.toml - --quiet --upgrade --universal \
+  --python-version 3.12 --generate-hashes --no-header --no-annotate --no-emit-index-url
+locks: $(LOCK)/.installed
+	$(LOCKED) --extra api --extra postgres --extra service --output-file docker/api.lock
+	$(LOCKED) --extra compile --extra postgres --extra service --output-file docker/worker-cpu.lock
+
+# Known vulnerabilities of the locked packages, for each night: they become known later. Without an
+# answer of the database it fails.
+audit: $(LOCK)/.installed
+	for name in api worker-cpu; do \
+	  $(LOCK)/bin/pip-audit --strict --require-hashes --disable-pip --requirement docker/$$name.lock || exit 1; \
+	done
 
 # About 20 minutes on two cores. It harms only what it started. It fills a disk of its own, which
 # takes root; without: `make chaos CHAOS='--full-disk 0'`.

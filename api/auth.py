@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
@@ -28,7 +28,7 @@ from tuner.errors import UnusableStore
 from tuner.store.api_key import ApiKey, KeyState
 from tuner.store.api_key import Scope as KeyScope
 from tuner.store.database import utc_now
-from tuner.store.key_text import LOCAL
+from tuner.store.key_text import LOCAL, key_hash
 
 log = logging.getLogger("tuner.api.auth")
 
@@ -44,11 +44,15 @@ _PROXIES = re.compile(
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: the key's name and scope, and whether their jobs may be urgent."""
+    """Who sent a request: the key's name and scope, and whether their jobs may be urgent.
+
+    `secret` is the hash of the key or the session that they sent; empty if none was needed.
+    """
 
     name: str
     scope: KeyScope
     urgent: bool = False
+    secret: str = ""
 
 
 class Authenticate:
@@ -104,7 +108,7 @@ class Authenticate:
             key = await api.known_keys.find(api.keys, token.strip(), address, scope["path"])
         except TooManyWrong as error:
             raise too_many_wrong(error) from None
-        return caller_of(key)
+        return replace(caller_of(key), secret=key_hash(token.strip()))
 
 
 async def _caller_of_session(scope: Scope, api: Api, session: str, address: str) -> Caller:
@@ -118,7 +122,7 @@ async def _caller_of_session(scope: Scope, api: Api, session: str, address: str)
     if key is None:
         raise _unauthorized("your session has ended: log in again")
     scope["state"]["session"] = session
-    return caller_of(key)
+    return replace(caller_of(key), secret=key_hash(session))
 
 
 def too_many_wrong(error: TooManyWrong) -> HTTPException:

@@ -18,7 +18,6 @@ DIGITS = 400  # of one number: Python takes quadratic time to read more, then re
 
 # Requests.
 HEAD_BYTES = 1 << 15  # a request's line and headers, or what only looks like the rest of a body
-HEADERS = 100
 QUERY_BYTES = 1 << 14  # after the "?": the flags of a server have up to 4,096 characters
 QUERY_FIELDS = 200
 FORM_FIELDS = 200
@@ -26,4 +25,3 @@ SMALL_BYTES = 1 << 12  # a body that is parsed in the event loop: a thread would
 # Requests with a larger body are worked on one at a time, and have a rate of their own: each keeps
 # Python's lock for long. Without a key, none is read.
 LARGE_BYTES = 1 << 16
-PIPELINED = 4  # requests of a connection that wait for the answers before theirs

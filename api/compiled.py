@@ -5,6 +5,7 @@ The server does not look into them. Readers check an HMAC, with a key that the s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import threading
@@ -66,7 +67,9 @@ def check_folder(settings: ApiSettings) -> None:
         return
     folder = settings.cache_dir / FOLDER
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            settings.cache_dir.mkdir(mode=0o700, parents=True)
+        folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

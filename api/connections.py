@@ -1,20 +1,26 @@
-"""How uvicorn runs the API, and what a client's connection may cost before a request has come."""
+"""How uvicorn runs the API, and how many connections of clients there may be, and how slow.
+
+h11 bounds what a request's head may hold, and reads the next request of a connection only when the
+one before is answered. Beyond loopback a proxy stands before all of this (docs/operations.md).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
 import resource
 from collections import Counter
 from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.auth import HEALTH_PATHS
-from api.bounds import HEAD_BYTES, HEADERS, PIPELINED
-from api.errors import MEDIA_TYPE
+from api.bounds import HEAD_BYTES
+from api.errors import problem_response
 from api.settings import ApiSettings
 
 log = logging.getLogger("tuner.api")
@@ -23,8 +29,7 @@ HEAD_S = 20.0  # a request's head must have arrived so long after its connection
 # Above the bounds so many connections are taken, of one address so many, and only for so long, for
 # requests for the health: nobody should take a full server for a dead one.
 HEALTH, HEALTH_OF_ONE, HEALTH_S = 20, 2, 2.0
-LINGER_S = 1.0  # for a client that is refused to read why; until then, what it sends is ignored
-MOST_IGNORED_BYTES = 1 << 20
+LINGER_S = 1.0  # a client that reads nothing keeps a closed connection for so long
 _OTHER_FILES = 200  # of this process: the store, Redis, modules, workers
 
 
@@ -44,13 +49,10 @@ def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
             Places(connections, settings.connections_per_address),
             Places(HEALTH, HEALTH_OF_ONE),
         ),
+        "h11_max_incomplete_event_size": HEAD_BYTES,
         "loop": "uvloop",
         "ws": "none",
     }
-
-
-class _EndsHereError(Exception):
-    """Stops the parser: nothing that follows in what was received is looked at."""
 
 
 class Places:
@@ -80,8 +82,8 @@ class Places:
             del self._taken[address]
 
 
-class ClientConnection(HttpToolsProtocol):
-    """uvicorn's connection, which ends when its client sends no request, or nothing of use."""
+class ClientConnection(H11Protocol):
+    """uvicorn's connection, which has a place, and ends if its client sends no request."""
 
     def __init__(
         self,
@@ -93,17 +95,17 @@ class ClientConnection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._clients, self._health = clients, health
         self._place: Places | None = None
-        self._full = ""  # why it is taken for requests for the health alone
-        self._refused = False
-        self._useless = 0
+        self._patience_s = HEAD_S
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._full = self._clients.refusal(self._address)
-        place = self._health if self._full else self._clients
+        place = self._clients
+        if refusal := place.refusal(self._address):
+            self.app = _health_alone(self.app, refusal)
+            self._patience_s, place = HEALTH_S, self._health
         if place.refusal(self._address):
-            self._refuse(503, self._full)
+            transport.abort()
             return
         place.take(self._address)
         self._place = place
@@ -115,44 +117,12 @@ class ClientConnection(HttpToolsProtocol):
             self._place.give_back(self._address)
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        self._useless += len(data)
-        if self._refused:
-            if self._useless > MOST_IGNORED_BYTES:
-                self.transport.abort()
-            return
-        super().data_received(data)
-        if self._useless > HEAD_BYTES and not (self._refused or self.transport.is_closing()):
-            self._refuse(431, f"a request's head has at most {HEAD_BYTES} bytes")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        if len(self.headers) > HEADERS:
-            self._refuse(431, f"a request has at most {HEADERS} headers")
-            raise _EndsHereError
-
-    def on_headers_complete(self) -> None:
-        self._useless = 0
-        if len(self.pipeline) >= PIPELINED:
-            self.transport.abort()  # its client reads no answers, or not yet
-            raise _EndsHereError
-        if self._full and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
-            self._refuse(503, self._full)
-            raise _EndsHereError
-        super().on_headers_complete()
-
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request. uvicorn does so for each exception out of the parser."""
-        if not (self._refused or self.transport.is_closing()):
+        """Answer what is no request, unless another answer has begun."""
+        with contextlib.suppress(h11.LocalProtocolError):
             super().send_400_response(msg)
-
-    def on_body(self, body: bytes) -> None:
-        self._useless = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._useless = 0
-        super().on_message_complete()
+        self.transport.close()
+        self._abort_soon()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -162,7 +132,7 @@ class ClientConnection(HttpToolsProtocol):
         """When the server stops: end an event stream, whose client then connects again."""
         super().shutdown()
         cycle = self.cycle
-        if cycle and cycle.chunked_encoding and not cycle.response_complete:
+        if cycle and not cycle.response_complete and cycle.scope["path"].endswith("/events"):
             self.transport.close()
 
     @property
@@ -171,8 +141,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _wait_for_request(self) -> None:
         self._stop_waiting()
-        patience = HEALTH_S if self._full else HEAD_S
-        self._patience = self.loop.call_later(patience, self._lose_patience)
+        self._patience = self.loop.call_later(self._patience_s, self._lose_patience)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:
@@ -181,20 +150,22 @@ class ClientConnection(HttpToolsProtocol):
     def _lose_patience(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
-            # Until then it may still read an answer, and if it does not, it would stay for ever.
-            self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
+            self._abort_soon()
 
-    def _refuse(self, status: int, detail: str) -> None:
-        """Answer and close, but not before the client could read the answer."""
-        self._refused = True
-        problem = {"type": "about:blank", "status": status, "detail": detail}
-        body = json.dumps(problem).encode()
-        head = (
-            f"HTTP/1.1 {status} Refused\r\nContent-Type: {MEDIA_TYPE}\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+    def _abort_soon(self) -> None:
+        """Until then the client may read an answer. If it reads nothing, it would stay for ever."""
         self._stop_waiting()
-        self._patience = self.loop.call_later(LINGER_S, self.transport.close)
+        self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _health_alone(app: ASGIApp, refusal: str) -> ASGIApp:
+    """The application for a connection above the bounds."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in HEALTH_PATHS:
+            app_of_one = problem_response("", 503, refusal, headers={"Connection": "close"})
+            await app_of_one(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return answer

@@ -157,6 +157,8 @@ class Matrix:
             await to_thread.run_sync(self.rows, abandon_on_cancel=True)
         except TunerError as error:  # each request is told
             log.info("the coverage was not summed up: %s", error)
+        except Exception:  # the server would end
+            log.exception("the coverage was not summed up")
 
     def _refresh(self) -> None:
         known, watches = self._known, tuple(self._read_watches())

@@ -18,6 +18,7 @@ from api.auth import OPEN_PATHS, Caller
 from api.bounds import DIGITS, JSON_DEPTH
 from api.errors import problem_response, store_problem
 from api.pages.places import is_static
+from api.pages.sessions import is_tls
 from api.rates import rate_headers
 from workers.logs import current_request
 from workers.tracing import checked_traceparent, continued
@@ -25,6 +26,7 @@ from workers.tracing import checked_traceparent, continued
 log = logging.getLogger("tuner.api.access")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ONLY_TLS = "max-age=31536000"  # for a year, a browser asks this host by TLS alone
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -63,6 +65,9 @@ class Observe:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                headers.setdefault("Cache-Control", "private, no-store")
+                if is_tls(Headers(scope=scope)):
+                    headers["Strict-Transport-Security"] = _ONLY_TLS
                 headers.update(rate_headers(scope["state"].get("rates", ())))
                 waited_s = scope["state"].get("waited_s", 0.0)  # as the client asked for
                 self._count(scope, status, time.perf_counter() - started - waited_s)

@@ -31,6 +31,7 @@ from workers.tracing import start_tracing
 
 log = logging.getLogger("tuner.api.serve")
 
+_NO_TLS = 'It speaks no TLS: a proxy lets others in, see docs/operations.md, "The door".'
 _BACKLOG = 2048  # uvicorn's own
 GRACE_S = 5  # for open event streams, when the process is asked to stop
 
@@ -118,7 +119,7 @@ def _serve(
             for line in _greeting(url, facts, door, settings.no_auth, link(url)):
                 say(line)
         else:
-            log.info(" ".join(facts))
+            log.info(" ".join([*facts, _NO_TLS]))
 
     with _embedded(settings, gpus) if workers else contextlib.nullcontext() as worker:
         app = create_app(settings, worker)
@@ -193,7 +194,8 @@ def _greeting(
         yield f"    curl {key or ''}{url}/v1/jobs"
         yield f"    export TUNER_SERVER={url}; tuner jobs"
     first = "make a key with `tuner keys add NAME --scope admin`, then " if no_auth else ""
-    yield f"To let other machines in: {first}stop it and run `tuner serve --host 0.0.0.0`."
+    serve = "run `tuner serve --host 0.0.0.0` behind a proxy with TLS"
+    yield f"To let other machines in: {first}stop it and {serve}."
 
 
 def _in_url(host: str) -> str:

@@ -67,17 +67,21 @@ class Api:
         self.streams = Streams(
             self.lookups.event_counts,
             self.jobs.events,
+            self._valid_secrets,
             most=self.settings.streams,
             most_per_key=self.settings.streams_per_key,
         )
+
+    def _valid_secrets(self) -> frozenset[str]:
+        return self.keys.hashes() | self.sessions.hashes()
 
     def _watches(self) -> Sequence[Watch]:
         return watch_list_of(self.settings.service, self.nights).watches
 
     @contextmanager
-    def streaming(self, client: str, job_id: str) -> Iterator[FollowedJob]:
+    def streaming(self, client: str, secret: str, job_id: str) -> Iterator[FollowedJob]:
         """A place for an event stream. Raises HTTPException where there is none left."""
-        with self.streams.place(client), self.streams.following(job_id) as job:
+        with self.streams.place(client, secret), self.streams.following(job_id) as job:
             self.metrics.streams.inc()
             try:
                 yield job

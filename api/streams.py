@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import anyio
 from anyio import to_thread
 from starlette.exceptions import HTTPException
 
+from api.known_keys import FRESH_S
 from tuner.errors import StoreUnreachable, TunerError
 from tuner.jobs.job import JobEvent
 
@@ -22,16 +24,27 @@ PAGE = 500  # events read at once
 RETRY_S = 5  # a client that was refused a stream should wait for so long
 ReadCounts = Callable[[Collection[str]], Mapping[str, int]]
 ReadEvents = Callable[[str, int, int], Sequence[JobEvent]]
+ReadValid = Callable[[], frozenset[str]]
 
 
 class Streams:
     """Follows jobs for their streams, in one event loop. The store is read in one thread."""
 
     def __init__(
-        self, counts: ReadCounts, events: ReadEvents, most: int, most_per_key: int
+        self,
+        counts: ReadCounts,
+        events: ReadEvents,
+        valid: ReadValid,
+        most: int,
+        most_per_key: int,
     ) -> None:
-        """`counts` reads the number of events of jobs, `events` a job's events after a number."""
-        self._counts, self._events = counts, events
+        """`counts` reads the number of events of jobs, `events` a job's events after a number, and
+        `valid` the hashes of all valid keys and sessions.
+        """
+        self._counts, self._events, self._valid = counts, events, valid
+        self._secrets: Counter[str] = Counter()  # of the open streams
+        self._ended: set[str] = set()  # of these, what is valid no more
+        self._valid_until = 0.0
         self._most, self._most_per_key = most, most_per_key
         self._by_key: Counter[str] = Counter()
         self._jobs: dict[str, FollowedJob] = {}
@@ -44,8 +57,11 @@ class Streams:
         return sum(self._by_key.values())
 
     @contextmanager
-    def place(self, key: str) -> Iterator[None]:
-        """A stream's place. Raises HTTPException 429 above the key's number, 503 above all."""
+    def place(self, key: str, secret: str) -> Iterator[None]:
+        """A stream's place. Raises HTTPException 429 above the key's number, 503 above all.
+
+        `secret` is the hash of what its client sent, and empty if no key was needed.
+        """
         later = {"Retry-After": str(RETRY_S)}
         if self._by_key[key] >= self._most_per_key:
             text = f"{self._by_key[key]} event streams of this key are open, and no more may be"
@@ -55,12 +71,18 @@ class Streams:
                 503, f"{self.open} event streams are open, and no more may be", later
             )
         self._by_key[key] += 1
+        self._secrets[secret] += 1
         try:
             yield
         finally:
-            self._by_key[key] -= 1
-            if not self._by_key[key]:
-                del self._by_key[key]
+            _one_less(self._by_key, key)
+            _one_less(self._secrets, secret)
+            if secret not in self._secrets:
+                self._ended.discard(secret)
+
+    def has_ended(self, secret: str) -> bool:
+        """Whether the key or the session of an open stream is valid no more."""
+        return secret in self._ended
 
     @contextmanager
     def following(self, job_id: str) -> Iterator[FollowedJob]:
@@ -83,6 +105,7 @@ class Streams:
                 await self._anybody.wait()
             try:
                 await self._look()
+                await self._ask_again()
             except Exception as error:
                 log.error(
                     "event streams end: %s", error, exc_info=not isinstance(error, TunerError)
@@ -102,6 +125,24 @@ class Streams:
             if job := self._jobs.get(job_id):
                 job.advance(count)
 
+    async def _ask_again(self) -> None:
+        """End the streams whose keys or sessions have ended."""
+        if time.monotonic() < self._valid_until:
+            return
+        self._valid_until = time.monotonic() + FRESH_S
+        asked = set(self._secrets) - {""}  # before the answer: later ones were valid after it
+        self._ended |= asked - await to_thread.run_sync(self._valid, limiter=self._thread)
+        self._ended &= set(self._secrets)
+        if self._ended:
+            for job in self._jobs.values():
+                job.wake()
+
+
+def _one_less(counts: Counter[str], what: str) -> None:
+    counts[what] -= 1
+    if not counts[what]:
+        del counts[what]
+
 
 class FollowedJob:
     """What the streams of one job share: its number of events, and the last page that was read."""
@@ -120,26 +161,30 @@ class FollowedJob:
         """The store has so many events of the job."""
         if count != self._count:
             self._count = count
-            self._wake()
+            self.wake()
 
     def fail(self) -> None:
         """The store does not answer: the streams end, and their clients connect again."""
         self._failed = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the streams look again."""
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def after(self, seen: int) -> Sequence[JobEvent]:
+    async def after(self, seen: int, secret: str = "") -> Sequence[JobEvent]:
         """The events after the one with the number `seen`, a page at most; waits for the first.
 
-        Raises UnusableStore where the store does not answer.
+        There are none if the stream's key or session has ended. Raises UnusableStore if the store
+        does not answer.
         """
         while True:
             changed = self._changed
             if self._failed:
                 raise StoreUnreachable
+            if self._streams.has_ended(secret):
+                return ()
             known = self._count
             if (known is None or known > seen) and (page := await self._read(seen)):
                 return page

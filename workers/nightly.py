@@ -15,6 +15,7 @@ from tuner.jobs.targets import engine_version_here
 from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store import JobStore, NightStore, Store
 from tuner.store.database import utc_now
+from tuner.store.key_text import NIGHTLY
 from tuner.store.lookups import Lookups
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
@@ -171,7 +172,7 @@ def _submit(todo: NightPlan, store: Store, announcer: Announces) -> dict[str, An
         some = [_pinned(one, workers) for one in requests[at : at + AT_ONCE]]
         wanted = [_submission(one, workers) for one in some]
         try:
-            answers = jobs.submit_all(wanted, client=SCHEDULE, fresh=NOT_FRESH)
+            answers = jobs.submit_all(wanted, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from tuner.jobs.job import Job, Priority
 from workers.gpus import LocalGpu
 from workers.outages import Outage
 from workers.settings import Settings
+
+log = logging.getLogger("tuner.queue")
 
 BACKOFF_S = 5.0
 
@@ -89,7 +92,8 @@ class Announcer:
     def announce(self, job: Job) -> None:
         """Wake a worker for the job. Never raises: the job is stored, and will be found.
 
-        A broker that failed is left alone for BACKOFF_S, as each try may take seconds.
+        After an error the broker is left alone for BACKOFF_S: each try may take seconds, and an
+        unexpected error would be logged for each job.
         """
         if self._send is None or time.monotonic() < self._again_at:
             return
@@ -100,5 +104,8 @@ class Announcer:
         except ConnectionError as error:
             self._again_at = time.monotonic() + BACKOFF_S
             self._outage.begin(error, job.id)
+        except Exception:  # any error: the thread of `InBackground` must not end
+            self._again_at = time.monotonic() + BACKOFF_S
+            log.exception("no worker was woken", extra={"job_id": job.id})
         else:
             self._outage.end()

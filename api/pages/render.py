@@ -35,6 +35,7 @@ _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "same-origin",  # with `no-referrer`, forms would come without an Origin
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()",
     # After a log out, the browser shows nothing of a page again.
     "Cache-Control": "private, no-store",
 }

@@ -1,6 +1,7 @@
 """The cookie of a session, and the proof that a form was filled in on a page of this server.
 
 A cookie is named for the port, because browsers send the cookies of a host to all of its ports.
+Behind TLS its name begins with `__Host-`: browsers then let no other host and no plain page set it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ from tuner.store.sessions import LASTS
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{20,100}")
 # Stands for the session where requests need no key. Other programs of this machine cannot read it.
 _NO_SESSION = secrets.token_urlsafe(32)
+
+
+def is_tls(headers: Headers) -> bool:
+    """Whether a browser asked by TLS, as the first of the proxies says. A client that lies about it
+    gets a cookie that its browser does not keep or send.
+    """
+    first, _, _ = headers.get("x-forwarded-proto", "").partition(",")
+    return first.strip().lower() == "https"
 
 
 def session_of(headers: Headers) -> str | None:
@@ -72,11 +81,11 @@ def _set(response: Response, headers: Headers, value: str, seconds: int) -> None
         path="/",
         httponly=True,
         samesite="strict",
-        # A client that lies about it gets a cookie that it does not send back.
-        secure=headers.get("x-forwarded-proto", "").strip().lower() == "https",
+        secure=is_tls(headers),
     )
 
 
 def _cookie_name(headers: Headers) -> str:
     port = headers.get("host", "").rpartition(":")[2]
-    return f"tuner-session-{port}" if port.isdigit() else "tuner-session"
+    prefix = "__Host-" if is_tls(headers) else ""
+    return f"{prefix}tuner-session" + (f"-{port}" if port.isdigit() else "")

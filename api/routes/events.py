@@ -53,6 +53,7 @@ class StreamStart:
 
     job: FollowedJob
     seen: int
+    secret: str  # of the caller
 
 
 async def _stream_start(
@@ -60,8 +61,8 @@ async def _stream_start(
 ) -> AsyncIterator[StreamStart]:
     """The stream's start, and its place. Once it has begun, its status cannot be changed."""
     seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id or after)
-    with api.streaming(caller.name, job_id) as job:
-        yield StreamStart(job, seen)
+    with api.streaming(caller.name, caller.secret, job_id) as job:
+        yield StreamStart(job, seen, caller.secret)
 
 
 def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
@@ -97,7 +98,7 @@ async def follow_job(
         events: Sequence[JobEvent] = ()
         with anyio.move_on_after(ends_at - time.monotonic()):
             try:
-                events = await start.job.after(seen)
+                events = await start.job.after(seen, start.secret)
             except UnusableStore:
                 return  # the client reconnects with the last id that it has
         if not events:

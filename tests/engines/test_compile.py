@@ -650,3 +650,13 @@ with Farm(1, cache_dir=Path({str(tmp_path)!r})) as farm:
     process.communicate()
     assert process.returncode == -ending
     watch.wait_until_gone()
+
+
+def test_the_cache_is_its_owner_s_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with Farm(cache_dir=tmp_path / "new" / "cache"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700

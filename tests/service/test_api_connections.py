@@ -15,7 +15,6 @@ import pytest
 from api_server import JOB, Server, eventually, serving
 
 import api.connections
-from api.bounds import PIPELINED
 from api.connections import Places, uvicorn_options
 from api.settings import ApiSettings
 from workers.settings import Settings
@@ -52,13 +51,20 @@ def refused(server: Server, address: str = "127.0.0.1") -> tuple[int, str]:
     return problem["status"], problem["detail"]
 
 
-def server_requests(server: Server) -> float:
-    """How many requests for the health were answered."""
+def is_healthy(server: Server) -> bool:
+    """Whether it takes one more connection, and answers that it is healthy."""
+    with contextlib.suppress(ConnectionError):
+        return server.call("GET", "/healthz").status == 200
+    return False
+
+
+def answered(server: Server) -> float:
+    """How many requests for the OpenAPI document were answered."""
     counted = server.app.state.api.metrics.requests.collect()[0].samples
     return sum(
         one.value
         for one in counted
-        if one.name.endswith("_total") and one.labels["route"] == "/healthz"
+        if one.name.endswith("_total") and one.labels["route"] == "/openapi.json"
     )
 
 
@@ -82,7 +88,7 @@ class TestTooSlow:
     def test_a_head_that_does_not_come_ends_the_connection(self, server: Server) -> None:
         with contextlib.ExitStack() as clients:
             begun = {}
-            for start in (b"", b"GET /v1/jo", HEAD, b"\r\n\r\n"):
+            for start in (b"", b"GET /v1/jo", HEAD):
                 begun[start] = clients.enter_context(connect(server))
                 begun[start].sendall(start)
             assert {start: rest(client) for start, client in begun.items()} == dict.fromkeys(
@@ -178,7 +184,7 @@ class TestTooMany:
             assert server.call("GET", "/healthz").status == 200
             for _ in range(api.connections.HEALTH_OF_ONE):
                 clients.enter_context(connect(server))
-            eventually(lambda: server.call("GET", "/healthz").status == 200)
+            eventually(lambda: is_healthy(server))
 
     def test_files_are_left_for_the_process_s_own(
         self, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch
@@ -211,42 +217,41 @@ class TestUseless:
                             sent += len(self.MORE)
                 assert sent < 64 << 20, what
 
-    def test_a_long_head_is_refused_with_a_reason(self, settings: ApiSettings) -> None:
+    def test_a_long_head_is_refused(self, settings: ApiSettings) -> None:
         with serving(settings) as server, connect(server) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + self.MORE * 5)
-            said = rest(client)
-        assert said.startswith(b"HTTP/1.1 431 ")
-        assert b"a request's head has at most 32768 bytes" in said
+            assert rest(client).startswith(b"HTTP/1.1 400 ")
 
-    def test_many_headers_are_refused(self, server: Server) -> None:
+    def test_a_request_is_read_when_the_one_before_is_answered(self, server: Server) -> None:
+        """A client that reads nothing gets answers until its buffers are full, and no more."""
+        asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with connect(server) as client:
-            client.sendall(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 101 + b"\r\n")
-            said = rest(client)
-        assert said.startswith(b"HTTP/1.1 431 ")
-        assert b"a request has at most 100 headers" in said
-        assert server.call("GET", "/healthz").status == 200
+            client.sendall(asked * 5)
+            assert rest(client).count(b"HTTP/1.1 200 OK") == 5
+        before = answered(server)
+        with connect(server) as client:
+            client.sendall(asked * 1000)
+            assert client.recv(1) == b"H"
+            assert server.call("GET", "/healthz").status == 200
+            assert answered(server) - before < 500
+        eventually(lambda: server.call("GET", "/healthz").status == 200)
 
-    def test_a_few_requests_wait_for_answers_and_many_end_the_connection(
-        self, server: Server
+    def test_what_is_no_request_is_refused_while_an_answer_goes_out(
+        self, server: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
-        asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        before = server_requests(server)
         with connect(server) as client:
-            client.sendall(asked * (PIPELINED + 1))
-            assert rest(client).count(b"HTTP/1.1 200 OK") == PIPELINED + 1
-        with connect(server) as client:
-            client.sendall(asked * 500)
-            assert rest(client).count(b"HTTP/1.1") == 0
-        assert server_requests(server) - before <= PIPELINED + 2
+            client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\nno chunk\r\n")
+            rest(client)
+        assert server.call("GET", "/healthz").status == 200
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
-    def test_a_body_of_two_lengths_is_refused(self, server: Server) -> None:
+    def test_a_body_has_one_length(self, server: Server) -> None:
         """A proxy may see another end of it, and pass on a second request."""
-        for headers in (
-            b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
-            b"Content-Length: 2\r\nContent-Length: 3\r\n",
-            b"Content-Length: -2\r\n",
-            b"Transfer-Encoding: gzip\r\n",
-        ):
+        for headers, status in {
+            b"Content-Length: 2\r\nContent-Length: 3\r\n": 400,
+            b"Content-Length: -2\r\n": 400,
+            b"Transfer-Encoding: gzip\r\n": 400,
+        }.items():
             with connect(server) as client:
                 client.sendall(HEAD + headers + b"\r\n0\r\n\r\n")
-                assert rest(client).startswith(b"HTTP/1.1 400 "), headers
+                assert rest(client).startswith(b"HTTP/1.1 %d " % status), headers

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import http.client
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 
 import anyio
 import pytest
 from api_server import Server, eventually, serving, work
+from visitor import Visitor
 
 from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from tuner.errors import StoreUnreachable
 from tuner.jobs.job import JobEvent
 from tuner.store import Leases
-from tuner.store.keys import Scope
+from tuner.store.keys import KeyStore, Scope
 from workers.settings import Settings
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
@@ -68,7 +69,7 @@ async def looks(store: FakeStore, more: int) -> None:
 
 
 def streams_of(store: FakeStore) -> Streams:
-    return Streams(store.counts, store.events, most=1000, most_per_key=1000)
+    return Streams(store.counts, store.events, frozenset, most=1000, most_per_key=1000)
 
 
 def test_streams_that_wait_cost_one_query_for_all(store: FakeStore) -> None:
@@ -162,6 +163,44 @@ def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store: F
     anyio.run(main)
 
 
+def stream_of(server: Server, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", path, headers=dict(headers))
+    return connection.getresponse()
+
+
+def test_a_stream_ends_with_its_key_or_its_session(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.streams.POLL_S", 0.01)
+    monkeypatch.setattr("api.streams.FRESH_S", 0.01)
+    with serving(ApiSettings(Settings(store_url))) as server:
+        keys: KeyStore = server.app.state.api.keys
+        server.key = keys.add("first", Scope.ADMIN)
+        path = f"/v1/jobs/{server.submit()['id']}/events"
+        admin, server.key = server.key, None
+        visitor = Visitor(server)
+        visitor.log_in(keys.add("visitor", Scope.READ))
+        (cookie,) = (f"{name}={value}" for name, value in visitor.cookies.items())
+        sent = {
+            "revoked": {"Authorization": f"Bearer {keys.add('revoked', Scope.READ)}"},
+            "rotated": {"Authorization": f"Bearer {keys.add('rotated', Scope.READ)}"},
+            "logged out": {"Cookie": cookie},
+            "stays": {"Authorization": f"Bearer {admin}"},
+        }
+        streams = {who: stream_of(server, path, headers) for who, headers in sent.items()}
+        assert {stream.status for stream in streams.values()} == {200}
+        keys.revoke("revoked")
+        keys.rotate("rotated")
+        visitor.post("/logout")
+        stays = streams.pop("stays")
+        for who, stream in streams.items():
+            assert b"event: cancelled" not in stream.read(), who  # to its end
+        assert server.app.state.api.streams.open == 1
+        server.call("POST", path.replace("events", "cancel"), key=admin)
+        assert b"event: cancelled" in stays.read()
+
+
 class TestLimits:
     @pytest.fixture
     def server(self, store_url: str) -> Iterator[Server]:
@@ -177,9 +216,7 @@ class TestLimits:
         path = f"/v1/jobs/{server.submit()['id']}/events"
 
         def begin(key: str) -> http.client.HTTPResponse:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-            connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
-            return connection.getresponse()
+            return stream_of(server, path, {"Authorization": f"Bearer {key}"})
 
         streams = [begin(mine) for _ in range(2)]
         assert [stream.status for stream in streams] == [200, 200]

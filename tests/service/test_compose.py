@@ -11,17 +11,23 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from api_server import JOB, Server
+from api_server import JOB, Server, eventually
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from redis import Redis
+from redis.exceptions import AuthenticationError
 from scraping import free_ports, scrape_port
-from servers import started_redis
+from servers import redis_answers, redis_binary, started_redis
 from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
+from tuner.toml_table import tomllib
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -45,7 +51,7 @@ def test_it_is_a_compose_file() -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_service_is_healthy_or_done_and_nobody_is_root(name: str) -> None:
     service = SERVICES[name]
-    assert service["user"] in ("10001", "postgres", "redis", "65534", "472")
+    assert service["user"] in ("10001", "postgres", "redis", "65534", "472", "99")
     once = service["restart"] == "no"
     assert once or "healthcheck" in service or name == "beat"
     for other, how in service.get("depends_on", {}).items():
@@ -76,6 +82,66 @@ def test_every_variable_is_one_that_is_read() -> None:
     known = set(asked)
     for name in OURS:
         assert set(SERVICES[name]["environment"]) <= known
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_container_is_hardened_whoever_made_its_image(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] and service["mem_limit"] and service["networks"]
+    assert service["read_only"] or name == "worker"
+    image = service["image"]
+    assert ("build" in service) or re.fullmatch(r"[\w./-]+:v?[\w.-]+@sha256:[0-9a-f]{64}", image)
+
+
+def test_each_network_has_who_needs_it_and_the_store_s_lets_nothing_out() -> None:
+    members: dict[str, set[str]] = {}
+    for name, service in SERVICES.items():
+        for network in service["networks"]:
+            members.setdefault(network, set()).add(name)
+    assert set(members) == set(COMPOSE["networks"])
+    assert COMPOSE["networks"]["store"] == {"internal": True}
+    assert members["store"].isdisjoint({"door", "prometheus", "grafana"})
+    assert members["door"] == {"api", "door"}
+    assert members["dashboard"] == {"prometheus", "grafana"}
+
+
+def test_redis_gets_its_password_by_no_argument(secrets: Path) -> None:
+    """The service's own command starts a Redis, which the arguments of no process give away."""
+    password = (secrets / "redis_password").read_text()
+    port = free_ports(1)
+    command = [one.replace("$$", "$") for one in SERVICES["redis"]["command"]]
+    command[-1] = command[-1].replace("/run/secrets", str(secrets))
+    command[-1] = command[-1].replace("redis-server", redis_binary())
+    command[-1] = command[-1].replace('save ""', f'save ""\nport {port}\nbind 127.0.0.1', 1)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            eventually(lambda: redis_answers(port))
+            with Redis(port=port) as stranger, pytest.raises(AuthenticationError):
+                stranger.ping()
+            with Redis(port=port, password=password) as client:
+                assert client.ping()
+            arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            assert b"redis-server" in arguments and password.encode() not in arguments
+        finally:
+            process.terminate()
+
+
+def test_the_locks_hold_what_the_images_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    images = {
+        "api": ("api", "postgres", "service"),
+        "worker-cpu": ("compile", "postgres", "service"),
+    }
+    for lock, extras in images.items():
+        text = (ROOT / "docker" / f"{lock}.lock").read_text()
+        pinned = dict(re.findall(r"^([\w.-]+)==([^ ;]+)", text, re.MULTILINE))
+        assert text.count("--hash=sha256:") >= len(pinned) > 40
+        optional = [project["optional-dependencies"][extra] for extra in extras]
+        for one in map(Requirement, chain(project["dependencies"], *optional)):
+            if one.marker is None or one.marker.evaluate({"python_version": "3.12"}):
+                assert one.specifier.contains(pinned[canonicalize_name(one.name)]), (lock, one)
 
 
 def test_only_the_worker_reserves_gpus() -> None:

@@ -81,6 +81,8 @@ class TestAdding:
             ("../x", Scope.READ, None, "letters, digits"),
             ("admin#1", Scope.READ, None, "letters, digits"),
             ("local", Scope.READ, None, "the service's own"),
+            ("nightly", Scope.READ, None, "the service's own"),
+            ("compile-ahead", Scope.READ, None, "the service's own"),
         ]:
             with pytest.raises(BadInput, match=says):
                 keys.add(name, scope, given)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -167,3 +168,13 @@ def test_what_a_run_tried_is_counted(store: Store) -> None:
     store.finish_run(run, [ENTRY], Totals())
     (winner,) = results.winners_at(PROBLEM, "NVIDIA_L40S", "sglang")
     assert winner.run_id == run.id
+
+
+def test_an_unexpected_error_before_somebody_asks_does_not_end_the_server(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Sequence[Watch]:
+        raise RuntimeError("nobody expects it")
+
+    asyncio.run(Matrix(Lookups.sharing(store), fail, list).warm())
+    assert "nobody expects it" in caplog.text

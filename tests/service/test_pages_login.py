@@ -88,8 +88,17 @@ class TestSessions:
 
     def test_behind_tls_the_cookie_is_for_tls_alone(self, server: Server, keys: KeyStore) -> None:
         body = urlencode({"key": keys.add("me", Scope.READ)}).encode()
-        answer = Visitor(server).send("POST", "/login", body, X_Forwarded_Proto="https")
-        assert "Secure" in answer.headers["set-cookie"].split("; ")
+        for proto, secure in {"https": True, "https,http": True, "http, https": False}.items():
+            visitor = Visitor(server)
+            answer = visitor.send("POST", "/login", body, X_Forwarded_Proto=proto)
+            assert ("Secure" in answer.headers["set-cookie"].split("; ")) == secure, proto
+            (name,) = visitor.cookies
+            assert name.startswith("__Host-") == secure, proto
+            assert ("strict-transport-security" in answer.headers) == secure, proto
+            assert visitor.send("GET", "/jobs", X_Forwarded_Proto=proto).status == 200
+            # A cookie that a plain page could have set does not count behind TLS.
+            other = "http" if secure else "https"
+            assert visitor.send("GET", "/jobs", X_Forwarded_Proto=other).status == 303
 
     def test_what_is_no_key_is_refused_and_guessing_is_slowed(
         self, server: Server, keys: KeyStore
@@ -133,17 +142,20 @@ class TestSessions:
         assert visitor.send("GET", "/keys").status == 403
         assert server.app.state.api.jobs.list() == []
 
-    def test_it_lasts_a_week(self, store_url: str, clock: Clock) -> None:
+    def test_it_lasts_a_week_if_it_is_used_each_day(self, store_url: str, clock: Clock) -> None:
         with Store.open(store_url) as store:
             keys, sessions = KeyStore.sharing(store), SessionStore(store._engine, clock)
             keys.add("me", Scope.SUBMIT)
-            token = sessions.start("me")
+            token, ends_at = sessions.start("me"), clock.now + LASTS
             found = sessions.find(token)
             assert found and (found.name, found.scope) == ("me", Scope.SUBMIT)
             assert sessions.hashes() == {key_hash(token)}
             assert sessions.find(token[:-1]) is None
-            clock.advance(LASTS)
-            assert sessions.find(token) is None and sessions.hashes() == frozenset()
+            idle = sessions.start("me")
+            for _ in range(8):
+                clock.advance(LASTS / 8)
+                assert (sessions.find(token) is None) == (clock.now >= ends_at)
+            assert sessions.find(idle) is None and sessions.hashes() == frozenset()
             other = sessions.start("me")  # deletes the old one
             assert sessions.find(other)
             sessions.end(other)
@@ -290,6 +302,7 @@ class TestHeaders:
             assert policy.startswith("default-src 'none'; script-src 'self';")
             assert "unsafe" not in policy and "http" not in policy
             assert answer.headers["referrer-policy"] == "same-origin"
+            assert "camera=()" in answer.headers["permissions-policy"]
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["cache-control"] == "private, no-store"
             html = answer.body.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 import redis as redis_client
@@ -14,7 +15,7 @@ from worker_processes import replay
 from tuner.jobs.job import Job, Priority
 from tuner.store import JobStore
 from workers.broker import WAITING
-from workers.queue import Announcer
+from workers.queue import Announcer, InBackground
 from workers.settings import Settings
 
 QUEUE = "compile.NVIDIA_H200"
@@ -67,3 +68,23 @@ def test_a_redis_that_does_not_answer_holds_nobody_up(
     monkeypatch.setattr(announces, "_again_at", 0.0)
     announces.announce(job)
     assert waiting(redis) == 1
+
+
+def test_an_unexpected_error_does_not_end_the_announcing(
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: SimpleQueue[str] = SimpleQueue()
+    errors = [RuntimeError("nobody expects it")]
+
+    def send(queue: str) -> None:
+        asked.put(queue)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr("workers.broker.sender", lambda settings: send)
+    monkeypatch.setattr("workers.queue.BACKOFF_S", 0.0)
+    announces = InBackground(Announcer(Settings("sqlite://", "redis://127.0.0.1:1/0")))
+    for _ in range(2):
+        announces.announce(job)
+        assert asked.get(timeout=30) == QUEUE
+    assert "nobody expects it" in caplog.text

@@ -260,7 +260,8 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env: dict[str, 
         assert f"The service answers on {url} until Ctrl-C stops it." == said[0]
         assert said[1] == f"The store is {env['TUNER_DATABASE_URL'].removeprefix('sqlite:///')}."
         assert said[2] == f"Every request needs a key. A first one, of scope admin, is in {file}."
-        assert said[-1] == "To let other machines in: stop it and run `tuner serve --host 0.0.0.0`."
+        serve = "`tuner serve --host 0.0.0.0` behind a proxy with TLS"
+        assert said[-1] == f"To let other machines in: stop it and run {serve}."
         for number, line in enumerate(line for line in said if line.startswith("    ")):
             command = line.replace("tuner jobs", f"{TUNER} jobs")
             run = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True)
@@ -367,7 +368,10 @@ def test_beyond_loopback_what_it_says_is_in_its_log(env: dict[str, str]) -> None
         said = next(message for message in messages if message.startswith("The store is"))
         process.terminate()
         assert process.communicate(timeout=60)[0] == ""
-    assert said.endswith("Every request needs a key. Jobs wait for processes of `tuner worker`.")
+    assert "Every request needs a key. Jobs wait for processes of `tuner worker`. It speaks" in said
+    assert said.endswith(
+        'It speaks no TLS: a proxy lets others in, see docs/operations.md, "The door".'
+    )
 
 
 DRIVER = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from tuner.errors import StoreReplaced, StoreUnreachable
 from tuner.jobs.job import JobRequest
 from tuner.store import JobStore, Store
 from tuner.store.keys import KeyStore, Scope
+from tuner.store.locks import try_file_lock
 from tuner.store.pool import IDLE_S, Limits
 from tuner.store.schema import HEAD
 from tuner.store.tables import VERSION_TABLE
@@ -185,3 +187,25 @@ class TestFiles:
                 jobs.submit(REQUEST)
         with JobStore.open(f"sqlite:///{file}") as jobs:  # as after a restart
             assert jobs.submit(REQUEST).created
+
+    def test_a_new_one_is_its_owner_s_alone(self, file: Path) -> None:
+        below = file.parent / "data" / file.name
+        before = os.umask(0o022)
+        try:
+            with JobStore.open(f"sqlite:///{below}") as jobs:
+                jobs.submit(REQUEST)
+                with try_file_lock(jobs._engine, "a name"):
+                    modes = {one.name: one.stat().st_mode & 0o777 for one in below.parent.iterdir()}
+        finally:
+            os.umask(before)
+        names = ("tuner.db", "tuner.db-wal", "tuner.db-shm", "tuner.db-names")
+        assert modes == dict.fromkeys(names, 0o600)
+        assert below.parent.stat().st_mode & 0o777 == 0o700
+
+    def test_one_that_its_owner_shares_stays_shared(self, file: Path) -> None:
+        file.touch()
+        file.chmod(0o660)
+        with JobStore.open(f"sqlite:///{file}") as jobs:
+            jobs.submit(REQUEST)
+            modes = {one.stat().st_mode & 0o777 for one in file.parent.glob("tuner.db*")}
+        assert modes == {0o660}

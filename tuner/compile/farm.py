@@ -69,6 +69,10 @@ class Farm:
         `publish`, all results end there, also the ones that this host knows already.
         """
         folder = cache_dir or default_cache_dir()
+        with contextlib.suppress(OSError):  # a cache only saves time
+            folder.mkdir(
+                mode=0o700, parents=True, exist_ok=True
+            )  # kernels that others must not swap
         self.triton = triton or TritonRelease(installed_triton())
         self.compiled = 0  # finished compiles, including failures
         self.cached = 0  # jobs answered without compiling

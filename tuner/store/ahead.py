@@ -14,10 +14,10 @@ from tuner.problems.results import Totals
 from tuner.store.database import Clock, Database, time_of
 from tuner.store.job_rows import append_event, cost_columns, move, update_job
 from tuner.store.job_tables import IS_QUEUED, jobs
+from tuner.store.key_text import AHEAD
 from tuner.store.lease_rows import leased_row
 from tuner.store.submissions import Submission, find_or_add
 
-CLIENT = "compile-ahead"  # compile work uses no client's quota or turn
 # The longest time that a job waits for its compile work, if the CPU workers are slow or gone.
 MOST_WAIT = {Priority.URGENT: timedelta(minutes=1), Priority.NORMAL: timedelta(minutes=10)}
 
@@ -35,7 +35,7 @@ def precede(
     if not new:
         return answers
     work = [replace(wanted[at], request=compile_request(wanted[at].request)) for at in new]
-    _, found = find_or_add(connection, work, CLIENT, clock, fresh, trace)
+    _, found = find_or_add(connection, work, AHEAD, clock, fresh, trace)
     preceded = dict(enumerate(answers))
     for at, compiling in zip(new, found, strict=True):
         answer, before = answers[at], compiling.job

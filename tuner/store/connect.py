@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -70,6 +71,7 @@ def connect(text: str, limits: Limits = PATIENT) -> Engine:
     _take_over_transactions(engine)
     if file:
         refuse_another_file(engine, file)
+        _keep_private(engine, file)  # after it: a deleted file is not made again
     # SQLite's writers sleep and try again, for up to 0.1 s each time, and some wait long. This
     # lock spares the threads of one process that.
     engine.update_execution_options(write_lock=threading.Lock(), lock_s=lock_s)
@@ -189,9 +191,21 @@ def _make_folder(url: URL) -> None:
         return
     folder = Path(url.database).parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UnusableStore(f"cannot make the store's folder {folder}: {error.strerror}") from error
+
+
+def _keep_private(engine: Engine, file: str) -> None:
+    """Make a new database its owner's alone. SQLite gives the files beside it the same mode.
+
+    A file that is there keeps its mode: its owner may share it.
+    """
+
+    @event.listens_for(engine, "do_connect")
+    def _on_connect(*_: object) -> None:
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _take_over_transactions(engine: Engine) -> None:

@@ -9,8 +9,11 @@ from tuner.errors import BadInput
 
 PREFIX = "tuner_"  # makes keys easy to recognise in logs and repositories
 MIN_LENGTH = 32  # characters of a key that was made elsewhere
-LOCAL = "local"  # the client that uses the store itself, or the key that `tuner serve` made
-RESERVED = (LOCAL, "nightly")
+# Clients of the service's own, whose names no key may have.
+LOCAL = "local"  # who uses the store itself, or the key that `tuner serve` made
+NIGHTLY = "nightly"  # the night
+AHEAD = "compile-ahead"  # compile work for other jobs, which uses no client's quota or turn
+RESERVED = (LOCAL, NIGHTLY, AHEAD)
 
 
 def new_token() -> str:

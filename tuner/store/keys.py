@@ -28,7 +28,6 @@ from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys
 from tuner.store.key_text import (
     LOCAL,
-    RESERVED,
     check_name,
     checked_token,
     key_hash,
@@ -193,7 +192,7 @@ class KeyStore(Database):
         Its scopes and its end stay. Raises BadInput where no valid key has that name, and for the
         key of this machine, whose secret is in a file.
         """
-        if name in RESERVED:
+        if name == LOCAL:
             raise BadInput(f"the secret of {name!r} is in a file of the server: it stays")
         token = new_token()
         with self._write_alone() as connection:

@@ -12,10 +12,9 @@ from tuner.jobs.workers import Need, WorkerStatus
 from tuner.store.database import Database, utc_now
 from tuner.store.estimates import Estimates
 from tuner.store.jobs import JobStore
+from tuner.store.key_text import LOCAL
 from tuner.store.submissions import Submission
 from tuner.store.workers import WorkerStore
-
-CLIENT = "local"
 
 
 class LocalQueue(Database):
@@ -36,7 +35,7 @@ class LocalQueue(Database):
             for request in requests
         ]
         estimates = Estimates.sharing(self)
-        answers = self._jobs.submit_all(wanted, client=CLIENT)
+        answers = self._jobs.submit_all(wanted, client=LOCAL)
         return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
 
     def get(self, job_id: str) -> Job:
@@ -49,11 +48,11 @@ class LocalQueue(Database):
 
     def cancel(self, job_id: str, *, everyone: bool = False) -> Job:
         """Withdraw from the job, or end it for everyone. Raises UnknownJob."""
-        return self._jobs.cancel(job_id, None if everyone else CLIENT)
+        return self._jobs.cancel(job_id, None if everyone else LOCAL)
 
     def retry(self, job_id: str) -> Job:
         """Queue a dead, failed or cancelled job again. Raises UnknownJob and NotRetriable."""
-        return self._jobs.retry(job_id, CLIENT)
+        return self._jobs.retry(job_id, LOCAL)
 
     def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent]:
         """A job's events after number `after`, until now."""

@@ -11,6 +11,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, func, select
 
@@ -44,7 +45,7 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     # The lock belongs to the open file, not to the process: it keeps threads apart as well.
     wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _number(name), 1, 0)
     try:
-        file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(f"{path}-names", os.O_RDWR | os.O_CREAT, Path(path).stat().st_mode & 0o666)
     except OSError as error:
         raise kind_of(error)(f"cannot lock {path}-names: {error.strerror}") from None
     try:

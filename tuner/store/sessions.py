@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, Engine, delete, select
+from sqlalchemy import ColumnElement, Engine, delete, select, update
 
-from tuner.errors import BadInput
+from tuner.errors import BadInput, UnusableStore
 from tuner.store.api_key import ApiKey, read_key
 from tuner.store.database import Clock, Database, insert_into, utc_now
 from tuner.store.job_tables import api_keys, sessions
 from tuner.store.key_text import key_hash
 
 LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
+IDLE = timedelta(days=1)  # and without a request no longer than that
+USED_EVERY = timedelta(hours=1)  # a use is stored at most this often
 
 
 class SessionStore(Database):
@@ -39,7 +42,7 @@ class SessionStore(Database):
                 "token_hash": key_hash(token),
                 "key_id": key_id,
                 "created_at": now,
-                "expires_at": now + LASTS,
+                "expires_at": now + IDLE,
             }
             connection.execute(insert_into(connection, sessions), row)
         return token
@@ -47,22 +50,36 @@ class SessionStore(Database):
     def find(self, token: str) -> ApiKey | None:
         """The key of a session, unless the session has ended or the key was revoked.
 
-        The key may have expired.
+        The key may have expired. Counts as a use of the session.
         """
+        mine = sessions.c.token_hash == key_hash(token)
         query = (
-            select(api_keys)
+            select(
+                api_keys,
+                sessions.c.created_at.label("began_at"),
+                sessions.c.expires_at.label("ends_at"),
+            )
             .join(sessions, sessions.c.key_id == api_keys.c.id)
-            .where(sessions.c.token_hash == key_hash(token), self._valid())
+            .where(mine, self._valid())
         )
         with self._read() as connection:
             row = connection.execute(query).mappings().one_or_none()
-        return None if row is None else read_key(row)
+        if row is None:
+            return None
+        ends_at = min(row["began_at"] + LASTS, self._clock() + IDLE)
+        if ends_at - row["ends_at"] >= USED_EVERY:
+            # A full disk must not stop those who only read.
+            with contextlib.suppress(UnusableStore), self._write() as connection:
+                connection.execute(update(sessions).where(mine).values(expires_at=ends_at))
+        return read_key(row)
 
     def hashes(self) -> frozenset[str]:
-        """The hashes (`key_hash`) of all sessions that have not ended."""
+        """The hashes (`key_hash`) of all sessions that have not ended, and whose keys have not."""
         query = select(sessions.c.token_hash).join(api_keys, sessions.c.key_id == api_keys.c.id)
+        key_valid = api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._clock())
         with self._read() as connection:
-            return frozenset(connection.execute(query.where(self._valid())).scalars())
+            found = connection.execute(query.where(self._valid(), key_valid))
+            return frozenset(found.scalars())
 
     def end(self, token: str) -> None:
         """End a session. One that has ended stays so."""

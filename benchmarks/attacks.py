@@ -1,0 +1,266 @@
+"""What one address can do to the others with connections: their times, and the server's memory.
+
+    python benchmarks/attacks.py [--seconds 60] [--kinds idle,bombs]
+
+The API runs as `tuner serve --no-worker` on a new SQLite store, with the bounds that it has by
+default and without a proxy. Each attack is a process of its own that comes from 127.0.0.1, first
+without a key and then with one of scope `read`. Meanwhile 127.0.0.2 asks for the health, over a new
+connection each time, and with another key for a list. Prints a table and writes
+benchmarks/results/attacks.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+
+from hostile import key_of
+from load import JOB, RESULTS, ask, machine, print_table, quantiles, serving
+
+from tuner.store.keys import Scope
+
+PAUSE_S = 0.1  # of the others, after each answer: fewer than the rate of a key
+SETTLES_S = 30.0  # until the memory is looked at after an attack
+AGAIN_S = 0.05  # before an attacker's next connection
+# As many as are allowed: more would meet the bound of the rates.
+TOML = ("a." * 16_000 + "b = 1", "x = " + "[" * 16_000, "[[a.b]]\n" * 4_000)
+BOMBS = (
+    *(json.dumps({"cluster": text, "device": "L40S"}).encode() for text in TOML),
+    b"[" * 60_000,
+    b"[" + b"1," * 30_000 + b"1]",
+    b'{"cluster": "' + "é".encode() * 1_000_000 + b'"}',
+)
+
+
+class Attacker:
+    """The connections of one attack, and what became of them."""
+
+    def __init__(self, port: int, key: str, job_id: str) -> None:
+        self.said: Counter[str] = Counter()
+        self._port, self._job_id = port, job_id
+        self._key = f"Authorization: Bearer {key}\r\n" if key else ""
+        self._bombs = itertools.cycle(BOMBS)
+
+    async def run(self, kind: str, seconds: float) -> None:
+        count, attack = self.kinds()[kind]
+        await asyncio.gather(
+            *(self._again(attack, time.monotonic() + seconds) for _ in range(count))
+        )
+
+    def kinds(self) -> Mapping[str, tuple[int, Attack]]:
+        """How many connections each attack has at a time, and what each one does."""
+        return {
+            "pipelining": (100, self._pipeline),
+            "idle": (1_100, self._idle),
+            "slow heads": (400, self._slow_head),
+            "slow bodies": (150, self._slow_body),
+            "bombs": (8, self._bomb),
+            "streams": (85, self._stream),
+        }
+
+    async def _again(self, attack: Attack, ends_at: float) -> None:
+        """Connect and attack until the time is over."""
+        while (left := ends_at - time.monotonic()) > 0:
+            writer = None
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                self.said["connections"] += 1
+                await asyncio.wait_for(attack(reader, writer), left)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.TimeoutError):
+                self.said["ended"] += 1
+            finally:
+                if writer is not None:
+                    writer.transport.abort()
+            await asyncio.sleep(AGAIN_S)
+
+    def _head(self, method: str, path: str, more: str = "") -> bytes:
+        return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self._key}{more}\r\n".encode()
+
+    async def _pipeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Requests without an end, whose answers are not read."""
+        reader._transport.pause_reading()
+        asked = self._head("GET", "/openapi.json")
+        while True:
+            writer.write(asked * (63_000 // len(asked)))
+            await writer.drain()
+            await asyncio.sleep(1.0)
+
+    async def _idle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+
+    async def _slow_head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._slowly(self._head("GET", "/v1/jobs")[:-2] + b"X: ", reader, writer)
+
+    async def _slow_body(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
+        await self._slowly(self._head("POST", "/v1/bundles", more), reader, writer)
+
+    async def _slowly(
+        self, start: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A byte a second, until the server ends it."""
+        writer.write(start)
+        while not reader.at_eof():
+            writer.write(b"1")
+            await writer.drain()
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(reader.read(1 << 16), 1.0)
+
+    async def _bomb(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Bodies that take longer to read than to send."""
+        while True:
+            body = next(self._bombs)
+            more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            writer.write(self._head("POST", "/v1/bundles", more) + body)
+            await writer.drain()
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.said[head.split(b" ", 2)[1].decode()] += 1
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            await reader.readexactly(int(length))
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self._head("GET", f"/v1/jobs/{self._job_id}/events"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.said[head.split(b" ", 2)[1].decode()] += 1
+        while await reader.read(1 << 16):
+            pass
+
+
+Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--kinds", default="")
+    parser.add_argument("--attack", nargs=4, metavar=("PORT", "KEY", "JOB", "KIND"))
+    options = parser.parse_args()
+    if options.attack:
+        port, key, job_id, kind = options.attack
+        attacker = Attacker(int(port), key, job_id)
+        asyncio.run(attacker.run(kind, options.seconds))
+        print(json.dumps(attacker.said))
+        return
+    kinds = options.kinds.split(",") if options.kinds else list(Attacker(0, "", "").kinds())
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(f"sqlite:///{folder}/tuner.db", kinds, options.seconds)
+    text = json.dumps({"machine": before, "seconds": options.seconds, "rows": rows}, indent=1)
+    (RESULTS / "attacks.json").write_text(text + "\n")
+    print_table(before, rows)
+
+
+def measure(url: str, kinds: list[str], seconds: float) -> list[dict[str, object]]:
+    """A row for each attack, without a key and with one."""
+    rows: list[dict[str, object]] = []
+    with (
+        key_of(url, Scope.SUBMIT) as other,
+        key_of(url, Scope.READ) as mine,
+        serving(url, keyed=True, bounded=True) as (port, pid),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        job_id = json.loads(ask(connection, "POST", "/v1/jobs", JOB, 202, other))["id"]
+        connection.close()
+        probe(port, other, 3.0)  # nothing is imported or connected for the first time
+        rows.append({"attack": "nothing", "key": "", **probe(port, other, seconds / 4)})
+        for kind, key in itertools.product(kinds, ("", mine)):
+            resting = memory_mb(pid)
+            command = [sys.executable, __file__, "--seconds", str(seconds)]
+            command += ["--attack", str(port), key, job_id, kind]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
+                with highest_memory(pid) as highest:
+                    times = probe(port, other, seconds)
+                said, _ = attacker.communicate()
+            memory = {"MB before": resting, "highest": highest[0], "after": settled(pid, resting)}
+            row = {"attack": kind, "key": "read" if key else "none", **times, **memory}
+            rows.append(row)
+            print(row, said, file=sys.stderr)
+    return rows
+
+
+def probe(port: int, key: str, seconds: float) -> dict[str, float]:
+    """Quantiles in ms of another address's times, and how many of its requests failed."""
+    times: dict[str, list[float]] = {"health": [], "list": []}
+    failed: Counter[str] = Counter()
+    ends_at = time.monotonic() + seconds
+
+    def ask_for(what: str) -> None:
+        path, keeps = ("/healthz", False) if what == "health" else ("/v1/jobs?limit=20", True)
+        client = http.client.HTTPConnection("127.0.0.1", port, 30, source_address=("127.0.0.2", 0))
+        while time.monotonic() < ends_at:
+            began = time.perf_counter()
+            try:
+                client.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+                answer = client.getresponse()
+                answer.read()
+                failed[what] += answer.status != 200
+            except (OSError, http.client.HTTPException):
+                failed[what] += 1
+                client.close()
+            times[what].append(time.perf_counter() - began)
+            if not keeps:
+                client.close()
+            time.sleep(PAUSE_S)
+
+    threads = [threading.Thread(target=ask_for, args=(what,)) for what in times]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {
+        f"{what} {name}": value
+        for what, found in times.items()
+        for name, value in {**quantiles(found), "failed": failed[what]}.items()
+    }
+
+
+@contextlib.contextmanager
+def highest_memory(pid: int) -> Iterator[list[float]]:
+    """The highest memory of a process in the block, once it has ended."""
+    highest, ended = [memory_mb(pid)], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.1):
+            highest[0] = max(highest[0], memory_mb(pid))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield highest
+    finally:
+        ended.set()
+        looking.join()
+
+
+def settled(pid: int, resting: float) -> float:
+    """The memory of a process when it is near what it was, or after SETTLES_S."""
+    ends_at = time.monotonic() + SETTLES_S
+    while memory_mb(pid) > resting + 5 and time.monotonic() < ends_at:
+        time.sleep(0.5)
+    return memory_mb(pid)
+
+
+def memory_mb(pid: int) -> float:
+    """The resident memory of a process."""
+    (line,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS:")
+    )
+    return round(int(line.split()[1]) / 1024, 1)
+
+
+if __name__ == "__main__":
+    main()
