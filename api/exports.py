@@ -129,7 +129,8 @@ class Exports:
             kept = await self._making.take(lambda: self._make(wanted), current)
         self._keep(wanted, kept)
         if isinstance(kept.found, ExportRefused):
-            raise ExportRefused(kept.found.message, cli=kept.found.cli, api=kept.found.api)
+            found = kept.found
+            raise ExportRefused(found.message, cli=found.cli, api=found.api, page=found.page)
         return kept.found
 
     def _look(self, wanted: Wanted) -> _State:

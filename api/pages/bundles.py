@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Reader
-from api.pages.forms import Posted, mistakes_in
+from api.pages.forms import Posted, mistakes_in, refused_in
 from api.pages.render import page
 from api.routes.bundles import archive_of, bundle_of
 from api.routes.tables import list_devices
@@ -39,11 +39,11 @@ async def post_cluster(request: Request, form: Posted, caller: Reader, api: ApiD
     except ValidationError as error:
         return _page(request, caller, form, mistakes=mistakes_in(error, body))
     except UnknownDevice as error:
-        return _page(request, caller, form, mistakes={"device": error.in_api_words()})
+        return _page(request, caller, form, mistakes=refused_in(error, "device"))
     except ExportRefused as error:
-        return _page(request, caller, form, refused=error.in_api_words())
+        return _page(request, caller, form, refused=error.in_page_words())
     except BadInput as error:
-        return _page(request, caller, form, mistakes={"cluster": error.in_api_words()})
+        return _page(request, caller, form, mistakes=refused_in(error, "cluster"))
     return archive_of(bundle) if download else _page(request, caller, form, bundle=bundle)
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import MEDIA_TYPE
-from api.pages.places import here, is_page
+from api.pages.places import here, is_page, wants_page
 from api.pages.render import go, page
 
 _OWN = ("content-type", "content-length", "content-encoding")  # of the answer that is replaced
@@ -24,7 +24,7 @@ class ShowErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _wants_page(scope):
+        if scope["type"] != "http" or not wants_page(scope):
             await self._app(scope, receive, send)
             return
         started: Message | None = None
@@ -46,11 +46,6 @@ class ShowErrors:
             await send(message)
 
         await self._app(scope, receive, send_page)
-
-
-def _wants_page(scope: Scope) -> bool:
-    accept = Headers(scope=scope).get("accept", "")
-    return "text/html" in accept and not scope["path"].startswith("/v1/")
 
 
 def _answer(request: Request, status: int, problem: dict[str, str]) -> Response:

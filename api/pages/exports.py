@@ -58,7 +58,7 @@ async def show_export(
     try:
         answer = await download_export(device, caller, api, wanted, request)
     except (ExportRefused, UnknownEngine) as error:
-        refused = error.in_api_words()
+        refused = error.in_page_words()
         return page(request, "export", refused=refused, files=None, **shown)
     files = await run_in_threadpool(_read, bytes(answer.body))
     return page(request, "export", refused="", files=files, size=len(answer.body), **shown)

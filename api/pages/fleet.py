@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from api.auth import Admin, Reader
-from api.pages.forms import Posted, asked, mistakes_in
+from api.pages.forms import Posted, asked, mistakes_in, refused_in
 from api.pages.render import go, page
 from api.routes.coverage import (
     WatchId,
@@ -96,7 +96,7 @@ def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
     except ValidationError as error:
         said = mistakes_in(error, body)
     except BadInput as error:
-        said = {"models": error.in_api_words()}
+        said = refused_in(error, "models")
     else:
         return go(request, "watches")
     return _watches(request, WatchedPage(limit=20), caller, api, form, said)

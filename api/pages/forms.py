@@ -10,8 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from api.errors import mistakes_of
+from api.mistakes import mistakes_of
 from api.pages.sessions import is_proof, is_same_origin
+from tuner.errors import BadInput
 
 
 async def _posted(request: Request) -> Mapping[str, str]:
@@ -55,10 +56,16 @@ def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
 def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with the body that a form became, by the field of the form."""
     errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-    found: dict[str, str] = {}
-    for one in mistakes_of(errors, body):
-        found.setdefault(one.pointer[1:].partition("/")[0], one.detail)
-    return found
+    found: dict[str, dict[str, str]] = {}
+    for one in mistakes_of(errors, body, on_page=True):
+        found.setdefault(one.pointer[1:].partition("/")[0], {}).setdefault(one.pointer, one.detail)
+    return {name: "; ".join(dict.fromkeys(said.values())) for name, said in found.items()}
+
+
+def refused_in(error: BadInput, field: str) -> dict[str, str]:
+    """What an error says, by the field of the form: the one that it names, or else `field`."""
+    named = error.by_field or {field: error}
+    return {name: one.in_page_words() for name, one in named.items()}
 
 
 Posted = Annotated[Mapping[str, str], Depends(_posted)]

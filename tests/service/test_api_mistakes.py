@@ -40,6 +40,20 @@ def test_an_unknown_field_is_pointed_at(
     assert said in {one["pointer"]: one["detail"] for one in answer.json["errors"]}[pointer]
 
 
+def test_the_mistakes_of_all_fields_are_named_at_once(server: Server) -> None:
+    wrong = {"model": "deepseek-r11", "tp": "abc", "measure": "predikt", "engine": "sglangg"}
+    answer = server.call("POST", "/v1/jobs", {**wrong, "device": "L400S"})
+    answer.problem(422)
+    found = {one["pointer"]: one["detail"] for one in answer.json["errors"]}
+    assert "did you mean 'deepseek-r1'" in found["/model"] and "sglang" in found["/engine"]
+    assert "predict" in found["/measure"] and "L40S" in found["/device"] and "/tp" in found
+    alone = server.call("POST", "/v1/jobs", {"model": "deepseek-r11", "device": "L40S"})
+    assert alone.json["type"] == "urn:engine-tuner:error:unknown-model"
+    assert alone.json["errors"] == [{"pointer": "/model", "detail": alone.problem(422)}]
+    tp = server.call("POST", "/v1/jobs", {"model": "mixtral-8x7b", "device": "L40S", "tp": 3})
+    assert [one["pointer"] for one in tp.json["errors"]] == ["/tp"]
+
+
 def test_an_unknown_parameter_is_named(server: Server) -> None:
     answer = server.call("GET", "/v1/jobs?stat=done")
     assert answer.problem(422) == "stat: unknown field; did you mean 'state'?"

@@ -218,7 +218,7 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         ({"tp": "eight"}, "should be a number"),
         ({"tp": "3"}, "3"),
         ({"batch_sizes": "1,x"}, "should be a number"),
-        ({"device": "<script>"}, "pattern"),
+        ({"device": "<script>"}, "should be the name of a GPU"),
         ({"unknown": "1"}, "unknown field"),
         ({"measure": "replay:x"}, "replays no recordings"),
     ):

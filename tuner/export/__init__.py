@@ -204,6 +204,7 @@ def stored(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
             cli=f"run `tuner tune MODEL --device {device.name}` first",
             api=f"post a job for the device {device.name} first",
+            page=f"queue a job for the device {device.name} first",
         )
     return with_shipped(select(winners, wanted) if wanted else winners)
 
