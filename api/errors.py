@@ -224,8 +224,10 @@ def problem_of_mistakes(
     mistakes = mistakes_of(errors, body, on_page=wants_page(request.scope))
     detail = "; ".join(mistake.line() for mistake in mistakes[:MOST_NAMED])
     kind = "urn:engine-tuner:error:invalid-request"
-    if len(mistakes) == 1 and (refused := refused_as(errors)):
-        detail, kind = mistakes[0].detail, _urn_of(refused)  # as where no field is named
+    if refused := refused_as(errors):
+        kind = _urn_of(refused)
+        if len(mistakes) == 1:  # as where no field is named
+            detail = mistakes[0].detail
     return ProblemDetails(
         type=kind,
         title=HTTPStatus(422).phrase,

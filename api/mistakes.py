@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from api.text import IN_WORDS, REFUSED
+from api.text import IN_WORDS, MALFORMED, REFUSED
 from tuner.errors import BadInput, TunerError, did_you_mean
 from tuner.problems.fields import UNKNOWN_FIELD
 
@@ -71,10 +71,12 @@ def said_of(error: TunerError, *, on_page: bool) -> str:
 
 
 def refused_as(errors: Sequence[Mapping[str, Any]]) -> str | None:
-    """The class of the BadInput that all the errors are; None for several, or for another error."""
+    """The class of BadInput that stands for all errors; None if one of them is something else."""
     kinds = {str(one["type"]) for one in errors}
-    (kind, *others) = kinds or {""}
-    return kind.removeprefix(REFUSED) if kind.startswith(REFUSED) and not others else None
+    if not all(kind.startswith((REFUSED, MALFORMED)) for kind in kinds):
+        return None
+    classes = {kind.partition(":")[2] for kind in kinds}
+    return classes.pop() if len(classes) == 1 else BadInput.__name__
 
 
 def _mistake(error: Mapping[str, Any], body: object, on_page: bool) -> Mistake:
@@ -97,7 +99,7 @@ def _mistake(error: Mapping[str, Any], body: object, on_page: bool) -> Mistake:
 
 def _on_page(error: Mapping[str, Any]) -> str:
     context = error.get("ctx", {})
-    if error["type"].startswith(REFUSED):
+    if error["type"].startswith((REFUSED, MALFORMED)):
         return str(context["on_page"])
     words = _ON_PAGES.get(error["type"])
     if words is None:

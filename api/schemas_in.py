@@ -125,7 +125,7 @@ MOST_JOBS = 100  # of one batch
 
 @dataclass(frozen=True)
 class RefusedJob:
-    """A job of a batch whose names mean nothing. The other jobs are queued all the same."""
+    """A job of a batch with names that nobody knows. The other jobs are queued all the same."""
 
     values: Mapping[str, Any]
     errors: Sequence[Mapping[str, Any]]  # Pydantic's, each of a text that was refused
@@ -138,7 +138,7 @@ class RefusedJob:
 def _or_refused(
     values: Mapping[str, Any], read: ValidatorFunctionWrapHandler
 ) -> SubmitJob | RefusedJob:
-    """A job that is no JSON of a job refuses the whole batch; an unknown name only that job."""
+    """Let an unknown name refuse its job alone. What the schema forbids refuses the whole batch."""
     try:
         job: SubmitJob = read(values)
     except ValidationError as error:

@@ -13,11 +13,14 @@ from pydantic_core import PydanticCustomError
 
 from api.examples import JOB_ID
 from tuner.devices.table import find_device
-from tuner.engines.engine import parse_spec
+from tuner.engines.engine import engine_names, parse_spec
 from tuner.errors import BadInput
 from tuner.tuning.request import parse_source
 
-REFUSED = "refused:"  # before the class of the BadInput, as the type of an error of Pydantic
+# Before the class of the BadInput, as the type of an error of Pydantic: for a name that no table
+# has, and for a text that the schema does not allow either.
+REFUSED = "refused:"
+MALFORMED = "malformed:"
 T = TypeVar("T")
 _RECORDING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 NAME_OF_KEY = r"^[A-Za-z0-9_-]+$"
@@ -43,7 +46,7 @@ IN_WORDS = {
 }
 
 
-def refusing(check: Callable[[str], object]) -> AfterValidator:
+def refusing(check: Callable[[str], object], kind: str = REFUSED) -> AfterValidator:
     """What refuses the texts for which `check` raises BadInput, as Pydantic refuses others.
 
     So an answer names the mistakes of all fields, each at its place.
@@ -55,8 +58,7 @@ def refusing(check: Callable[[str], object]) -> AfterValidator:
                 check(text)
         except BadInput as error:
             said = {"words": error.in_api_words(), "on_page": error.in_page_words()}
-            kind = REFUSED + type(error).__name__
-            raise PydanticCustomError(kind, "{words}", said) from None
+            raise PydanticCustomError(kind + type(error).__name__, "{words}", said) from None
         return text
 
     return AfterValidator(checked)
@@ -140,12 +142,12 @@ def _measure(text: str) -> None:
 
 EngineSpec = Annotated[
     str,
-    refusing(parse_spec),
+    refusing(parse_spec, MALFORMED),
     Field(max_length=60, pattern=_ENGINE),
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": r"^sglang(==[0-9][A-Za-z0-9.+]{0,30})?$",
+            "pattern": rf"^({'|'.join(engine_names())})(==[0-9][A-Za-z0-9.+]{{0,30}})?$",
             "description": "An engine, or exactly one version of it.",
             "examples": ["sglang", "sglang==0.5.16"],
         }
@@ -157,7 +159,7 @@ EngineName = Annotated[
 ]
 Measure = Annotated[
     str,
-    refusing(_measure),
+    refusing(_measure, MALFORMED),
     Field(max_length=120, pattern=_MEASURE),
     WithJsonSchema(
         {

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Request, Response
 from api.auth import Caller, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
+from api.pages.places import wants_page
 from api.requests import job_request
 from api.schemas_in import RefusedJob, SubmitJob, SubmitJobs
 from api.schemas_jobs import BatchOut, SubmittedOut
@@ -123,7 +124,7 @@ def submit_jobs(
             notes.append(said)
             items.append({"problem": None})
         except BadInput as error:
-            problem = problem_of(error, request_id(request))
+            problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
             items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
     with span("submit", {"tuner.jobs": len(wanted)}, "producer"):
         answers = api.jobs.submit_all(

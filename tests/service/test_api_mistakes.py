@@ -54,6 +54,24 @@ def test_the_mistakes_of_all_fields_are_named_at_once(server: Server) -> None:
     assert [one["pointer"] for one in tp.json["errors"]] == ["/tp"]
 
 
+def test_each_job_of_a_batch_has_an_answer_with_all_of_its_mistakes(server: Server) -> None:
+    wrong = {**JOB, "model": "deepseek-r11", "device": "L400S"}
+    sent = [JOB, wrong, {**JOB, "device": "L41S"}, {**JOB, "tp": 7, "seed": 1}]
+    answer = server.call("POST", "/v1/jobs:batch", {"jobs": sent})
+    assert answer.status == 200, answer.body
+    accepted, *refused = answer.json["jobs"]
+    assert accepted["job"]["state"] == "queued" and accepted["problem"] is None
+    pointers = [{e["pointer"] for e in one["problem"]["errors"]} for one in refused]
+    assert pointers == [{"/model", "/device"}, {"/device"}, {"/tp"}]
+    alone = server.call("POST", "/v1/jobs", wrong)
+    assert refused[0]["problem"]["errors"] == alone.json["errors"]
+    assert refused[1]["problem"]["type"] == "urn:engine-tuner:error:unknown-device"
+    malformed = {**wrong, "measure": "predikt", "engine": "sglangg"}  # the schema forbids these
+    answer = server.call("POST", "/v1/jobs:batch", {"jobs": [JOB, malformed]})
+    answer.problem(422)
+    assert {"/jobs/1/measure", "/jobs/1/engine"} < {e["pointer"] for e in answer.json["errors"]}
+
+
 def test_an_unknown_parameter_is_named(server: Server) -> None:
     answer = server.call("GET", "/v1/jobs?stat=done")
     assert answer.problem(422) == "stat: unknown field; did you mean 'state'?"
