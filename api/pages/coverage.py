@@ -67,6 +67,7 @@ def show_coverage(
         others=[one.name for one in devices() if one.name not in matrix["devices"]],
         model=_preset(wanted.q or ""),
         ticked=ticked,
+        most=MOST_JOBS,
         running=running["jobs"],
         more_running=running["next"] is not None,
         families=[(one.name, one.title.removeprefix("a ")) for one in families()],
