@@ -10,14 +10,19 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
+from api.auth import caller_in
 from api.mistakes import mistakes_of
 from api.pages.sessions import is_proof, is_same_origin
 from tuner.errors import BadInput
 
 
 async def _posted(request: Request) -> Mapping[str, str]:
-    """The fields of a form that are filled in. Raises HTTPException 403 without its proof."""
+    """The fields of a form that are filled in.
+
+    Raises HTTPException 403 without its proof, and 401 for somebody who is logged out.
+    """
     state = request.scope["state"]
+    caller_in(request.scope)
     fields: dict[str, str] = state["form"]
     if not is_same_origin(request.headers):
         raise HTTPException(403, "this form was not sent by a page of this server")

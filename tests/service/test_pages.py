@@ -229,9 +229,7 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         assert b'value="mixtral' in refused.body  # what was filled in stays
 
 
-def test_gaps_are_queued_together_and_each_has_an_answer(
-    server: Server, visitor: Visitor
-) -> None:
+def test_gaps_are_queued_together_and_each_has_an_answer(server: Server, visitor: Visitor) -> None:
     html = visitor.open("/?device=H20&state=nothing&tick=true")
     boxes = re.findall(r'type="checkbox" name="([^"]+)" value="true" [^>]* checked', html)
     assert boxes == [f"NVIDIA_H20 sglang {PROBLEM.spec()}"] and "Queue 1 jobs" not in html
