@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from api.auth import caller_in
 from api.mistakes import mistakes_of
 from api.pages.sessions import is_proof, is_same_origin
-from tuner.errors import BadInput
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, UnknownDevice
 
 
 async def _posted(request: Request) -> Mapping[str, str]:
@@ -71,6 +72,14 @@ def refused_in(error: BadInput, field: str) -> dict[str, str]:
     """What an error says, by the field of the form: the one that it names, or else `field`."""
     named = error.by_field or {field: error}
     return {name: one.in_page_words() for name, one in named.items()}
+
+
+def full_name(device: str) -> str:
+    """A device's name as the form offers it; another text stays."""
+    try:
+        return find_device(device).name
+    except UnknownDevice:
+        return device
 
 
 Posted = Annotated[Mapping[str, str], Depends(_posted)]
