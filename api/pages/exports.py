@@ -63,7 +63,6 @@ async def show_export(
     """The files of an export, what it lacks, and what servers gained from such files."""
     of_device = ServedProofPage(device=device, model=None, limit=MOST_PROOFS)
     proofs = (await run_in_threadpool(list_proofs, of_device, caller, api))["proofs"]
-    shown = {"device": device, "wanted": wanted, "proofs": proofs}
     files, archive, refused, mistakes = None, None, "", {}
     try:
         body = wanted.model_dump()
@@ -75,8 +74,18 @@ async def show_export(
         mistakes = refused_in(error, "engine")
     except ExportRefused as error:
         refused = error.in_page_words()
-    told = {"refused": refused, "files": files, "archive": archive, "mistakes": mistakes}
-    return page(request, "export", 422 if mistakes else 200, **told, **shown)
+    return page(
+        request,
+        "export",
+        422 if mistakes else 200,
+        device=device,
+        wanted=wanted,
+        proofs=proofs,
+        files=files,
+        archive=archive,
+        refused=refused,
+        mistakes=mistakes,
+    )
 
 
 @dataclass(frozen=True)
